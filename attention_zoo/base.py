@@ -1,0 +1,247 @@
+"""The interface that every mechanism shares, and the registry that knows them all by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.checks import check_bool, check_choice, check_int, require
+
+IMPLEMENTATIONS = ("auto", "reference", "fused")
+
+
+class UnsupportedError(Exception):
+    """The mechanism cannot do what was asked of it; the message says why."""
+
+
+@dataclass(frozen=True)
+class AttentionInfo:
+    """What a mechanism is and what it can do.
+
+    `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
+    function of its own. `size` names the hyperparameter that a paper's "number of features d" means.
+    """
+
+    name: str
+    paper: str
+    approximates: str | None
+    causal: bool
+    padding: bool
+    cross: bool
+    random: bool
+    complexity: str
+    size: str | None = None
+    implementations: tuple[str, ...] = ("reference",)
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
+
+
+class Attention(nn.Module):
+    """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
+
+    A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on
+    as `**common`, and implements `_attend`, `attention_matrix` and `flops`. Between two calls of `resample` an
+    instance is a deterministic function of its inputs, random or not.
+
+    Args:
+        head_dim: h, the last dimension of query, key and value.
+        num_heads: heads, the second dimension.
+        causal: position i sees keys j <= i only.
+        max_seq_len: the longest sequence it will be given; needed where parameters depend on it.
+        seed: the only source of randomness.
+        impl: `reference` (readable ground truth), `fused` (the device's fast path) or `auto` (the fastest exact one).
+
+    Raises:
+        UnsupportedError: the mechanism cannot do what was asked (causal, implementation).
+        ValueError: an argument is out of range; the message names it, its value and what is allowed.
+    """
+
+    info: ClassVar[AttentionInfo]
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        num_heads: int,
+        causal: bool = False,
+        max_seq_len: int | None = None,
+        seed: int = 0,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.head_dim = check_int("head_dim", head_dim)
+        self.num_heads = check_int("num_heads", num_heads)
+        self.causal = check_bool("causal", causal)
+        self.max_seq_len = None if max_seq_len is None else check_int("max_seq_len", max_seq_len)
+        self.seed = check_int("seed", seed, 0)
+        check_choice("impl", impl, IMPLEMENTATIONS)
+        offered = self.info.implementations
+        if impl != "auto" and impl not in offered:
+            raise UnsupportedError(f"impl={impl}: {self.info.name} has {', '.join(offered)} only")
+        # The last implementation listed is the fastest one that is exact.
+        self.impl = offered[-1] if impl == "auto" else impl
+        if causal and not self.info.causal:
+            raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            query: `(batch, heads, seq_len, head_dim)`; so are `key` and `value`, whose length may differ where
+                `info.cross` says so.
+            key_padding_mask: `(batch, seq_len of key)` bool, True at padding. A batch row of padding only gives
+                zeros.
+
+        Returns:
+            A tensor shaped like `query`.
+        """
+        self._check_inputs(query, key, value, key_padding_mask)
+        return self._attend(query, key, value, key_padding_mask)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The dense `(batch, heads, queries, keys)` matrix M with `forward(q, k, v) = M v`.
+
+        `value` is needed only where M depends on it (Skeinformer samples columns by the norms of their values).
+        """
+        raise UnsupportedError(f"{self.info.name} has no attention matrix")
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
+        raise NotImplementedError
+
+    def resample(self, seed: int) -> None:
+        """Redraw everything random (projections, samples, initial weights) from `seed`."""
+        self.seed = check_int("seed", seed, 0)
+        self._draw()
+
+    def _draw(self) -> None:
+        """Refill buffers and parameters that were drawn from `self.seed`."""
+
+    def _generator(self) -> torch.Generator:
+        """A generator of its own on the CPU, so that devices agree and global state stays untouched."""
+        return torch.Generator("cpu").manual_seed(self.seed)
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        expected = f"(batch, {self.num_heads}, seq_len, {self.head_dim})"
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            shape = tuple(tensor.shape)
+            matches = len(shape) == 4 and shape[1] == self.num_heads and shape[3] == self.head_dim
+            require(f"{name}.shape", shape, matches, expected)
+            require(f"{name}.dtype", tensor.dtype, tensor.dtype == query.dtype, f"query's {query.dtype}")
+            require(f"{name}.device", tensor.device, tensor.device == query.device, f"query's {query.device}")
+        if query.dtype not in self.info.dtypes:
+            supported = ", ".join(str(dtype) for dtype in self.info.dtypes)
+            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {supported}")
+        require("value.shape", tuple(value.shape), value.shape == key.shape, f"key's {tuple(key.shape)}")
+        require("key.shape", tuple(key.shape), len(key) == len(query), f"of query's batch size {len(query)}")
+        longest = max(query.shape[2], key.shape[2])
+        limit = self.max_seq_len or longest
+        require("seq_len", longest, 1 <= longest <= limit, f"between 1 and max_seq_len={limit}")
+        if query.shape[2] != key.shape[2] and (self.causal or not self.info.cross):
+            raise UnsupportedError(
+                f"{self.info.name}{' (causal)' if self.causal else ''} needs as many keys as queries, "
+                f"got {key.shape[2]} keys and {query.shape[2]} queries"
+            )
+        if padding is not None:
+            if not self.info.padding:
+                raise UnsupportedError(f"{self.info.name} does not support key_padding_mask")
+            shape = (key.shape[0], key.shape[2])
+            require("key_padding_mask.dtype", padding.dtype, padding.dtype == torch.bool, "torch.bool")
+            require("key_padding_mask.shape", tuple(padding.shape), tuple(padding.shape) == shape, f"{shape}")
+
+
+_REGISTRY: dict[str, type[Attention]] = {}
+_COMMON = tuple(name for name in inspect.signature(Attention.__init__).parameters if name != "self")
+
+
+def register(cls: type[Attention]) -> type[Attention]:
+    """Class decorator: make a mechanism known by its `info.name`."""
+    name = cls.info.name
+    if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
+        raise ValueError(f"attention={name!r}: already registered by {_REGISTRY[name].__qualname__}")
+    _REGISTRY[name] = cls
+    return cls
+
+
+def list_attentions() -> list[str]:
+    """The names of all registered mechanisms, sorted."""
+    return sorted(_REGISTRY)
+
+
+def attention_class(name: str) -> type[Attention]:
+    """The class behind `name`; raises `ValueError` that suggests near names."""
+    if name not in _REGISTRY:
+        near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"
+        raise ValueError(f"attention={name!r}: unknown; {hint}")
+    return _REGISTRY[name]
+
+
+def info(name: str) -> AttentionInfo:
+    """What the mechanism `name` is and can do."""
+    return attention_class(name).info
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """The hyperparameters of the mechanism `name` with their defaults."""
+    parameters = inspect.signature(attention_class(name).__init__).parameters.values()
+    return {
+        p.name: p.default
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
+    }
+
+
+def create(
+    name: str,
+    *,
+    head_dim: int,
+    num_heads: int,
+    causal: bool = False,
+    max_seq_len: int | None = None,
+    seed: int = 0,
+    impl: str = "auto",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **hyperparameters_given: Any,
+) -> Attention:
+    """Make the mechanism `name`; `info(name)` says what it supports, `hyperparameters(name)` what it takes.
+
+    Raises:
+        ValueError: unknown name or hyperparameter, or one out of range.
+        UnsupportedError: the mechanism cannot do what was asked.
+    """
+    cls = attention_class(name)
+    known = hyperparameters(name)
+    for key, given in hyperparameters_given.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            takes = ", ".join(known) or "none"
+            raise ValueError(f"{key}={given!r}: unknown; {hint}{name} takes {takes}")
+    attention = cls(
+        head_dim=head_dim,
+        num_heads=num_heads,
+        causal=causal,
+        max_seq_len=max_seq_len,
+        seed=seed,
+        impl=impl,
+        **hyperparameters_given,
+    )
+    return attention.to(device=device, dtype=dtype)

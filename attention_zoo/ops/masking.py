@@ -1,0 +1,35 @@
+"""Masks and the softmax that survives rows in which everything is masked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def visible_keys(queries: int, keys: int, causal: bool, padding: Tensor | None, device: torch.device) -> Tensor:
+    """Which keys each query may see: bool, broadcastable to `(batch, heads, queries, keys)`.
+
+    `padding` is `(batch, keys)` bool, True at padding.
+    """
+    visible = torch.ones(1, 1, queries if causal else 1, keys, dtype=torch.bool, device=device)
+    if causal:
+        visible = visible.tril()
+    if padding is not None:
+        visible = visible & ~padding[:, None, None, :]
+    return visible
+
+
+def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the last dimension of the visible entries; rows that see nothing become zeros.
+
+    Computed in at least float32 and returned in the dtype of `scores`.
+    """
+    blind = ~visible.any(-1, keepdim=True)
+    scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0)
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    return scores.softmax(-1, dtype=precision).to(scores.dtype).masked_fill(blind, 0)
+
+
+def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
+    """`tensor` `(batch, heads, seq_len, ...)` with the padded positions set to zero."""
+    return tensor if padding is None else tensor.masked_fill(padding[:, None, :, None], 0)

@@ -1,0 +1,67 @@
+"""Softmax attention: Vaswani et al. 2017, Attention Is All You Need, section 3.2.1, equation 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_float, require
+from attention_zoo.ops.masking import masked_softmax, visible_keys
+
+
+@register
+class Softmax(Attention):
+    """`softmax(scale Q K^T) V` with the n x n matrix in memory: the ground truth of every approximation.
+
+    Args:
+        scale: factor of the scores; None is 1/sqrt(head_dim).
+        dropout: probability of dropping an attention weight in training mode; it draws from the seed, on the CPU.
+    """
+
+    info = AttentionInfo(
+        name="softmax",
+        paper="Vaswani et al. 2017, section 3.2.1, equation 1",
+        approximates="softmax",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n^2 h)",
+    )
+
+    def __init__(self, *, scale: float | None = None, dropout: float = 0.0, **common: Any) -> None:
+        super().__init__(**common)
+        self.scale = self.head_dim**-0.5 if scale is None else check_float("scale", scale, above=0)
+        self.dropout = check_float("dropout", dropout, minimum=0)
+        require("dropout", dropout, dropout < 1, "below 1")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._dropout_generator = self._generator()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        weights = self.attention_matrix(query, key, padding)
+        if self.training and self.dropout > 0:
+            kept = torch.rand(weights.shape, generator=self._dropout_generator) >= self.dropout
+            weights = weights * kept.to(weights.device) / (1 - self.dropout)
+        return weights @ value
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The softmax weights, without dropout."""
+        scores = query @ key.transpose(-1, -2) * self.scale
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return masked_softmax(scores, visible)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products; the reference computes both triangles of a causal matrix."""
+        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim

@@ -1,0 +1,1 @@
+"""The benchmark suite: measures the mechanisms of `attention_zoo`, one child process per cell."""
