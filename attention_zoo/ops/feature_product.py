@@ -1,0 +1,243 @@
+"""Products with implicit weights `w_ij = <left_i, right_j>^degree`, block by block.
+
+The causal form is block lower-triangular multiplication (PolySketchFormer, ICML version, section 3.1): with blocks
+of `block_size` rows, `out_l = lt(w_ll) V_l + phi(left_l) Z_l` where `Z_l = sum_{j<l} phi(right_j)^T V_j`. Neither the
+n x n weights nor the n x r^2 features are ever in memory, forward or backward: one block's are, and one state Z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Local(NamedTuple):
+    """Exact weights `<query_i, key_j>^degree` that replace the implicit ones inside diagonal blocks.
+
+    `query` and `key` are `(batch, heads, seq_len, head_dim)`.
+    """
+
+    query: Tensor
+    key: Tensor
+    degree: int
+
+
+def feature_product(
+    left: Tensor,
+    right: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    block_size: int,
+    degree: int = 1,
+    local: Local | None = None,
+    log_scale: Tensor | None = None,
+) -> Tensor:
+    """`out_i = sum_j <left_i, right_j>^degree value_j` over all j, or over j <= i if `causal`.
+
+    Args:
+        left: `(batch, heads, queries, r)` features of the queries.
+        right: `(batch, heads, keys, r)` features of the keys.
+        value: `(batch, heads, keys, k)`.
+        causal: needs as many keys as queries.
+        block_size: rows that are treated together; without `local` it changes the speed and not the result.
+        degree: 1, or 2 for self-tensored features.
+        local: exact weights for the diagonal blocks (causal only).
+        log_scale: `(batch, heads, keys)` t, causal only: weights become `w_ij exp(t_j - T_i)` with the running
+            maximum `T_i = max_{j<=i} t_j`, so that nothing overflows and nothing of the future is seen. T is a
+            constant for the gradient: it cancels in a ratio of two such products.
+
+    Returns:
+        `(batch, heads, queries, k)` in the dtype of `value`, in float32 for a 16-bit `value`.
+    """
+    heads = left.shape[:2]
+    local_query, local_key, local_degree = local or (None, None, 1)
+    flat = [x if x is None else x.flatten(0, 1) for x in (left, right, value, local_query, local_key, log_scale)]
+    out: Tensor = _FeatureProduct.apply(*flat, causal, block_size, degree, local_degree)
+    return out.unflatten(0, heads)
+
+
+def expand(x: Tensor, degree: int) -> Tensor:
+    """The features `x^{tensor degree}` of one block, `(..., rows, r^degree)`."""
+    return x if degree == 1 else (x[..., :, None] * x[..., None, :]).flatten(-2)
+
+
+def _pull_back(state: Tensor, x: Tensor, grad: Tensor, degree: int) -> Tensor:
+    """The gradient with respect to x of `<expand(x), state @ grad>`, with `state` symmetric in its tensor factors."""
+    if degree == 1:
+        return grad @ state.mT
+    r = x.shape[-1]
+    by_factor = state.unflatten(1, (r, r)).mT.flatten(1, 2)
+    return 2 * ((x[..., :, None] * grad[..., None, :]).flatten(-2) @ by_factor)
+
+
+class _Block(NamedTuple):
+    """One block of rows, its scales relative to the state before (`query`) and after it (`key`, `decay`)."""
+
+    rows: slice
+    query_scale: Tensor | None
+    key_scale: Tensor | None
+    decay: Tensor | None
+    within: Tensor | None
+
+
+class _FeatureProduct(torch.autograd.Function):
+    """Saves its inputs only; the backward pass recomputes the states, forward in time for left, reversed for right."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        value: Tensor,
+        local_query: Tensor | None,
+        local_key: Tensor | None,
+        log_scale: Tensor | None,
+        causal: bool,
+        block_size: int,
+        degree: int,
+        local_degree: int,
+    ) -> Tensor:
+        ctx.save_for_backward(left, right, value, local_query, local_key, log_scale)
+        ctx.settings = causal, block_size, degree, local_degree
+        state = _new_state(right, value, degree)
+        out = value.new_zeros(*left.shape[:2], value.shape[-1], dtype=state.dtype)
+        if not causal:
+            for rows in _slices(right.shape[1], block_size):
+                state += expand(right[:, rows], degree).mT @ value[:, rows]
+            for rows in _slices(left.shape[1], block_size):
+                out[:, rows] = expand(left[:, rows], degree) @ state.to(left.dtype)
+            return out
+        for block in _blocks(left.shape[1], block_size, log_scale):
+            rows = block.rows
+            if rows.start:
+                out[:, rows] = _scaled(expand(left[:, rows], degree), block.query_scale) @ state.to(left.dtype)
+            if local_query is None or local_key is None:
+                weights = _power((left[:, rows] @ right[:, rows].mT), degree)
+            else:
+                weights = _power(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
+            out[:, rows] += _visible(weights, block.within) @ value[:, rows]
+            if rows.stop < left.shape[1]:
+                _advance(state, right[:, rows], value[:, rows], block, degree)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, value, local_query, local_key, log_scale = ctx.saved_tensors
+        causal, block_size, degree, local_degree = ctx.settings
+        grad = grads[0].to(value.dtype)
+        d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
+        if not causal:
+            state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
+            for rows in _slices(right.shape[1], block_size):
+                state += expand(right[:, rows], degree).mT @ value[:, rows]
+            for rows in _slices(left.shape[1], block_size):
+                grad_state += expand(left[:, rows], degree).mT @ grad[:, rows]
+                d_left[:, rows] = _pull_back(state.to(left.dtype), left[:, rows], grad[:, rows], degree)
+            grad_state = grad_state.to(right.dtype)
+            for rows in _slices(right.shape[1], block_size):
+                d_right[:, rows] = _pull_back(grad_state, right[:, rows], value[:, rows], degree)
+                d_value[:, rows] = expand(right[:, rows], degree) @ grad_state
+            return d_left, d_right, d_value, None, None, None, None, None, None, None
+
+        is_local = local_query is not None
+        near_left, near_right = (local_query, local_key) if is_local else (left, right)
+        near_degree = local_degree if is_local else degree
+        d_near_left = torch.zeros_like(near_left) if is_local else d_left
+        d_near_right = torch.zeros_like(near_right) if is_local else d_right
+        d_scale = None if log_scale is None else torch.zeros_like(log_scale)
+        blocks = list(_blocks(left.shape[1], block_size, log_scale))
+
+        state = _new_state(right, value, degree)
+        for block in blocks:
+            rows = block.rows
+            scaled_grad = _scaled(grad[:, rows], block.query_scale)
+            d_left[:, rows] += _pull_back(state.to(left.dtype), left[:, rows], scaled_grad, degree)
+            scores = near_left[:, rows] @ near_right[:, rows].mT
+            weights = _visible(_power(scores.clone(), near_degree), block.within)
+            d_weights = grad[:, rows] @ value[:, rows].mT
+            if d_scale is not None:
+                d_scale[:, rows] += (d_weights * weights).sum(-2)
+            slope = near_degree * _power(scores, near_degree - 1) if near_degree > 1 else 1
+            d_scores = _visible(d_weights * slope, block.within)
+            d_near_left[:, rows] += d_scores @ near_right[:, rows]
+            d_near_right[:, rows] += d_scores.mT @ near_left[:, rows]
+            d_value[:, rows] += weights.mT @ grad[:, rows]
+            _advance(state, right[:, rows], value[:, rows], block, degree)
+
+        state.zero_()
+        for block in reversed(blocks):
+            rows = block.rows
+            current = state.to(right.dtype)
+            pulled = _pull_back(current, right[:, rows], value[:, rows], degree)
+            d_right[:, rows] += _scaled(pulled, block.key_scale)
+            features = _scaled(expand(right[:, rows], degree), block.key_scale)
+            d_seen = features @ current
+            d_value[:, rows] += d_seen
+            if d_scale is not None:
+                d_scale[:, rows] += (d_seen * value[:, rows]).sum(-1)
+            if block.decay is not None:
+                state *= block.decay[:, None, None]
+            state += _scaled(expand(left[:, rows], degree), block.query_scale).mT @ grad[:, rows]
+        locals_ = (d_near_left, d_near_right) if is_local else (None, None)
+        return d_left, d_right, d_value, *locals_, d_scale, None, None, None, None
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[_Block]:
+    if log_scale is None:
+        yield from (_Block(rows, None, None, None, None) for rows in _slices(length, size))
+        return
+    running = log_scale.cummax(-1).values
+    before = running[:, 0]
+    for rows in _slices(length, size):
+        after = running[:, rows.stop - 1]
+        # The exponents of the future are positive and would overflow before the triangle hides them.
+        within = (log_scale[:, None, rows] - running[:, rows, None]).clamp(max=0).exp()
+        yield _Block(
+            rows,
+            query_scale=(before[:, None] - running[:, rows]).exp(),
+            key_scale=(log_scale[:, rows] - after[:, None]).exp(),
+            decay=(before - after).exp(),
+            within=within,
+        )
+        before = after
+
+
+def _new_state(features: Tensor, value: Tensor, degree: int) -> Tensor:
+    size = features.shape[-1] ** degree
+    precision = torch.promote_types(value.dtype, torch.float32)
+    return value.new_zeros(len(features), size, value.shape[-1], dtype=precision)
+
+
+def _advance(state: Tensor, right: Tensor, value: Tensor, block: _Block, degree: int) -> None:
+    if block.decay is not None:
+        state *= block.decay[:, None, None]
+    features = _scaled(expand(right, degree), block.key_scale)
+    if features.dtype == state.dtype:
+        state.baddbmm_(features.mT, value)
+    else:
+        state += features.mT @ value
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else x * scale[..., None].to(x.dtype)
+
+
+def _visible(weights: Tensor, within: Tensor | None) -> Tensor:
+    return (weights if within is None else weights * within.to(weights.dtype)).tril()
+
+
+def _power(x: Tensor, degree: int) -> Tensor:
+    """`x^degree` in place, by squaring where it can."""
+    if degree == 2:
+        return x.square_()
+    if degree == 4:
+        return x.square_().square_()
+    return x.pow_(degree)

@@ -1,0 +1,134 @@
+"""Performer (FAVOR+): Choromanski et al. 2021, Rethinking Attention with Performers, sections 2.3 and 2.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_bool, check_choice, check_float, check_int
+from attention_zoo.ops.feature_product import feature_product
+from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
+
+CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
+# A padded key has zero features; its scale must only be finite and below that of any real key.
+PADDED_LOG_SCALE = -1e30
+
+
+@register
+class Performer(Attention):
+    """Softmax attention by positive random features `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, x scaled by h^(-1/4).
+
+    Where the official code subtracts the largest exponent over all keys, which leaks the future into the past, each
+    key here has its own maximum t, and causal sums are kept relative to the running maximum of t; both cancel in the
+    normalised output. Its orthogonal features lack the signs that make them Haar, and are biased; these are not.
+    Padded keys lose their features, not only their vectors (phi(0) > 0 would stay in the denominator).
+
+    Args:
+        num_features: m.
+        orthogonal: orthogonal blocks of features instead of independent ones.
+        eps: added to every feature, relative to the largest feature of its own query or key.
+        causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
+            (`cumulative_sum`) of the original implementation, slow.
+        block_size: b of the block algorithm; speed depends on it, the result does not.
+    """
+
+    info = AttentionInfo(
+        name="performer",
+        paper="Choromanski et al. 2021 (Performer), sections 2.3 and 2.4",
+        approximates="softmax",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=True,
+        complexity="O(n m h)",
+        size="num_features",
+    )
+
+    def __init__(
+        self,
+        *,
+        num_features: int = 256,
+        orthogonal: bool = True,
+        eps: float = 1e-6,
+        causal_algorithm: str = "block",
+        block_size: int = 128,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.num_features = check_int("num_features", num_features)
+        self.orthogonal = check_bool("orthogonal", orthogonal)
+        self.eps = check_float("eps", eps, minimum=0)
+        check_choice("causal_algorithm", causal_algorithm, CAUSAL_ALGORITHMS)
+        self.block_size = check_int("block_size", block_size) if causal_algorithm == "block" else 1
+        self.register_buffer("projection", torch.empty(num_features, self.head_dim))
+        self._draw()
+
+    def _draw(self) -> None:
+        draw = orthogonal_features if self.orthogonal else gaussian_matrix
+        self.projection.copy_(draw(self.num_features, self.head_dim, self._generator()))
+
+    def _stable_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`phi(x) exp(-t)` and the log scale `t = max_f log phi_f(x) sqrt(m)`, `(batch, heads, seq_len)`."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.head_dim**-0.25
+        exponents = x @ self.projection.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        log_scale = exponents.amax(-1)
+        features = (exponents - log_scale[..., None]).exp() + self.eps
+        return features * self.num_features**-0.5, log_scale
+
+    def features(self, x: Tensor) -> Tensor:
+        """`phi(x)`, `(batch, heads, seq_len, m)`: for eps = 0, `E <phi(q), phi(k)> = exp(<q, k> / sqrt(h))`."""
+        features, log_scale = self._stable_features(x)
+        return features * log_scale.exp()[..., None]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        query_features, _ = self._stable_features(query)
+        key_features, log_scale = self._stable_features(key)
+        key_features = zero_padding(key_features, padding)
+        if padding is not None:
+            log_scale = log_scale.masked_fill(padding[:, None], PADDED_LOG_SCALE)
+        if not self.causal:
+            key_features = key_features * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None]
+        summed = feature_product(
+            query_features.to(value.dtype),
+            key_features.to(value.dtype),
+            torch.cat([value, torch.ones_like(value[..., :1])], -1),
+            causal=self.causal,
+            block_size=self.block_size,
+            log_scale=log_scale if self.causal else None,
+        )
+        total = summed[..., -1:]
+        return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The normalised kernel matrix; rows that see a key sum to 1."""
+        query_features, _ = self._stable_features(query)
+        key_features, log_scale = self._stable_features(key)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        exponents = log_scale[:, :, None].expand(-1, -1, query.shape[2], -1).masked_fill(~visible, -torch.inf)
+        highest = exponents.amax(-1, keepdim=True)
+        scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
+        weights = query_features @ key_features.transpose(-1, -2) * scale
+        total = weights.sum(-1, keepdim=True)
+        return (weights / total.masked_fill(total == 0, 1)).to(query.dtype)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
+        m, columns = self.num_features, self.head_dim + 1
+        total = seq_len * (4 * m * self.head_dim + 4 * m * columns)
+        if self.causal:
+            widths = [min(self.block_size, seq_len - start) for start in range(0, seq_len, self.block_size)]
+            total += sum(2 * width**2 * (m + columns) for width in widths)
+            # The first block reads no state and the last one writes none.
+            total -= 2 * m * columns * (widths[0] + widths[-1])
+        return batch * self.num_heads * total

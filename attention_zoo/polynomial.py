@@ -1,0 +1,73 @@
+"""Polynomial attention: PolySketchFormer (ICML version), section 2.1: weights `<q, k>^p / (1 + sum <q, k'>^p)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_bool, check_float, check_int, require
+from attention_zoo.ops.masking import visible_keys
+
+
+def normalise_by_sum(weights: Tensor, bias: float) -> Tensor:
+    """`weights / (bias + row sum)`; a row whose denominator is zero becomes zeros."""
+    total = bias + weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1)
+
+
+@register
+class Polynomial(Attention):
+    """Exact polynomial attention with the n x n matrix in memory.
+
+    The official code applies rotary embeddings before this layer norm, which makes the scores depend on absolute
+    positions; where the norm goes is the model's choice, this class norms what it is given.
+
+    Args:
+        degree: p, even, so that weights are not negative.
+        qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
+        scale: c in `(c <q, k>)^p`.
+        bias: added to the sum of a row; `scale = s, bias = s^p` is the same function as `scale = 1, bias = 1`.
+    """
+
+    info = AttentionInfo(
+        name="polynomial",
+        paper="Kacham, Mirrokni, Zhong 2024 (PolySketchFormer, ICML), section 2.1",
+        approximates="polynomial",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n^2 h)",
+    )
+
+    def __init__(
+        self, *, degree: int = 4, qk_layernorm: bool = True, scale: float = 1.0, bias: float = 1.0, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        self.degree = check_int("degree", degree, 2)
+        require("degree", degree, degree % 2 == 0, "even, so that weights are not negative")
+        self.scale = check_float("scale", scale, above=0)
+        self.bias = check_float("bias", bias, minimum=0)
+        self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        return self.attention_matrix(query, key, padding) @ value
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The normalised weights; a row sums to S / (bias + S)."""
+        scores = self.scale * (self.layernorm(query) @ self.layernorm(key).transpose(-1, -2))
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return normalise_by_sum(scores.masked_fill(~visible, 0) ** self.degree, self.bias)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products; the reference computes both triangles of a causal matrix."""
+        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim

@@ -1,0 +1,264 @@
+"""PolySketch attention: PolySketchFormer, ICML version sections 2.2 to 3.2 (Algorithms 1 and 2) and v1 section 2."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.ops.feature_product import Local, feature_product
+from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
+from attention_zoo.polynomial import normalise_by_sum
+
+SKETCHES = ("gaussian", "learned", "srht")
+EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appendix D
+
+
+class RandomSketch(nn.Module):
+    """`PSWN(A, r, p) = sqrt(1/r) [(M1 G1) o (M2 G2)]`, recursively; M1, M2 are independent sketches of degree p/2.
+
+    Gaussian G: ICML version, Algorithm 1. SRHT (v1, section 2.3): G is a sampled Hadamard matrix, after a base SRHT
+    of the input. `<L_i, R_j>` is unbiased for `<q_i, k_j>^degree`; its square is not unbiased for the square.
+    The official code divides both sides by sqrt(r), which makes the weights r^2 times too small; we follow the paper.
+    """
+
+    def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
+        super().__init__()
+        self.kind, self.head_dim, self.sketch_size = kind, head_dim, sketch_size
+        half = degree // 2
+        self.children_sketches = nn.ModuleList(
+            RandomSketch(kind, half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
+        )
+        width = sketch_size if half > 1 else head_dim
+        self.register_buffer("matrices", torch.empty(2, groups, width, sketch_size))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Fill the matrices of this level and those below."""
+        for child in self.children_sketches:
+            assert isinstance(child, RandomSketch)
+            child.draw(generator)
+        for matrix in self.matrices.flatten(0, 1):
+            matrix.copy_(self._matrix(generator))
+
+    def _matrix(self, generator: torch.Generator) -> Tensor:
+        if self.kind == "gaussian":
+            return gaussian_matrix(self.matrices.shape[2], self.sketch_size, generator)
+        mixed = sampled_hadamard(self.sketch_size, self.sketch_size, generator)
+        if self.children_sketches:
+            return mixed
+        return sampled_hadamard(self.head_dim, self.sketch_size, generator) @ mixed / math.sqrt(self.sketch_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, heads, seq_len, h)` -> `(batch, heads, seq_len, r)`."""
+        first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
+        return (first @ self.matrices[0]) * (second @ self.matrices[1]) * self.sketch_size**-0.5
+
+
+class LearnedSketch(nn.Module):
+    """`sqrt(r) tanh(sqrt(1/r) [f1(M1) o f2(M2)])`, recursively: ICML version, Algorithm 2 and Appendix D.
+
+    The released code stacks the networks for degree 4 only; this is the recursion of the paper for any power of two.
+    """
+
+    def __init__(self, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
+        super().__init__()
+        self.sketch_size = sketch_size
+        half = degree // 2
+        self.children_sketches = nn.ModuleList(
+            LearnedSketch(half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
+        )
+        width = sketch_size if half > 1 else head_dim
+        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size, groups) for _ in range(2))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Initialise the networks of this level and those below."""
+        for module in (*self.children_sketches, *self.networks):
+            assert isinstance(module, LearnedSketch | SketchNetwork)
+            module.draw(generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, heads, seq_len, h)` -> `(batch, heads, seq_len, r)`, bounded by sqrt(r)."""
+        first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
+        root = math.sqrt(self.sketch_size)
+        return root * torch.tanh(self.networks[0](first) * self.networks[1](second) / root)
+
+
+class SketchNetwork(nn.Module):
+    """LayerNorm, Dense 8r, gelu, Dense r, LayerNorm, Dense 8r, gelu, Dense r; no biases (ICML version, Appendix D)."""
+
+    def __init__(self, width: int, sketch_size: int, groups: int) -> None:
+        super().__init__()
+        hidden = EXPANSION * sketch_size
+        sizes = [(width, hidden), (hidden, sketch_size), (sketch_size, hidden), (hidden, sketch_size)]
+        self.layernorms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(sketch_size)])
+        self.weights = nn.ParameterList([nn.Parameter(torch.empty(groups, *size)) for size in sizes])
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> None:
+        """LeCun normal initialisation (truncated at two standard deviations), as flax's Dense."""
+        for weight in self.weights:
+            std = weight.shape[1] ** -0.5 / 0.8796256610342398  # the std of a unit normal truncated at +-2
+            drawn = torch.empty(weight.shape)
+            weight.copy_(nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
+        for layernorm, (up, down) in zip(self.layernorms, (self.weights[:2], self.weights[2:]), strict=True):
+            x = F.gelu(layernorm(x) @ up, approximate="tanh") @ down
+        return x
+
+
+@register
+class Polysketch(Attention):
+    """Linear-time polynomial attention: weights `<L_i, R_j>^2 / (bias + sum)` of sketches L, R of queries and keys.
+
+    The squared weights are never negative, and never form the n x n matrix or the n x r^2 features: the causal form is
+    block lower-triangular multiplication. Its bias against exact polynomial attention has a closed form (tests).
+
+    Args:
+        sketch: `gaussian` (ICML, Algorithm 1), `learned` (Algorithm 2) or `srht` (v1; r and head_dim powers of two).
+        sketch_size: r. Degree 2 needs no sketch: its features are the inputs, and r is not used.
+        degree: p, a power of two.
+        local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
+            depends on `block_size`.
+        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is 128 on
+            a CPU and 512 on a GPU.
+        qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. The learned
+            networks begin with a norm of their own, and have two more for the exact weights of queries and keys.
+        scale: c in `(c <q, k>)^p`; a learned sketch does not see it, its exact weights do.
+        bias: added to the sum of a row.
+        per_head: a sketch for each head (v1) instead of one shared by all (ICML).
+
+    Raises:
+        UnsupportedError: `local` without `causal`.
+    """
+
+    info = AttentionInfo(
+        name="polysketch",
+        paper="Kacham, Mirrokni, Zhong 2024 (PolySketchFormer, ICML), sections 2.2 to 3.2; v1 section 2",
+        approximates="polynomial",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=True,
+        complexity="O(n (r^2 h + b (r + h)))",
+        size="sketch_size",
+    )
+
+    def __init__(
+        self,
+        *,
+        sketch: str = "gaussian",
+        sketch_size: int = 32,
+        degree: int = 4,
+        local: bool = False,
+        block_size: int | None = None,
+        qk_layernorm: bool = True,
+        scale: float = 1.0,
+        bias: float = 1.0,
+        per_head: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        check_choice("sketch", sketch, SKETCHES)
+        self.sketch_size = check_int("sketch_size", sketch_size)
+        self.degree = check_power_of_two("degree", degree, 2)
+        if check_bool("local", local) and not self.causal:
+            raise UnsupportedError("local=true: polysketch has exact diagonal blocks only with causal=true")
+        self.local = local
+        self.block_size = None if block_size is None else check_int("block_size", block_size)
+        self.scale = check_float("scale", scale, above=0)
+        self.bias = check_float("bias", bias, minimum=0)
+        groups = self.num_heads if check_bool("per_head", per_head) else 1
+        if sketch == "srht":
+            check_power_of_two("sketch_size", sketch_size)
+            check_power_of_two("head_dim", self.head_dim)
+        self.is_learned = sketch == "learned"
+        self.sketch: nn.Module = nn.Identity()
+        if degree > 2:
+            arguments = degree // 2, self.head_dim, sketch_size, groups
+            self.sketch = LearnedSketch(*arguments) if self.is_learned else RandomSketch(sketch, *arguments)
+        norm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
+        self.layernorm = nn.Identity() if self.is_learned else norm
+        self.local_norms = nn.ModuleList()
+        if local and self.is_learned and qk_layernorm:
+            self.local_norms.extend(nn.LayerNorm(self.head_dim) for _ in ("query", "key"))
+        self._draw()
+
+    def _draw(self) -> None:
+        if isinstance(self.sketch, RandomSketch | LearnedSketch):
+            self.sketch.draw(self._generator())
+
+    def features(self, x: Tensor) -> Tensor:
+        """The sketch L of queries or keys, before it is tensored with itself: `(batch, heads, seq_len, r)`."""
+        return self.sketch(self.layernorm(x) * math.sqrt(self.scale))
+
+    def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
+        return query_norm(query) * self.scale, key_norm(key)
+
+    def _block_size(self, device: torch.device) -> int:
+        return self.block_size or (1024 if self.local else 128 if device.type == "cpu" else 512)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        local = None
+        if self.local:
+            exact_query, exact_key = self._local_inputs(query, key)
+            local = Local(exact_query, zero_padding(exact_key, padding), self.degree)
+        summed = feature_product(
+            self.features(query),
+            zero_padding(self.features(key), padding),
+            torch.cat([value, torch.ones_like(value[..., :1])], -1),
+            causal=self.causal,
+            block_size=self._block_size(query.device),
+            degree=2,
+            local=local,
+        )
+        total = self.bias + summed[..., -1:]
+        return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The normalised weights; a row sums to S / (bias + S)."""
+        weights = (self.features(query) @ self.features(key).transpose(-1, -2)) ** 2
+        if self.local:
+            exact_query, exact_key = self._local_inputs(query, key)
+            block = torch.arange(query.shape[2], device=query.device) // self._block_size(query.device)
+            exact = (exact_query @ exact_key.transpose(-1, -2)) ** self.degree
+            weights = torch.where(block[:, None] == block, exact, weights)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return normalise_by_sum(weights.masked_fill(~visible, 0), self.bias)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
+        r = self.sketch_size if self.degree > 2 else self.head_dim
+        columns = self.head_dim + 1
+        per_token = 2 * self._sketch_flops(self.degree // 2) + 4 * r**2 * columns
+        total = per_token * seq_len
+        if self.causal:
+            block = self._block_size(next(self.buffers(), torch.empty(0)).device)
+            widths = [min(block, seq_len - start) for start in range(0, seq_len, block)]
+            inner = self.head_dim if self.local else r
+            total += sum(2 * width**2 * (inner + columns) for width in widths)
+            # The first block reads no state and the last one writes none.
+            total -= 2 * r**2 * columns * (widths[0] + widths[-1])
+        return batch * self.num_heads * total
+
+    def _sketch_flops(self, degree: int) -> int:
+        if degree == 1:
+            return 0
+        r, width = self.sketch_size, self.head_dim if degree == 2 else self.sketch_size
+        matrix = EXPANSION * r * (width + 3 * r) if self.is_learned else width * r
+        return 2 * self._sketch_flops(degree // 2) + 2 * 2 * matrix
