@@ -36,8 +36,15 @@ class Store:
 
     def load(self) -> list[Record]:
         """All readable records, oldest first; a file that is no record is named on stderr and left out."""
+        return self._read("*.json")
+
+    def find(self, cell_id: str) -> Record | None:
+        """The record that stands for a cell, if there is one."""
+        return latest(self._read(f"{cell_id[:16]}-*.json")).get(cell_id)
+
+    def _read(self, pattern: str) -> list[Record]:
         records = []
-        for path in sorted(self.records_dir.glob("*.json")):
+        for path in sorted(self.records_dir.glob(pattern)):
             try:
                 records.append(Record.from_json(path.read_text()))
             except (RecordError, OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,134 @@
+"""The child process: measures one cell and leaves its result in a file. `python -m bench.child` reads a job on stdin.
+
+It ends when the parent does: stdin stays open as long as the parent lives.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from bench.correctness import check_output, require_finite
+from bench.outcomes import classify
+from bench.store import write_atomically
+from bench.workbench import Workbench
+
+GIB = 2**30
+# Of the memory that is free when a cell starts; the rest is the system's.
+USABLE_SHARE = 0.8
+
+
+def main() -> None:
+    """Read the job, watch the parent, measure, write the result."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)
+    job = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    folder = Path(job["folder"])
+    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
+    write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -> dict[str, Any]:
+    """Measure in this process; every exception becomes a status."""
+    workbench = Workbench(config, cache_dir, _limit_memory(config), progress_file.write_text)
+    result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
+    try:
+        result["inputs_sha256"], result["correctness"] = _check(workbench)
+        workbench.enter("measure")
+        measure = importlib.import_module(f"bench.measures.{config['bench']['name']}").measure
+        result["measurements"] = measure(workbench)
+    except Exception as error:
+        result["status"], result["reason"] = classify(error)
+        result["phase"] = workbench.phase
+        if result["status"] == "error":
+            sys.excepthook(type(error), error, error.__traceback__)
+    workbench.enter("teardown")
+    result["seconds"] = workbench.seconds
+    result["numerics"] = _numerics(workbench)
+    return result
+
+
+def _check(workbench: Workbench) -> tuple[str, dict[str, Any]]:
+    """The gate: every mechanism of the cell is right on a short input and finite on the cell's own."""
+    inputs = workbench.inputs()
+    digest = _digest(inputs)
+    workbench.enter("check")
+    checks = {}
+    for (label, attention), config in zip(workbench.attentions().items(), workbench.configs(), strict=True):
+        checks[label] = check_output(attention, config, inputs)
+        workbench.note_backend(label, attention)
+        with torch.no_grad():
+            require_finite(attention(*(x[:1] for x in inputs)), f"{label}'s output")
+    return digest, checks
+
+
+def _digest(inputs: tuple[Tensor, ...]) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for tensor in inputs:
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _limit_memory(config: dict[str, Any]) -> int | None:
+    """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes."""
+    wanted = config["bench"].get("memory_limit")
+    if config["device"] == "cuda":
+        if wanted is None:
+            return None
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, wanted * GIB / total))
+        return int(wanted * GIB)
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = int(USABLE_SHARE * psutil.virtual_memory().available if wanted is None else wanted * GIB)
+    # The threads and their arenas exist before the limit does.
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + limit, resource.RLIM_INFINITY))
+    return limit
+
+
+def _data_bytes() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
+    except (OSError, StopIteration):
+        return psutil.Process().memory_info().vms
+
+
+def _numerics(workbench: Workbench) -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "bf16_reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if workbench.device.type == "cuda" else None,
+        "device_name": torch.cuda.get_device_name() if workbench.device.type == "cuda" else None,
+        "memory_limit_bytes": workbench.memory_limit,
+        "implementations": workbench.implementations,
+    }
+
+
+if __name__ == "__main__":
+    main()

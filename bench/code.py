@@ -1,0 +1,28 @@
+"""Which version of the suite is running."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def code_identity() -> dict[str, Any]:
+    """The package's version and, in a git checkout, its commit and whether it was changed since."""
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "suite_version": importlib.metadata.version("attention-zoo"),
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": None if status is None else bool(status),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,171 @@
+"""What a transformer's attention is given: query, key and value, taken where they enter one of its layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.checks import require
+from bench.inputs.models import origin
+
+_CAPTURE = "capture_query_key_value"
+
+
+class Transformer:
+    """The model `name`: `minilm`, a local directory, or `repository[@revision]` on the hub.
+
+    Raises:
+        ModuleNotFoundError: transformers, or the package that carries the weights, is missing.
+        ValueError: this is no model, or one with both an encoder and a decoder.
+        ConnectionError: the hub, or the repository there, cannot be reached.
+    """
+
+    def __init__(self, name: str) -> None:
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        try:
+            import transformers
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "inputs.name='pretrained': transformers is missing; pip install -e '.[pretrained]'"
+            ) from None
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        self.name = name
+        self._origin = origin(name)
+        with self._reading():
+            self.config = transformers.AutoConfig.from_pretrained(**self._origin)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(**self._origin)
+        two_parts = getattr(self.config, "is_encoder_decoder", False)
+        require("inputs.model", name, not two_parts, "an encoder or a decoder, not both")
+
+    def check_layer(self, layer: int) -> None:
+        """Raise `ValueError` unless the model has a layer `layer`."""
+        depth = self.config.num_hidden_layers
+        allowed = f"between 0 and {depth - 1}: {self.name} has {depth} layers"
+        require("inputs.layer", layer, layer < depth, allowed)
+
+    def tokens(self, lines: Iterable[str], count: int) -> Tensor:
+        """The first `count` tokens of a text, without special tokens; all of them where it is shorter."""
+        ids: list[int] = []
+        for line in lines:
+            ids += self.tokenizer(line, add_special_tokens=False, verbose=False)["input_ids"]
+            if len(ids) >= count:
+                break
+        return torch.tensor(ids[:count], dtype=torch.long)
+
+    def attention_inputs(self, tokens: Tensor, layer: int, window: int, seed: int | None) -> list[Tensor]:
+        """Query, key and value of layer `layer`: three `(sequences, heads, seq_len, head_dim)` tensors.
+
+        Their `q.k / sqrt(head_dim)` are the model's scores, whatever its own scale; shared keys and values
+        (grouped queries) are repeated.
+
+        Args:
+            tokens: `(sequences, seq_len)`.
+            layer: 0 reads the embeddings.
+            window: the most tokens that the model reads at once. A longer sequence is cut, and its parts are
+                put together again: positions repeat, as in Skeinformer's experiment.
+            seed: of fresh random weights; None for the trained ones.
+        """
+        positions = getattr(self.config, "max_position_embeddings", None) or window
+        window = min(window, positions, self.tokenizer.model_max_length)
+        capture = _Capture(layer)
+        model = self._build(capture, seed)
+        sequences = []
+        for sequence in tokens:
+            whole = len(sequence) // window * window
+            parts = [
+                capture.of(model, sequence[:whole].view(-1, window)),
+                capture.of(model, sequence[None, whole:]),
+            ]
+            sequences.append([torch.cat(tensors) for tensors in zip(*filter(None, parts), strict=True)])
+        return [torch.stack(tensors).transpose(1, 2) for tensors in zip(*sequences, strict=True)]
+
+    def _build(self, capture: _Capture, seed: int | None) -> Any:
+        """The model in evaluation mode with `capture` for attention; the global generator stays as it was."""
+        from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
+        from transformers.masking_utils import sdpa_mask
+
+        AttentionInterface.register(_CAPTURE, capture)
+        # Without a mask function of the same name, causal models would silently lose their masks.
+        AttentionMaskInterface.register(_CAPTURE, sdpa_mask)
+        common: dict[str, Any] = {"attn_implementation": _CAPTURE, "dtype": torch.float32}
+        with self._reading(), torch.random.fork_rng(devices=[]):
+            if seed is None:
+                # Layers above the captured one never run, so they need not be read either.
+                depth: dict[str, Any] = {"num_hidden_layers": capture.layer + 1}
+                return AutoModel.from_pretrained(
+                    **self._origin, **common, **depth, use_safetensors=True
+                ).eval()
+            torch.default_generator.manual_seed(seed)
+            return AutoModel.from_config(self.config, **common).eval()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            reason = f"inputs.model={self.name!r}: cannot be read: {str(error).strip().splitlines()[0]}"
+            unreachable = isinstance(error, OSError) and "revision" in self._origin
+            raise (ConnectionError if unreachable else ValueError)(reason) from None
+
+
+class _Reached(Exception):
+    """Ends a forward pass once there is nothing left to learn from it."""
+
+
+class _Capture:
+    """An attention function of transformers that stops at the layer asked for and keeps what it was given."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self._calls = 0
+        self._kept: list[Tensor] = []
+
+    def of(self, model: Any, tokens: Tensor) -> list[Tensor]:
+        """Query, key and value for `(windows, length)` tokens, each `(windows * length, heads, head_dim)`."""
+        if tokens.numel() == 0:
+            return []
+        self._calls = 0
+        try:
+            with torch.inference_mode():
+                model(tokens)
+        except _Reached:
+            return [tensor.transpose(1, 2).flatten(0, 1) for tensor in self._kept]
+        kind = type(model).__name__
+        raise ValueError(
+            f"inputs.model: {kind} does not call its attention through transformers' AttentionInterface"
+        )
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        # Counted, not read from the module: models that share one module among layers have one index for all.
+        self._calls += 1
+        if self._calls <= self.layer:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        self._keep(query, key, value, kwargs)
+        raise _Reached
+
+    def _keep(self, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+        for name in ("position_bias", "softcap", "s_aux"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"inputs.model: its scores are not q.k alone ({name})")
+        head_dim = query.shape[-1]
+        if value.shape[-1] != head_dim:
+            raise ValueError(f"inputs.model: its values are {value.shape[-1]} wide, its keys {head_dim}")
+        groups = query.shape[1] // key.shape[1]
+        scale = (kwargs.get("scaling") or head_dim**-0.5) * head_dim**0.5
+        self._kept = [query * scale, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]

@@ -1,0 +1,36 @@
+"""Independent normal query, key and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.checks import check_float
+from bench.inputs.seeds import inputs_seed
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Value is N(0, 1); so are query and key, but for the factor that makes attention sharp or flat.
+
+    Attributes:
+        score_scale: standard deviation of the scores `q.k / sqrt(head_dim)`. At 1 attention is nearly
+            uniform, which flatters every approximation; trained models' scores are several times as wide.
+    """
+
+    score_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_float("inputs.score_scale", self.score_scale, above=0)
+
+    def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw `(batch_size, num_heads, seq_len, head_dim)` tensors on the CPU; nothing is cached."""
+        shape = [config[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
+        generator = torch.Generator("cpu").manual_seed(inputs_seed(config["seed"]))
+        query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+        return query * self.score_scale**0.5, key * self.score_scale**0.5, value

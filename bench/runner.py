@@ -1,0 +1,151 @@
+"""Runs one cell in a child process of its own, and always returns a record of how that went."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.cell import Cell, sources_sha256
+from bench.code import code_identity
+from bench.machine import device_name, machine
+from bench.outcomes import classify_exit, count_oom_kills
+from bench.record import Record
+
+POLL_S = 0.05
+GRACE_S = 5.0
+STDERR_TAIL = 4000
+MEASURING_PHASES = ("setup", "check", "warmup", "measure")
+OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def run_cell(
+    cell: Cell,
+    results_dir: Path,
+    *,
+    sweep_id: str = "",
+    attempt: int = 1,
+    overrides: tuple[str, ...] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Record:
+    """Measure one cell.
+
+    Args:
+        cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
+        results_dir: where inputs are cached.
+        sweep_id: the plan that the record belongs to.
+        attempt: how many records this cell has, with this one.
+        overrides: the command line, for the record.
+        progress: told "done/total" within the cell now and then.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    interrupt: KeyboardInterrupt | None = None
+    if cell.unsupported is not None:
+        result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
+    else:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            try:
+                result = _run_child(cell, Path(folder), results_dir / "inputs", progress)
+            except KeyboardInterrupt as error:
+                interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
+    duration = time.perf_counter() - clock
+    seconds = result.pop("seconds", {})
+    record = Record(
+        record_id=secrets.token_hex(16),
+        cell_id=cell.cell_id,
+        sweep_id=sweep_id,
+        attempt=attempt,
+        config=cell.config,
+        started=started.isoformat(),
+        ended=datetime.now(UTC).isoformat(),
+        duration_s=duration,
+        overrides=overrides,
+        code={**code_identity(), "sources_sha256": sources_sha256(cell.config)},
+        machine={**machine(), "device_name": device_name(cell.config["device"])},
+        overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
+        **result,
+    )
+    if interrupt is not None:
+        interrupt.record = record  # type: ignore[attr-defined]
+        raise interrupt
+    return record
+
+
+def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    job = {"config": cell.config, "folder": str(folder), "cache_dir": str(cache_dir)}
+    oom_kills = count_oom_kills()
+    with open(folder / "stderr", "wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.child"],
+            stdin=subprocess.PIPE,
+            stdout=stderr,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, **OFFLINE},
+        )
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+        timed_out = _wait(process, cell.timeout, folder / "progress", progress)
+    finally:
+        _end_group(process)
+    tail = (folder / "stderr").read_bytes()[-STDERR_TAIL:].decode(errors="replace")
+    tail = tail.replace(str(Path.home()), "~")
+    ended: dict[str, Any] = {"exit_code": process.returncode, "stderr_tail": tail}
+    if process.returncode < 0:
+        ended["signal"] = -process.returncode
+    if timed_out:
+        return {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed", **ended}
+    try:
+        result = json.loads((folder / "result.json").read_text())
+    except (OSError, ValueError):
+        status, reason = classify_exit(process.returncode, count_oom_kills() - oom_kills)
+        return {"status": status, "reason": reason, **ended}
+    return {
+        **result,
+        "exit_code": process.returncode,
+        "stderr_tail": "" if result["status"] == "ok" else tail,
+    }
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout: float, file: Path, progress: Callable[[str], None]
+) -> bool:
+    """Wait for the end or the timeout; returns whether the timeout came first."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(1.0, max(POLL_S, deadline - time.monotonic())))
+            return False
+        with contextlib.suppress(OSError):
+            progress(file.read_text())
+    return process.poll() is None
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the child and everything it started: ask first, then kill the group."""
+    with contextlib.suppress(BrokenPipeError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        if process.stdin is not None:
+            process.stdin.close()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,390 @@
+"""The MLflow mirror of the records: rebuilt from them at any time, complete or not there, never the truth."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from filelock import FileLock
+
+from analysis.statistics import ratio_interval, standard_error
+from bench.record import FAILED, Record
+from bench.store import latest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+EXPERIMENT = "attention-zoo"
+LOCK_TIMEOUT_S = 600.0
+# What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
+MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 1000, 500, 8000
+# Unsupported and out of memory are findings; what failed is to be looked into or run again.
+_RUN_STATUS = dict.fromkeys(FAILED, "FAILED") | {"interrupted": "KILLED"}
+
+# MLflow looks its telemetry host up on import and logs its migrations, unless told not to.
+QUIET_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class TrackingError(RuntimeError):
+    """The mirror could not be written, in one line; the records are unharmed and can be mirrored later."""
+
+
+# --- what a record says in numbers -----------------------------------------------------------------------
+
+
+def summarise(record: Record) -> dict[str, float]:
+    """The figures of merit of one cell by name, computed from its raw samples; all finite.
+
+    Empty for a record that is not ok. Names are `<quantity>_<unit>.<pass or label>`:
+
+    - latency: `latency_ms.forward` (median), `latency_us_per_token.forward`, `spread_pct.forward`
+      (interquartile range over median), `tflop_per_s.forward`
+    - memory: `peak_mib.forward` (over inputs and parameters), `largest.seq_len`
+    - spectral_norm: `spectral_norm.relative` (mean over trials and heads), `spectral_norm.relative_stderr`;
+      `absolute` and `exact_norm` likewise
+    - compare: `speedup.<label>` over the baseline (median over rounds), `speedup_low.<label>` and
+      `speedup_high.<label>` (its 95 % interval)
+    - any other benchmark: its numbers, by their dotted path.
+    """
+    if record.status != "ok":
+        return {}
+    compute = _SUMMARIES.get(_benchmark(record), flatten)
+    numbers = {
+        name: float(value)
+        for name, value in compute(record.measurements).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _latency(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    for name, timed in measured["passes"].items():
+        lower, median_ns, upper = np.percentile(timed["samples"], [25, 50, 75])
+        summary[f"latency_ms.{name}"] = median_ns / 1e6
+        summary[f"spread_pct.{name}"] = 100 * (upper - lower) / median_ns
+        summary[f"latency_us_per_token.{name}"] = median_ns / 1e3 / measured["tokens"]
+        if name == "forward":
+            summary["tflop_per_s.forward"] = measured["flops"] / median_ns / 1e3
+    return summary
+
+
+def _memory(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {f"peak_mib.{name}": peak["peak_bytes"] / 2**20 for name, peak in measured["passes"].items()}
+    if largest := measured.get("largest"):
+        summary[f"largest.{largest['axis']}"] = largest["value"]
+    return summary
+
+
+def _spectral_norm(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    for name in ("absolute", "relative", "exact_norm"):
+        norms = np.ravel(measured[name])
+        summary[f"spectral_norm.{name}"] = float(norms.mean())
+        summary[f"spectral_norm.{name}_stderr"] = standard_error(norms)
+    return summary
+
+
+def _compare(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    baseline, *others = measured["labels"]
+    for label in others:
+        ratio = ratio_interval(measured["samples"][baseline], measured["samples"][label])
+        summary[f"speedup.{label}"] = ratio.median
+        summary[f"speedup_low.{label}"], summary[f"speedup_high.{label}"] = ratio.low, ratio.high
+    return summary
+
+
+_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "latency": _latency,
+    "memory": _memory,
+    "spectral_norm": _spectral_norm,
+    "compare": _compare,
+}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _benchmark(record: Record) -> str:
+    return str(record.config.get("bench", {}).get("name", "unknown"))
+
+
+def _label(record: Record) -> str:
+    return str(record.config.get("label", "unknown"))
+
+
+def _step(record: Record) -> int:
+    """The axis that the paper's figure has: the number of features for spectral norms, else the length."""
+    features = record.measurements.get("features") if _benchmark(record) == "spectral_norm" else None
+    return int(features or record.config.get("seq_len") or 0)
+
+
+# --- the mirror ------------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """An MLflow experiment that shows the records of `results_dir`.
+
+    Its runs are flat: one per record (tag `kind=cell`) and, per sweep, one for each mechanism's curves over
+    `seq_len` (`kind=curve`) and one for figures and tables (`kind=summary`). The store is
+    `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed
+    one left half-written, and raises `TrackingError` for whatever goes wrong.
+    """
+
+    def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
+        self.results_dir = Path(results_dir).resolve()
+        self.experiment = experiment
+        self.database = None if uri else self.results_dir / "mlflow.db"
+        self.uri = uri or f"sqlite:///{self.database}"
+        self.artifacts_uri = (self.results_dir / "mlartifacts").as_uri()
+
+    def create(self) -> str:
+        """Create the store and the experiment where they are missing; returns the experiment's id."""
+        with self._writing() as experiment:
+            return experiment.id
+
+    def sync(self, records: Iterable[Record]) -> int:
+        """Mirror all records that are not there yet; returns how many that were.
+
+        Give it every record: those that a later attempt replaces are tagged `superseded`.
+        """
+        by_id = {record.record_id: record for record in records}
+        standing = {record.record_id for record in latest(by_id.values()).values()}
+        with self._writing() as experiment:
+            runs: dict[str, Run] = {}
+            for run in experiment.search("tags.kind = 'cell'"):
+                record_id = run.data.tags["record_id"]
+                # Unfinished while we hold the lock: its writer was killed.
+                if record_id in runs or (record_id in by_id and run.info.status == "RUNNING"):
+                    experiment.client.delete_run(run.info.run_id)
+                else:
+                    runs[record_id] = run
+            for record_id, record in by_id.items():
+                superseded = str(record_id not in standing).lower()
+                if record_id not in runs:
+                    experiment.write_cell(record, superseded)
+                elif runs[record_id].data.tags.get("superseded") != superseded:
+                    experiment.client.set_tag(runs[record_id].info.run_id, "superseded", superseded)
+            return len(by_id.keys() - runs.keys())
+
+    def summary(self, sweep_id: str, records: Iterable[Record], figures: Sequence[Path], table: str) -> None:
+        """Write the runs that show a sweep as a whole, in place of those that an earlier call wrote.
+
+        `records` are all of the sweep's, and the standing one of each cell counts; `figures` are image files
+        and `table` is Markdown: artifacts of the summary run, beside the list of the cells.
+        """
+        standing = sorted(latest(records).values(), key=lambda record: record.cell_id)
+        with self._writing() as experiment:
+            tags = {"sweep_id": sweep_id, "content_sha256": _digest(standing, figures, table)}
+            runs = list(experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'"))
+            # The summary run is finished last, so it vouches for the curves.
+            if any(
+                run.info.status == "FINISHED" and run.data.tags.items() >= {**tags, "kind": "summary"}.items()
+                for run in runs
+            ):
+                return
+            for run in runs:
+                experiment.client.delete_run(run.info.run_id)
+            # The pages list the newest run first and draw the first ten: these start when the sweep ended.
+            ended = max((_milliseconds(record.ended) for record in standing), default=0)
+            for line, on_line in _lines(standing).items():
+                experiment.write_curve(line, on_line, tags, ended)
+            experiment.write_summary(standing, figures, table, tags, ended)
+
+    @contextmanager
+    def _writing(self) -> Iterator[_Experiment]:
+        """The experiment, for the one process that may write now."""
+        try:
+            self.results_dir.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.results_dir / "mlflow.lock", timeout=LOCK_TIMEOUT_S):
+                yield self._open()
+        # MLflow, SQLAlchemy, alembic and the disk share no error class, and a bad mirror is never fatal.
+        except Exception as error:
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
+
+    def _open(self) -> _Experiment:
+        os.environ.update(QUIET_ENVIRONMENT)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        from mlflow import MlflowClient
+
+        if self.database and not self.database.exists():
+            _create_database(self.database, self.artifacts_uri)
+        client = MlflowClient(self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            return _Experiment(client, client.create_experiment(self.experiment, self.artifacts_uri))
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+        return _Experiment(client, found.experiment_id)
+
+
+def _create_database(path: Path, artifacts_uri: str) -> None:
+    """Migrate under another name, then rename: a migration that is killed half-way cannot be continued."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.unlink(missing_ok=True)
+    SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts_uri).engine.dispose()
+    os.replace(unfinished, path)
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """The MLflow experiment, and how its three kinds of runs are written."""
+
+    client: MlflowClient
+    id: str
+
+    def search(self, query: str) -> Iterator[Run]:
+        token = None
+        while token != "":
+            page = self.client.search_runs([self.id], query, max_results=1000, page_token=token)
+            yield from page
+            token = page.token or ""
+
+    def write_cell(self, record: Record, superseded: str) -> None:
+        features = record.measurements.get("features")
+        size = f"n={record.config.get('seq_len')}" + (f" d={features}" if features else "")
+        name = f"{_label(record)} {size} {_benchmark(record)}"
+        tags = _cell_tags(record) | {"kind": "cell", "superseded": superseded}
+        times = _milliseconds(record.started), _milliseconds(record.ended)
+        with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
+            self._log(run_id, [record], params=flatten(record.config))
+
+    def write_curve(self, line: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
+        tags = {**sweep, "kind": "curve", "attention": _label(records[0])}
+        with self._run(line, tags, ended, ended) as run_id:
+            self._log(run_id, records)
+
+    def write_summary(
+        self,
+        records: Sequence[Record],
+        figures: Sequence[Path],
+        table: str,
+        sweep: Mapping[str, str],
+        ended: int,
+    ) -> None:
+        # The page of a run shows its note, rendered.
+        tags = {**sweep, "kind": "summary", "mlflow.note.content": table[:MAX_NOTE]}
+        cells = [
+            {"cell_id": record.cell_id, "record_id": record.record_id, "status": record.status}
+            for record in records
+        ]
+        with self._run(f"summary of sweep {sweep['sweep_id'][:12]}", tags, ended, ended) as run_id:
+            for status, count in Counter(record.status for record in records).items():
+                self.client.log_metric(run_id, f"status/{status}", count, timestamp=ended)
+            for figure in figures:
+                self.client.log_artifact(run_id, str(figure), "figures")
+            self.client.log_text(run_id, table, "table.md")
+            self.client.log_dict(run_id, {"cells": cells}, "cells.json")
+
+    @contextmanager
+    def _run(
+        self, name: str, tags: Mapping[str, str], started: int, ended: int, status: str = "FINISHED"
+    ) -> Iterator[str]:
+        """A run that is RUNNING until all of it is written; times in milliseconds since 1970."""
+        run = self.client.create_run(self.id, start_time=started, tags=dict(tags), run_name=name[:MAX_VALUE])
+        yield run.info.run_id
+        self.client.set_terminated(run.info.run_id, status, ended)
+
+    def _log(self, run_id: str, records: Sequence[Record], params: Mapping[str, Any] | None = None) -> None:
+        from mlflow.entities import Metric, Param
+
+        metrics = [
+            Metric(_metric_name(key), value, _milliseconds(record.ended), _step(record))
+            for record in records
+            for key, value in summarise(record).items()
+        ]
+        for start in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS])
+        named = {_name(key): str(value)[:MAX_VALUE] for key, value in (params or {}).items()}
+        self.client.log_batch(run_id, params=[Param(*item) for item in list(named.items())[:MAX_PARAMS]])
+
+
+def _cell_tags(record: Record) -> dict[str, str]:
+    tags = {
+        "sweep_id": record.sweep_id,
+        "cell_id": record.cell_id,
+        "record_id": record.record_id,
+        "attempt": record.attempt,
+        "status": record.status,
+        "reason": record.reason,
+        "attention": _label(record),
+        "bench": _benchmark(record),
+        "device": record.machine.get("gpu_name" if record.config.get("device") == "cuda" else "cpu_model"),
+        "cpu_model": record.machine.get("cpu_model"),
+        "torch": record.machine.get("torch"),
+        "git_sha": record.code.get("git_sha"),
+    }
+    return {key: str(value)[:MAX_VALUE] for key, value in tags.items() if value is not None}
+
+
+def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The ok records by the line of a plot that they are on: the mechanism and what else sets them apart.
+
+    Two cells of one mechanism at one step differ in an axis of the sweep, which then names the line. An axis
+    that only follows the step (a batch size of tokens / seq_len) does not.
+    """
+    points = [(record, flatten(record.config)) for record in records if record.status == "ok"]
+    at_step: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
+    for record, config in points:
+        at_step[_label(record), _benchmark(record), _step(record)].append(config)
+    axes = {
+        key
+        for configs in at_step.values()
+        for key in set().union(*configs)
+        if len({repr(config.get(key)) for config in configs}) > 1
+    }
+    lines: dict[str, list[Record]] = defaultdict(list)
+    for record, config in points:
+        apart = [f"{key}={config[key]}" for key in sorted(axes & config.keys())]
+        lines[" ".join([_label(record), *apart])].append(record)
+    return lines
+
+
+def _digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:
+    digest = hashlib.sha256(repr([[record.record_id for record in records], table]).encode())
+    for figure in figures:
+        digest.update(figure.name.encode() + figure.read_bytes())
+    return digest.hexdigest()
+
+
+def _milliseconds(iso: str) -> int:
+    return round(datetime.fromisoformat(iso).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _metric_name(key: str) -> str:
+    """The charts page opens a section per prefix: one for each quantity."""
+    return "/".join(_name(part) for part in key.split(".", 1))
+
+
+def _name(text: str) -> str:
+    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
+    return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"

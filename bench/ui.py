@@ -1,0 +1,160 @@
+"""`python -m bench.ui`: the MLflow pages of a results folder, on this machine's loopback address only."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from urllib.parse import quote
+
+import psutil
+
+from bench.tracking import QUIET_ENVIRONMENT, Mirror, TrackingError
+
+# Not configurable: MLflow has no authentication.
+HOST = "127.0.0.1"
+ENVIRONMENT = QUIET_ENVIRONMENT | {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_ENABLE_REMOTE_ASSISTANT": "false",
+}
+LOG = "mlflow-server.log"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 10.0
+
+
+class ServerError(RuntimeError):
+    """The server did not start; the message is one line."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ui", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("--port", type=int, default=5000, help="default: 5000")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    try:
+        _require_free(options.port)
+        mirror = Mirror(options.results)
+        experiment_id = mirror.create()
+        with serving(mirror, options.port) as server:
+            print(_pages(options.port, experiment_id), flush=True)
+            status = server.wait()
+            raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
+    except KeyboardInterrupt:
+        return 0
+    except (ServerError, TrackingError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+@contextmanager
+def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers; on leaving, none of its processes is left. Raises `ServerError`."""
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    command += ["--backend-store-uri", mirror.uri]
+    command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
+    with open(mirror.results_dir / LOG, "wb") as output:
+        server = subprocess.Popen(
+            command,
+            env=os.environ | ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(server, port)
+        yield server
+    finally:
+        _end_group(server)
+
+
+def _pages(port: int, experiment_id: str) -> str:
+    runs = f"http://{HOST}:{port}/#/experiments/{experiment_id}/runs"
+    curves = quote("tags.kind = 'curve'")
+    return (
+        f"runs:   {runs}\n"
+        f"curves: {runs}?searchFilter={curves}&compareRunsMode=CHART\n"
+        "Ctrl-C stops the server."
+    )
+
+
+def _require_free(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise ServerError(f"port={port}: must be from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ServerError(f"port={port}: {error.strerror}; choose another with --port") from None
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise ServerError(f"mlflow server: did not start, exit status {server.returncode}; see {LOG}")
+        connection = http.client.HTTPConnection(HOST, port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.2)
+        finally:
+            connection.close()
+    raise ServerError(f"mlflow server: no answer within {START_TIMEOUT_S:.0f} s; see {LOG}")
+
+
+def _end_group(server: subprocess.Popen[bytes]) -> None:
+    """End the server's session, workers included: ending only its first process would orphan them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while _group_lives(server.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    server.wait()
+
+
+def _group_lives(group: int) -> bool:
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+        except ProcessLookupError:
+            continue
+    return False
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

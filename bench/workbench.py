@@ -1,0 +1,94 @@
+"""What a benchmark works with inside the child process: the mechanism and its inputs, on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attention_zoo
+from bench import inputs as input_sources
+from bench.cell import build_attention
+
+PROGRESS_INTERVAL_S = 0.5
+# What a sketch and the polynomial attention that it approximates have in common.
+POLYNOMIAL = ("degree", "qk_layernorm", "scale", "bias")
+
+
+class Workbench:
+    """Builds mechanisms and inputs of one resolved configuration, and keeps account of phases and time."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        cache_dir: Path,
+        memory_limit: int | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
+        self.device, self.dtype = torch.device(config["device"]), getattr(torch, config["dtype"])
+        self.phase = "setup"
+        self.seconds: dict[str, float] = {}
+        self.implementations: dict[str, dict[str, str | None]] = {}
+        self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of `bench.record.PHASES`."""
+        now = time.perf_counter()
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self._entered
+        self.phase, self._entered = phase, now
+
+    def progress(self, done: int, total: int) -> None:
+        """Tell the parent how far the cell is."""
+        now = time.perf_counter()
+        if now - self._reported > PROGRESS_INTERVAL_S:
+            self._reported = now
+            self._report(f"{done}/{total}")
+
+    def attention(
+        self, *, batch_size: int | None = None, seq_len: int | None = None
+    ) -> attention_zoo.Attention:
+        """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""
+        changes = {} if seq_len is None else {"max_seq_len": seq_len}
+        return build_attention(self.config, **changes).to(self.device, self.dtype).eval()
+
+    def configs(self) -> list[dict[str, Any]]:
+        """The cell's configuration, and in a comparison that of every other mechanism."""
+        return [self.config, *({**self.config, **other} for other in self.config["bench"].get("against", ()))]
+
+    def attentions(self) -> dict[str, attention_zoo.Attention]:
+        """All mechanisms of the cell by label: several in a comparison, else one."""
+        return {c["label"]: build_attention(c).to(self.device, self.dtype).eval() for c in self.configs()}
+
+    def note_backend(self, label: str, attention: attention_zoo.Attention) -> None:
+        """Remember for the record which implementation and backend ran."""
+        backend = getattr(attention, "backend_used", None)
+        self.implementations[label] = {"impl": attention.impl, "backend": backend}
+
+    def exact(self) -> attention_zoo.Attention:
+        """The exact function that the cell's mechanism approximates, in at least float32."""
+        attention = self.attention()
+        precision = torch.promote_types(self.dtype, torch.float32)
+        common = {k: self.config[k] for k in ("head_dim", "num_heads", "causal")}
+        if attention.info.approximates == "polynomial":
+            shared = {k: self.config["attention"][k] for k in POLYNOMIAL if k in self.config["attention"]}
+            exact = attention_zoo.create("polynomial", **common, **shared)
+        else:
+            exact = attention_zoo.create("flash", **common)
+        return exact.to(self.device, precision).eval()
+
+    def inputs(
+        self, *, batch_size: int | None = None, seq_len: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value on the device; the sizes replace the config's."""
+        sizes = {
+            "batch_size": batch_size or self.config["batch_size"],
+            "seq_len": seq_len or self.config["seq_len"],
+        }
+        loaded = input_sources.load({**self.config, **sizes}, self.cache_dir)
+        query, key, value = (x.to(self.device, self.dtype) for x in loaded)
+        return query, key, value
