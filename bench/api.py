@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from hydra_plugins.cell_sweeps import expand, labelled, register
 from bench.record import Record
 from bench.sweep import plan, run_sweep
+from hydra_plugins.cell_sweeps import expand, labelled, register
 
 CONF = Path(__file__).parents[1] / "conf"
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -89,15 +88,18 @@ def run_sweep(sweep: Sweep) -> list[Record]:
     mirror = Tracker(sweep.settings)
     mirror.sync([record for record in records if record.cell_id in attempts])
     done = len(sweep.cells) - len(todo)
-    print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
-    with _termination_is_an_interrupt(), tqdm(total=len(todo), unit="cell", disable=not todo) as bar:
+    quiet = all(cell.unsupported for cell in sweep.cells)
+    if not quiet:
+        print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
+    with _termination_is_an_interrupt(), tqdm(total=len(todo), unit="cell", disable=quiet or not todo) as bar:
         for cell in todo:
             bar.set_description_str(cell.title, refresh=False)
             bar.set_postfix_str("")
             record = _run_one(cell, store, sweep, attempts[cell.cell_id] + 1, bar, mirror)
             standing[cell.cell_id] = record
             bar.update()
-            bar.write(line(record), file=sys.stderr)
+            if not quiet:
+                bar.write(line(record), file=sys.stderr)
     finished = [standing[cell.cell_id] for cell in sweep.cells]
     mirror.finish(sweep.sweep_id, finished)
     return finished
@@ -106,6 +108,12 @@ def run_sweep(sweep: Sweep) -> list[Record]:
 def exit_code(records: Sequence[Record]) -> int:
     """0, or 1 if a cell crashed, was wrong or did not finish."""
     return int(any(record.status in FAILED for record in records))
+
+
+def require_any_supported(records: Sequence[Record]) -> None:
+    """Raise `ConfigError` with the reason if no cell of a sweep could be built."""
+    if all(record.status == "unsupported" and record.phase == "setup" for record in records):
+        raise ConfigError(records[0].reason)
 
 
 def _run_one(

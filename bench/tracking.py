@@ -239,7 +239,9 @@ class Mirror:
         client = MlflowClient(self.uri)
         found = client.get_experiment_by_name(self.experiment)
         if found is None:
-            return _Experiment(client, client.create_experiment(self.experiment, self.artifacts_uri))
+            # A server keeps its artifacts itself.
+            location = None if self.uri.startswith("http") else self.artifacts_uri
+            return _Experiment(client, client.create_experiment(self.experiment, location))
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return _Experiment(client, found.experiment_id)

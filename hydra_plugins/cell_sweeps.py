@@ -19,8 +19,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from bench.config import ConfigError
-from bench.sweep import exit_code, plan, run_sweep
 from bench.summary import table
+from bench.sweep import exit_code, plan, require_any_supported, run_sweep
 
 
 class GridSweeper(Sweeper):
@@ -39,7 +39,7 @@ class GridSweeper(Sweeper):
 
 
 class CellLauncher(Launcher):
-    """Composes every job first, so that a mistake anywhere stops the sweep before it starts; then runs the cells."""
+    """Composes all jobs first, so that a mistake anywhere stops the sweep before it starts; then runs them."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what `launch` needs."""
@@ -50,12 +50,13 @@ class CellLauncher(Launcher):
         load = self.hydra_context.config_loader.load_sweep_config
         composed = [labelled(load(self.config, list(overrides))) for overrides in job_overrides]
         records = run_sweep(plan(composed, self.config.hydra.overrides.task))
+        require_any_supported(records)
         print(table(records))
         raise SystemExit(exit_code(records))
 
 
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
-    """The overrides of every job: the grids of `config.grids[config.size]`, each crossed with the command line.
+    """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
     A key on the command line replaces the grid's.
     """
