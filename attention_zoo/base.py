@@ -87,9 +87,7 @@ class Attention(nn.Module):
         if causal and not self.info.causal:
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
@@ -201,11 +199,7 @@ def info(name: str) -> AttentionInfo:
 def hyperparameters(name: str) -> dict[str, Any]:
     """The hyperparameters of the mechanism `name` with their defaults."""
     parameters = inspect.signature(attention_class(name).__init__).parameters.values()
-    return {
-        p.name: p.default
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
-    }
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
 
 
 def create(

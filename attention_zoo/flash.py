@@ -1,4 +1,4 @@
-"""Exact fused softmax attention: Dao et al. 2022, FlashAttention, Algorithm 1, by PyTorch's and flash-attn's kernels."""
+"""Exact fused softmax attention (Dao et al. 2022, FlashAttention, Algorithm 1), by PyTorch's and flash-attn's kernels."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _refusal(
-    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
-) -> str | None:
+def _refusal(name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> str | None:
     """Why PyTorch's backend `name` cannot take a CUDA input, or None if it can."""
     params = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.0, is_causal, False)
     can_use = {

@@ -64,6 +64,7 @@ class Performer(Attention):
         self.eps = check_float("eps", eps, minimum=0)
         check_choice("causal_algorithm", causal_algorithm, CAUSAL_ALGORITHMS)
         self.block_size = check_int("block_size", block_size) if causal_algorithm == "block" else 1
+        self.projection: Tensor
         self.register_buffer("projection", torch.empty(num_features, self.head_dim))
         self._draw()
 

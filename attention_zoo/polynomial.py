@@ -43,7 +43,13 @@ class Polynomial(Attention):
     )
 
     def __init__(
-        self, *, degree: int = 4, qk_layernorm: bool = True, scale: float = 1.0, bias: float = 1.0, **common: Any
+        self,
+        *,
+        degree: int = 4,
+        qk_layernorm: bool = True,
+        scale: float = 1.0,
+        bias: float = 1.0,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
         self.degree = check_int("degree", degree, 2)

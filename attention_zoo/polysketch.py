@@ -36,6 +36,7 @@ class RandomSketch(nn.Module):
             RandomSketch(kind, half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
         )
         width = sketch_size if half > 1 else head_dim
+        self.matrices: Tensor
         self.register_buffer("matrices", torch.empty(2, groups, width, sketch_size))
 
     def draw(self, generator: torch.Generator) -> None:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Sequence
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from bench.compose import compose_jobs
 from bench.config import ConfigError, one_line
-from bench.sweep import exit_code, plan, require_any_supported, run_sweep
-from hydra_plugins.cell_sweeps import labelled, register
+from bench.sweep import exit_code, plan, run_sweep
+from hydra_plugins.cell_sweeps import register
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def app(config: DictConfig) -> int:
     """One job of a launcher from elsewhere (joblib, submitit, ...): a sweep of one cell."""
-    full = DictConfig({**config, "hydra": hydra.core.hydra_config.HydraConfig.get()})
-    records = run_sweep(plan([labelled(full)], list(full.hydra.overrides.task)))
-    require_any_supported(records)
-    return exit_code(records)
+    hydra_node = HydraConfig.get()
+    job = OmegaConf.create({**config, "hydra": hydra_node})
+    overrides = list(hydra_node.overrides.task)
+    composed = compose_jobs(lambda _: job, [overrides])
+    return exit_code(run_sweep(plan(composed, overrides)))
 
 
 def main() -> None:
@@ -43,17 +47,16 @@ def explain(error: Exception) -> str:
     """One line that names the key, its value and what is allowed."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        near = difflib.get_close_matches(name, error.options, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"must be one of {', '.join(error.options)}"
-        return f"{group}={name}: unknown; {hint}"
+        return f"{group}={name}: unknown; {_near(name, error.options)}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        known = [str(key) for key in cause.parent_node]
-        hint = difflib.get_close_matches(str(cause.key), known, n=3, cutoff=0.5)
-        return f"{cause.full_key}: unknown; " + (
-            f"did you mean {', '.join(hint)}?" if hint else f"known are {', '.join(known)}"
-        )
+        return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
     return one_line(error)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
+from bench.compose import CONF, compose_jobs, expand
 from bench.record import Record
 from bench.sweep import plan, run_sweep
-from hydra_plugins.cell_sweeps import expand, labelled, register
+from hydra_plugins.cell_sweeps import register
 
-CONF = Path(__file__).parents[1] / "conf"
+# What decides which grids there are; the rest of an experiment's overrides belong to its jobs.
+GRID_KEYS = ("experiment=", "size=")
 
 
 def run(overrides: Sequence[str] = ()) -> list[Record]:
@@ -20,10 +22,12 @@ def run(overrides: Sequence[str] = ()) -> list[Record]:
     Raises:
         ConfigError: a configuration that cannot be run, before anything is measured.
     """
+
+    def load(job: list[str]) -> DictConfig:
+        return compose("config", job, return_hydra_config=True)
+
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        # Values that are swept over are set job by job.
-        settled = [override for override in overrides if override.startswith(("experiment=", "size="))]
-        jobs = expand(compose("config", settled), overrides)
-        composed = [labelled(compose("config", job, return_hydra_config=True)) for job in jobs]
+        grids = compose("config", [override for override in overrides if override.startswith(GRID_KEYS)])
+        composed = compose_jobs(load, expand(grids, overrides))
     return run_sweep(plan(composed, overrides))

@@ -122,9 +122,7 @@ def _hash_sources(mechanisms: tuple[str, ...], bench: str, inputs: str) -> str:
     for name in mechanisms:
         ancestors = attention_zoo.attention_class(name).__mro__
         own = [
-            cls
-            for cls in ancestors
-            if cls is not attention_zoo.Attention and issubclass(cls, attention_zoo.Attention)
+            cls for cls in ancestors if cls is not attention_zoo.Attention and issubclass(cls, attention_zoo.Attention)
         ]
         files |= {Path(inspect.getsourcefile(cls) or "") for cls in own}
     digest = hashlib.sha256()
@@ -145,9 +143,7 @@ def _resolve(config: Config, label: str) -> dict[str, Any]:
         elif bench["num_features"] is not None:
             attention[size] = bench["num_features"]
         else:
-            bench["num_features"] = attention.get(
-                size, attention_zoo.hyperparameters(attention["name"])[size]
-            )
+            bench["num_features"] = attention.get(size, attention_zoo.hyperparameters(attention["name"])[size])
     if config.batch_size is None and config.tokens_per_batch < config.seq_len:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"

@@ -48,7 +48,7 @@ def _end_with_parent() -> None:
 
 def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    workbench = Workbench(config, cache_dir, _limit_memory(config), progress_file.write_text)
+    workbench = Workbench(config, cache_dir, _limit_memory(config), lambda text: _note(progress_file, text))
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["inputs_sha256"], result["correctness"] = _check(workbench)
@@ -64,6 +64,10 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
     result["seconds"] = workbench.seconds
     result["numerics"] = _numerics(workbench)
     return result
+
+
+def _note(file: Path, text: str) -> None:
+    file.write_text(text)
 
 
 def _check(workbench: Workbench) -> tuple[str, dict[str, Any]]:
@@ -83,7 +87,7 @@ def _check(workbench: Workbench) -> tuple[str, dict[str, Any]]:
 def _digest(inputs: tuple[Tensor, ...]) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for tensor in inputs:
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -22,9 +22,7 @@ class ConfigError(Exception):
     """A configuration that cannot be run: one line that names the key, its value and what is allowed."""
 
 
-def setting(
-    default: Any, help: str, *, minimum: float | None = None, choices: tuple[str, ...] | None = None
-) -> Any:
+def setting(default: Any, help: str, *, minimum: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
     """A dataclass field with its help and bounds."""
     metadata = {"help": help, "minimum": minimum, "choices": choices}
     if isinstance(default, list):
@@ -39,9 +37,7 @@ class Latency:
     name: str = "latency"
     passes: list[str] = setting(list(PASSES), "which passes to time", choices=PASSES)
     min_sample_ms: float = setting(20.0, "calls are repeated until one sample lasts this long", minimum=0)
-    memory_limit: float | None = setting(
-        None, "GiB the cell may allocate; null: what is available", minimum=0
-    )
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
 
 
 @dataclass
@@ -54,9 +50,7 @@ class Memory:
         None, "also bisect for the largest value that fits", choices=("batch_size", "seq_len")
     )
     largest_limit: int = setting(65536, "where the bisection stops looking", minimum=1)
-    memory_limit: float | None = setting(
-        None, "GiB the cell may allocate; null: what is available", minimum=0
-    )
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
 
 
 @dataclass
@@ -67,9 +61,7 @@ class SpectralNorm:
     num_features: int | None = setting(
         None, "d: columns, rows, projection dimension or features of the mechanism; null: its own", minimum=1
     )
-    memory_limit: float | None = setting(
-        None, "GiB the cell may allocate; null: what is available", minimum=0
-    )
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
 
 
 @dataclass
@@ -79,9 +71,7 @@ class Compare:
     name: str = "compare"
     measured_pass: str = setting("forward", "the pass to time", choices=PASSES)
     min_sample_ms: float = setting(20.0, "calls are repeated until one sample lasts this long", minimum=0)
-    memory_limit: float | None = setting(
-        None, "GiB the cell may allocate; null: what is available", minimum=0
-    )
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
 
 
 @dataclass
@@ -116,7 +106,6 @@ class Config:
     rerun: str = setting("failed", "what to measure again beside what is missing", choices=("failed", "all"))
     results_dir: str = setting("runs", "folder of the records")
     size: str = setting("laptop", "of an experiment", choices=("laptop", "paper"))
-    grids: dict[str, Any] = field(default_factory=dict)
 
 
 BENCHES: dict[str, type] = {

@@ -19,9 +19,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 6e-2}
 
 
 @torch.no_grad()
-def check_output(
-    attention: Attention, config: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor]
-) -> dict[str, Any]:
+def check_output(attention: Attention, config: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
     """Compare with the dense matrix (where there is one) of the same mechanism in float64 on the CPU.
 
     Where samples are drawn by the data, rounding may swap one for another and change some rows: there the median
@@ -34,9 +32,7 @@ def check_output(
         IncorrectError: the error exceeds the tolerance.
         NonFiniteError: the output holds NaN or infinity.
     """
-    length = min(
-        config["seq_len"], (getattr(attention, "block_size", None) or DEFAULT_BLOCK) + BEYOND_ONE_BLOCK
-    )
+    length = min(config["seq_len"], (getattr(attention, "block_size", None) or DEFAULT_BLOCK) + BEYOND_ONE_BLOCK)
     short = tuple(x[:1, :, :length] for x in inputs)
     out = attention(*short).double().cpu()
     require_finite(out, "the mechanism's output")
@@ -72,6 +68,4 @@ def require_finite(out: Tensor, what: str) -> None:
     bad = ~torch.isfinite(out)
     if bad.any():
         first = tuple(bad.nonzero()[0].tolist())
-        raise NonFiniteError(
-            f"{what}: {int(bad.sum())} of {out.numel()} values are not finite, the first at {first}"
-        )
+        raise NonFiniteError(f"{what}: {int(bad.sum())} of {out.numel()} values are not finite, the first at {first}")

@@ -123,9 +123,7 @@ def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[st
     }
 
 
-def _wait(
-    process: subprocess.Popen[bytes], timeout: float, file: Path, progress: Callable[[str], None]
-) -> bool:
+def _wait(process: subprocess.Popen[bytes], timeout: float, file: Path, progress: Callable[[str], None]) -> bool:
     """Wait for the end or the timeout; returns whether the timeout came first."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

@@ -20,8 +20,7 @@ def table(records: Sequence[Record]) -> str:
     rows = [COLUMNS, *(_row(record) for record in records)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
@@ -52,9 +51,7 @@ def figures(record: Record) -> str:
         return ", ".join([*peaks, f"largest {largest['axis']} {largest['value']}"] if largest else peaks)
     if name == "spectral_norm":
         features = record.measurements["features"]
-        error = (
-            f"error {values['spectral_norm.absolute']:.4g}, relative {values['spectral_norm.relative']:.4g}"
-        )
+        error = f"error {values['spectral_norm.absolute']:.4g}, relative {values['spectral_norm.relative']:.4g}"
         return (f"d={features} " if features else "") + error
     if name == "compare":
         baseline, *others = record.measurements["labels"]

@@ -91,10 +91,10 @@ def run_sweep(sweep: Sweep) -> list[Record]:
     quiet = all(cell.unsupported for cell in sweep.cells)
     if not quiet:
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
-    with _termination_is_an_interrupt(), tqdm(total=len(todo), unit="cell", disable=quiet or not todo) as bar:
+    with _termination_is_an_interrupt(), _bar(len(todo), quiet) as bar:
         for cell in todo:
             bar.set_description_str(cell.title, refresh=False)
-            bar.set_postfix_str("")
+            bar.set_postfix_str("", refresh=sys.stderr.isatty())
             record = _run_one(cell, store, sweep, attempts[cell.cell_id] + 1, bar, mirror)
             standing[cell.cell_id] = record
             bar.update()
@@ -103,6 +103,12 @@ def run_sweep(sweep: Sweep) -> list[Record]:
     finished = [standing[cell.cell_id] for cell in sweep.cells]
     mirror.finish(sweep.sweep_id, finished)
     return finished
+
+
+def _bar(total: int, quiet: bool) -> tqdm[NoReturn]:
+    # A log file gets a line per cell and the bar now and then.
+    interval = 0.5 if sys.stderr.isatty() else 60.0
+    return tqdm(total=total, unit="cell", disable=quiet or not total, mininterval=interval, maxinterval=interval)
 
 
 def exit_code(records: Sequence[Record]) -> int:
@@ -116,9 +122,7 @@ def require_any_supported(records: Sequence[Record]) -> None:
         raise ConfigError(records[0].reason)
 
 
-def _run_one(
-    cell: Cell, store: Store, sweep: Sweep, attempt: int, bar: tqdm[NoReturn], mirror: Tracker
-) -> Record:
+def _run_one(cell: Cell, store: Store, sweep: Sweep, attempt: int, bar: tqdm[NoReturn], mirror: Tracker) -> Record:
     locks = store.root / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / f"{cell.cell_id[:16]}.lock"):
@@ -134,7 +138,7 @@ def _run_one(
                 sweep_id=sweep.sweep_id,
                 attempt=attempt,
                 overrides=sweep.overrides,
-                progress=bar.set_postfix_str,
+                progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
             )
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "record", None)

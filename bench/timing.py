@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +42,10 @@ class Pass:
                 return self.attention(*self.inputs)
         out = self.attention(*self.inputs) if prepared is None else prepared
         return torch.autograd.grad(out, self.leaves, self.gradient, allow_unused=True)
+
+    def run_unprepared(self) -> Any:
+        """The whole pass, with what is otherwise not timed."""
+        return self.run(self.prepare())
 
 
 class Stopwatch:
@@ -84,12 +87,3 @@ class Stopwatch:
     def sample(self, measured: Pass, calls: int) -> float:
         """Nanoseconds per call, the mean over `calls` calls."""
         return sum(self.time(measured) for _ in range(calls)) / calls
-
-
-def repeat(count: int, take: Callable[[], float], progress: Callable[[int, int], None]) -> list[float]:
-    """`count` samples in order, telling `progress`."""
-    samples = []
-    for done in range(count):
-        samples.append(take())
-        progress(done + 1, count)
-    return samples

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
 # What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
-MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 1000, 500, 8000
+MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
 _RUN_STATUS = dict.fromkeys(FAILED, "FAILED") | {"interrupted": "KILLED"}
 
@@ -176,9 +176,12 @@ class Mirror:
         """
         by_id = {record.record_id: record for record in records}
         standing = {record.record_id for record in latest(by_id.values()).values()}
+        # A sweep calls this cell by cell: it need not read all runs each time.
+        cell_ids = {record.cell_id for record in by_id.values()}
+        one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
         with self._writing() as experiment:
             runs: dict[str, Run] = {}
-            for run in experiment.search("tags.kind = 'cell'"):
+            for run in experiment.search("tags.kind = 'cell'" + one_cell):
                 record_id = run.data.tags["record_id"]
                 # Unfinished while we hold the lock: its writer was killed.
                 if record_id in runs or (record_id in by_id and run.info.status == "RUNNING"):
@@ -202,7 +205,7 @@ class Mirror:
         standing = sorted(latest(records).values(), key=lambda record: record.cell_id)
         with self._writing() as experiment:
             tags = {"sweep_id": sweep_id, "content_sha256": _digest(standing, figures, table)}
-            runs = list(experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'"))
+            runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
             # The summary run is finished last, so it vouches for the curves.
             if any(
                 run.info.status == "FINISHED" and run.data.tags.items() >= {**tags, "kind": "summary"}.items()
@@ -264,12 +267,14 @@ class _Experiment:
     client: MlflowClient
     id: str
 
-    def search(self, query: str) -> Iterator[Run]:
-        token = None
+    def search(self, query: str) -> list[Run]:
+        # All pages before any change: MLflow's page tokens are offsets.
+        runs, token = [], None
         while token != "":
             page = self.client.search_runs([self.id], query, max_results=1000, page_token=token)
-            yield from page
+            runs.extend(page)
             token = page.token or ""
+        return runs
 
     def write_cell(self, record: Record, superseded: str) -> None:
         features = record.measurements.get("features")
@@ -324,10 +329,11 @@ class _Experiment:
             for record in records
             for key, value in summarise(record).items()
         ]
-        for start in range(0, len(metrics), MAX_METRICS):
-            self.client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS])
         named = {_name(key): str(value)[:MAX_VALUE] for key, value in (params or {}).items()}
-        self.client.log_batch(run_id, params=[Param(*item) for item in list(named.items())[:MAX_PARAMS]])
+        entered = [Param(*item) for item in list(named.items())[:MAX_PARAMS]]
+        self.client.log_batch(run_id, metrics[:MAX_METRICS], entered)
+        for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
+            self.client.log_batch(run_id, metrics[start : start + MAX_METRICS])
 
 
 def _cell_tags(record: Record) -> dict[str, str]:

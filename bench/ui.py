@@ -94,11 +94,7 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
 def _pages(port: int, experiment_id: str) -> str:
     runs = f"http://{HOST}:{port}/#/experiments/{experiment_id}/runs"
     curves = quote("tags.kind = 'curve'")
-    return (
-        f"runs:   {runs}\n"
-        f"curves: {runs}?searchFilter={curves}&compareRunsMode=CHART\n"
-        "Ctrl-C stops the server."
-    )
+    return f"runs:   {runs}\ncurves: {runs}?searchFilter={curves}&compareRunsMode=CHART\nCtrl-C stops the server."
 
 
 def _require_free(port: int) -> None:

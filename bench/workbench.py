@@ -49,9 +49,7 @@ class Workbench:
             self._reported = now
             self._report(f"{done}/{total}")
 
-    def attention(
-        self, *, batch_size: int | None = None, seq_len: int | None = None
-    ) -> attention_zoo.Attention:
+    def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
         """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""
         changes = {} if seq_len is None else {"max_seq_len": seq_len}
         return build_attention(self.config, **changes).to(self.device, self.dtype).eval()
@@ -81,9 +79,7 @@ class Workbench:
             exact = attention_zoo.create("flash", **common)
         return exact.to(self.device, precision).eval()
 
-    def inputs(
-        self, *, batch_size: int | None = None, seq_len: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, *, batch_size: int | None = None, seq_len: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value on the device; the sizes replace the config's."""
         sizes = {
             "batch_size": batch_size or self.config["batch_size"],

@@ -19,8 +19,7 @@ def measure(workbench: Workbench) -> dict[str, Any]:
     inputs = workbench.inputs()
     stopwatch = Stopwatch(workbench.device)
     passes = {
-        label: Pass(settings["measured_pass"], attention, inputs)
-        for label, attention in workbench.attentions().items()
+        label: Pass(settings["measured_pass"], attention, inputs) for label, attention in workbench.attentions().items()
     }
     workbench.enter("warmup")
     calls = {label: stopwatch.calibrate(one, settings["min_sample_ms"]) for label, one in passes.items()}

@@ -31,13 +31,9 @@ def measure(workbench: Workbench) -> dict[str, Any]:
     passes = {}
     workbench.enter("measure")
     for done, name in enumerate(settings["passes"]):
-        measured = Pass(name, attention, inputs)
-        passes[name] = {
-            "peak_bytes": peak(lambda: measured.run(measured.prepare())),
-            "baseline_bytes": baseline,
-        }  # noqa: B023
+        bytes_over = peak(Pass(name, attention, inputs).run_unprepared)
+        passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
         workbench.progress(done + 1, len(settings["passes"]))
-        del measured
     del attention, inputs
     return {
         "passes": passes,
@@ -99,8 +95,7 @@ def _runs(workbench: Workbench, axis: str, value: int, name: str) -> bool:
     # Leaving this frame, and with it the exception's, frees what a failed attempt had allocated.
     try:
         attention, inputs = workbench.attention(**{axis: value}), workbench.inputs(**{axis: value})
-        measured = Pass(name, attention, inputs)
-        measured.run(measured.prepare())
+        Pass(name, attention, inputs).run_unprepared()
     except Exception as error:
         if classify(error)[0] != "oom":
             raise

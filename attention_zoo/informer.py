@@ -1,0 +1,130 @@
+"""Informer's ProbSparse attention: Zhou et al. 2021, Informer, section 3 and algorithm 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import AttentionInfo, register
+from attention_zoo.checks import check_bool, check_int
+from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.v_mean import masked_mean, mean_weights
+
+# The sampled keys of all queries take `num_samples` times the memory of K; this many times that is gathered
+# at once.
+GATHERED_KEYS = 8
+
+
+@register
+class Informer(SampledAttention):
+    """Exact softmax rows for the queries that look least uniform, the mean of V for the others.
+
+    A query's sparsity is measured over sampled keys s: `M_i = max_s <q_i, k_s> - mean_s <q_i, k_s>` (equation
+    4). The mean is over the samples; the released code divides their sum by the sequence length instead.
+
+    Which rows are exact depends on all keys, so a causal mask would leak the future; it is refused.
+
+    Args:
+        num_features: u, the number of rows computed exactly; `num_features >= n` is softmax attention.
+        num_samples: U, keys sampled with replacement for each query position, the same for all heads and (but
+            for `mask_samples`) for the batch; None is `num_features`.
+        mask_samples: sample among the keys that are not padding. Otherwise sampled padding is left out of max
+            and mean, which leaves fewer samples.
+    """
+
+    info = AttentionInfo(
+        name="informer",
+        paper="Zhou et al. 2021, section 3, equation 4, algorithm 1",
+        approximates="softmax",
+        causal=False,
+        padding=True,
+        cross=False,
+        random=True,
+        complexity="O(n (U + u) h)",
+        size="num_features",
+    )
+
+    def __init__(
+        self,
+        *,
+        num_features: int = 256,
+        num_samples: int | None = None,
+        mask_samples: bool = False,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.num_features = check_int("num_features", num_features)
+        self.num_samples = num_features if num_samples is None else check_int("num_samples", num_samples)
+        self.mask_samples = check_bool("mask_samples", mask_samples)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        rows, row_weights = self._exact_rows(query, key, padding)
+        mean = masked_mean(value, padding).expand_as(value)
+        exact = row_weights @ value
+        return mean.scatter(2, rows.expand_as(exact), exact)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax rows for the selected queries, 1/n elsewhere."""
+        rows, row_weights = self._exact_rows(query, key, key_padding_mask)
+        visible = visible_keys(1, key.shape[2], False, key_padding_mask, key.device)
+        mean = mean_weights(visible, key.dtype).expand(*query.shape[:3], -1)
+        return mean.scatter(2, rows.expand_as(row_weights), row_weights)
+
+    def _exact_rows(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The selected queries `(batch, heads, u, 1)` and their softmax weights `(batch, heads, u, n)`."""
+        sparsity = self.sparsity(query, key, padding)
+        rows = sparsity.topk(min(self.num_features, query.shape[2])).indices[..., None]
+        scores = query.take_along_dim(rows, 2) @ key.transpose(-1, -2) * self.head_dim**-0.5
+        return rows, masked_softmax(scores, visible_keys(1, key.shape[2], False, padding, key.device))
+
+    @torch.no_grad()
+    def sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None = None) -> Tensor:
+        """M, `(batch, heads, seq_len)`, for scores without 1/sqrt(h); -inf at padded queries.
+
+        A query whose samples are all padding gets 0, the least that M can be.
+        """
+        n = query.shape[2]
+        noise = self._noise((n, self.num_samples), query.device)
+        step = max(1, GATHERED_KEYS * n // self.num_samples)
+        chunks = zip(query.split(step, dim=2), noise.split(step), strict=True)
+        statistic = torch.cat([self._chunk_sparsity(q, key, padding, u) for q, u in chunks], dim=2)
+        return statistic if padding is None else statistic.masked_fill(padding[:, None], -torch.inf)
+
+    def _chunk_sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None, noise: Tensor) -> Tensor:
+        samples = self._sample_keys(noise, key.shape[2], padding)
+        sampled_keys = key.take_along_dim(samples.flatten(1)[:, None, :, None], 2).unflatten(2, noise.shape)
+        scores = (sampled_keys @ query[..., None]).squeeze(-1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if padding is None:
+            return scores.amax(-1) - scores.mean(-1)
+        hidden = padding.take_along_dim(samples.flatten(1), 1).unflatten(1, noise.shape)[:, None]
+        count = (~hidden).sum(-1)
+        mean = scores.masked_fill(hidden, 0).sum(-1) / count.clamp_min(1)
+        return (scores.masked_fill(hidden, -torch.inf).amax(-1) - mean).masked_fill(count == 0, 0)
+
+    def _sample_keys(self, noise: Tensor, n: int, padding: Tensor | None) -> Tensor:
+        """Indices of keys, `(batch or 1, queries, samples)`.
+
+        Float32 noise is at most 1 - 2^-24, so that `noise n` never rounds up to n.
+        """
+        if padding is None or not self.mask_samples:
+            return (noise * n).long()[None]
+        valid_first = padding.to(torch.uint8).argsort(dim=1, stable=True)
+        ranks = (noise * (~padding).sum(1)[:, None, None]).long()
+        return valid_first.take_along_dim(ranks.flatten(1), 1).view_as(ranks)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Sampled scores, the exact rows' scores and values, and the mean of V."""
+        rows = min(self.num_features, seq_len)
+        multiply_adds = seq_len * (self.num_samples + 2 * rows + 1) * self.head_dim
+        return batch * self.num_heads * 2 * multiply_adds

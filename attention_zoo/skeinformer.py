@@ -1,0 +1,192 @@
+"""Skeinformer: Chen et al. 2022, Sketching as a Tool for Understanding and Accelerating Self-attention."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import AttentionInfo, register
+from attention_zoo.checks import check_bool, check_choice, check_int
+from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.sampling import SampledAttention, sample_without_replacement
+
+
+class Sketch(NamedTuple):
+    """What algorithm 1 keeps of the attention matrix; d indices each, or all n if there are fewer.
+
+    Surplus indices, drawn because fewer than d positions are not padding, point to padding and weigh nothing.
+    """
+
+    columns: Tensor  # J', (batch, heads, d)
+    column_weights: Tensor  # D^-1 A^J', (batch, heads, n, d)
+    unselected: Tensor  # (batch, heads, 1, n) bool: neither in J' nor padding
+    fill: Tensor | None  # D^-1 g, (batch, heads, n, 1): the weight of each unselected key; None is zero
+    exact_rows: tuple[Tensor, Tensor] | None  # J, (batch, d), and B_J, (batch, heads, d, n), to be assigned
+
+
+def assign_rows(matrix: Tensor, rows: Tensor, exact: Tensor) -> Tensor:
+    """`matrix` `(batch, heads, n, ...)` with `rows` `(batch, d)`, the same for all heads, set to `exact`."""
+    return matrix.scatter(2, rows[:, None, :, None].expand_as(exact), exact)
+
+
+@register
+class Skeinformer(SampledAttention):
+    """Important columns of the softmax matrix, their geometric mean for the others, exact rows at the pilots.
+
+    Algorithm 1 with one change: J is drawn without replacement, because a row assigned twice would get its
+    gradient twice. Row maxima are subtracted before exponentiating, which leaves every ratio as it is. J is
+    shared by the heads, J' is drawn for each; no gradient flows through the draws. `num_features >= n` is
+    softmax attention.
+
+    Args:
+        num_features: d, the number of pilot rows and of sampled columns.
+        column_sampling: `importance` draws J' by equation 5, `uniform` uniformly.
+        row_normalization: `adaptive` is equation 6; `simple` is the softmax over the sampled columns; `none`
+            divides by the exact row sums (quadratic) and fills nothing.
+        pilot_reuse: replace the rows of the pilots by the exact ones.
+    """
+
+    info = AttentionInfo(
+        name="skeinformer",
+        paper="Chen et al. 2022, algorithm 1",
+        approximates="softmax",
+        causal=False,
+        padding=True,
+        cross=False,
+        random=True,
+        complexity="O(n d h)",
+        size="num_features",
+    )
+
+    def __init__(
+        self,
+        *,
+        num_features: int = 256,
+        column_sampling: str = "importance",
+        row_normalization: str = "adaptive",
+        pilot_reuse: bool = True,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.num_features = check_int("num_features", num_features)
+        self.column_sampling = check_choice("column_sampling", column_sampling, ("importance", "uniform"))
+        self.row_normalization = check_choice(
+            "row_normalization", row_normalization, ("adaptive", "simple", "none")
+        )
+        self.pilot_reuse = check_bool("pilot_reuse", pilot_reuse)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        sketch = self.sketch(query, key, value, padding)
+        output = sketch.column_weights @ value.take_along_dim(sketch.columns[..., None], 2)
+        if sketch.fill is not None:
+            output = output + sketch.fill * (sketch.unselected.to(value.dtype) @ value)
+        if sketch.exact_rows is not None:
+            pilots, pilot_weights = sketch.exact_rows
+            output = assign_rows(output, pilots, pilot_weights @ value)
+        return output
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The sketched softmax matrix; importance sampling needs `value`, whose norms it samples by.
+
+        Raises:
+            ValueError: `value` is None with `column_sampling="importance"`.
+        """
+        sketch = self.sketch(query, key, value, key_padding_mask)
+        fill = query.new_zeros(()) if sketch.fill is None else sketch.fill
+        matrix = (fill * sketch.unselected).expand(*query.shape[:3], -1)
+        columns = sketch.columns[:, :, None].expand_as(sketch.column_weights)
+        matrix = matrix.scatter(3, columns, sketch.column_weights)
+        return matrix if sketch.exact_rows is None else assign_rows(matrix, *sketch.exact_rows)
+
+    def sketch(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None) -> Sketch:
+        """Everything of algorithm 1 but the products with V; uniform sampling does without `value`."""
+        batch, heads, n, _ = query.shape
+        noise = self._noise((n, batch, 1 + heads), query.device).permute(1, 2, 0)
+        visible = visible_keys(1, n, False, padding, query.device).expand(batch, heads, 1, n)
+        importance = torch.ones_like(noise[:, 1:])
+        pilot = None
+        if self.pilot_reuse or self.column_sampling == "importance":
+            pilot = self._pilot(query, key, noise[:, 0], visible)
+            if self.column_sampling == "importance":
+                importance = self._importance(pilot[1], value)
+        columns = sample_without_replacement(importance, noise[:, 1:], self.num_features, visible[:, :, 0])
+        unselected = visible.scatter(3, columns[:, :, None], False)
+        weights, fill = self._normalise(query, key, columns, visible, unselected)
+        return Sketch(columns, weights, unselected, fill, pilot if self.pilot_reuse else None)
+
+    def _pilot(self, query: Tensor, key: Tensor, noise: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """J, `(batch, d)`, uniform over what is not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
+        pilots = sample_without_replacement(
+            torch.ones_like(noise), noise, self.num_features, visible[:, 0, 0]
+        )
+        scores = self._scores(query.take_along_dim(pilots[:, None, :, None], 2), key)
+        return pilots, masked_softmax(scores, visible)
+
+    @torch.no_grad()
+    def _importance(self, pilot_weights: Tensor, value: Tensor | None) -> Tensor:
+        """Equation 5, not normalised: column norms of B_J times row norms of V, `(batch, heads, n)`.
+
+        Surplus pilots may count in: where there are any, all columns that are not padding get selected.
+        """
+        if value is None:
+            raise ValueError("value=None: must be given, column_sampling='importance' samples by its norms")
+        precision = torch.promote_types(value.dtype, torch.float32)
+        columns = torch.linalg.vector_norm(pilot_weights, dim=2, dtype=precision)
+        return columns * torch.linalg.vector_norm(value, dim=3, dtype=precision)
+
+    def _normalise(
+        self, query: Tensor, key: Tensor, columns: Tensor, visible: Tensor, unselected: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weights `(batch, heads, n, d)` of the columns and `(batch, heads, n, 1)` of each unselected key."""
+        if self.row_normalization == "none":
+            return masked_softmax(self._scores(query, key), visible).take_along_dim(
+                columns[:, :, None], 3
+            ), None
+        scores = self._scores(query, key.take_along_dim(columns[..., None], 2))
+        selected = visible.take_along_dim(columns[:, :, None], 3)
+        if self.row_normalization == "simple":
+            return masked_softmax(scores, selected), None
+        return adaptively_normalised(scores, selected, unselected.sum(-1, keepdim=True))
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return query @ key.transpose(-1, -2) * self.head_dim**-0.5
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Scores and weighted values of columns and pilots, and the fill; all scores where D is exact."""
+        n, d = seq_len, min(self.num_features, seq_len)
+        products = {"adaptive": 2 * n * d + 2 * n, "simple": 2 * n * d, "none": n * n + n * d}[
+            self.row_normalization
+        ]
+        products += n * d * (self.pilot_reuse or self.column_sampling == "importance")
+        products += n * d * self.pilot_reuse
+        return batch * self.num_heads * 2 * products * self.head_dim
+
+
+def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Equation 6: `D^-1 A^J'` and `D^-1 g`, g the geometric mean of a row of `A^J'`, `D = A^J' 1 + others g`.
+
+    Args:
+        scores: `(batch, heads, n, d)`, the logarithms of `A^J'`.
+        selected: `(batch, heads, 1, d)` bool, False at surplus columns.
+        others: `(batch, heads, 1, 1)`, the number of keys that are neither selected nor padding.
+    """
+    log_a = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    count = selected.sum(-1, keepdim=True)
+    # The ratio does not depend on the subtracted maximum, so no gradient needs to flow through it.
+    log_max = (
+        log_a.detach().masked_fill(~selected, -torch.inf).amax(-1, keepdim=True).masked_fill(count == 0, 0)
+    )
+    a = (log_a - log_max).masked_fill(~selected, -torch.inf).exp()
+    log_g = log_a.masked_fill(~selected, 0).sum(-1, keepdim=True) / count.clamp_min(1)
+    g = (log_g - log_max).exp()
+    row_sum = (a.sum(-1, keepdim=True) + others * g).masked_fill(count == 0, 1)
+    return (a / row_sum).to(scores.dtype), (g / row_sum).to(scores.dtype)

@@ -1,0 +1,86 @@
+"""V-Mean, the attention that looks at nothing: Chen et al. 2022 (Skeinformer), section 5 and figure 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.ops.masking import visible_keys, zero_padding
+
+
+def masked_mean(value: Tensor, padding: Tensor | None) -> Tensor:
+    """The mean of the values that are not padding, `(batch, heads, 1, head_dim)`; zeros where all are.
+
+    Args:
+        value: `(batch, heads, seq_len, head_dim)`.
+        padding: `(batch, seq_len)` bool, True at padding.
+    """
+    precision = torch.promote_types(value.dtype, torch.float32)
+    visible = visible_keys(1, value.shape[2], False, padding, value.device)
+    total = zero_padding(value, padding).sum(2, keepdim=True, dtype=precision)
+    return (total / visible.sum(-1, keepdim=True).clamp_min(1)).to(value.dtype)
+
+
+def cumulative_mean(value: Tensor, padding: Tensor | None) -> Tensor:
+    """The mean of the values up to each position, padding left out, `(batch, heads, seq_len, head_dim)`."""
+    precision = torch.promote_types(value.dtype, torch.float32)
+    visible = visible_keys(1, value.shape[2], False, padding, value.device).transpose(-1, -2)
+    total = zero_padding(value, padding).cumsum(2, dtype=precision)
+    return (total / visible.cumsum(2).clamp_min(1)).to(value.dtype)
+
+
+def mean_weights(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight 1/(number of visible keys) on each visible key; rows that see nothing are zeros.
+
+    Args:
+        visible: `(batch, heads, queries, keys)` bool, as from `visible_keys`.
+        dtype: of the result, which is shaped like `visible`.
+    """
+    precision = torch.promote_types(dtype, torch.float32)
+    return (visible.to(precision) / visible.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
+
+
+@register
+class VMean(Attention):
+    """The mean of the visible values, `(1/n) 1 1^T V`, whatever the queries and keys are.
+
+    The baseline against sampling: softmax attention with Q = 0. Causal, it is the cumulative mean.
+    """
+
+    info = AttentionInfo(
+        name="v_mean",
+        paper="Chen et al. 2022 (Skeinformer), section 5, figure 1",
+        approximates="softmax",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n h)",
+    )
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        mean = cumulative_mean if self.causal else masked_mean
+        return mean(value, padding).expand_as(query).contiguous()
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """Equal weights on the visible keys."""
+        queries, keys = query.shape[2], key.shape[2]
+        visible = visible_keys(queries, keys, self.causal, key_padding_mask, query.device)
+        return mean_weights(visible, query.dtype).expand(*query.shape[:2], queries, keys).contiguous()
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """One pass over V: the vector-matrix product `1^T V`."""
+        return batch * self.num_heads * 2 * seq_len * self.head_dim

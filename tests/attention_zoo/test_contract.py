@@ -1,0 +1,413 @@
+"""What every registered mechanism promises, whatever it computes. A new mechanism is tested by existing."""
+
+import copy
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+
+HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 8
+LENGTH = 37  # no block size divides it, and it is several blocks long
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+NAMES = attention_zoo.list_attentions()
+CASES = [
+    pytest.param(name, causal, id=f"{name}-causal" if causal else name)
+    for name in NAMES
+    for causal in (False, True)
+    if attention_zoo.info(name).causal or not causal
+]
+every_case = pytest.mark.parametrize("name, causal", CASES)
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def make(name, **given):
+    """A small instance: d of its family is SIZE and blocks, where it has them, are BLOCK long."""
+    info, known = attention_zoo.info(name), attention_zoo.hyperparameters(name)
+    small = {} if info.size is None else {info.size: SIZE}
+    if "block_size" in known:
+        small["block_size"] = BLOCK
+    common = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": LENGTH, "dtype": best_dtype(name)}
+    return attention_zoo.create(name, **(common | small | given))
+
+
+def best_dtype(name):
+    return next(dtype for dtype in DTYPES if dtype in attention_zoo.info(name).dtypes)
+
+
+def tolerance(name):
+    return {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 5e-2}[best_dtype(name)]
+
+
+def inputs(name, length=LENGTH, batch=3, seed=0, keys=None, heads=HEADS, head_dim=HEAD_DIM):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (length, keys or length, keys or length)
+    return tuple(
+        torch.randn(batch, heads, n, head_dim, generator=generator).to(best_dtype(name)) for n in lengths
+    )
+
+
+def padding_mask(length=LENGTH):
+    """Batch of three: padding scattered anywhere, padding at the end, padding only."""
+    mask = torch.zeros(3, length, dtype=torch.bool)
+    mask[0] = torch.rand(length, generator=torch.Generator().manual_seed(7)) < 0.4
+    mask[1, 2 * length // 3 :] = True
+    mask[2] = True
+    return mask
+
+
+def assert_close(name, actual, expected):
+    scale = expected.abs().max().clamp_min(1)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance(name))
+
+
+def changes(first, second):
+    return not torch.allclose(first, second, rtol=1e-3, atol=1e-6)
+
+
+def needs_padding(name):
+    if not attention_zoo.info(name).padding:
+        pytest.skip("refuses padding")
+
+
+def matrix(attention, query, key, padding, value):
+    try:
+        return attention.attention_matrix(query, key, padding, value=value)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+# --- What it is -----------------------------------------------------------------------------------
+
+
+@every_name
+def test_info_is_filled_and_frozen(name):
+    info = attention_zoo.info(name)
+    assert info.name == name
+    assert info.paper and info.complexity.startswith("O(")
+    assert info.approximates is None or info.approximates in NAMES
+    assert info.size is None or info.size in attention_zoo.hyperparameters(name)
+    assert {"reference", "fused"} >= set(info.implementations) != set()
+    assert info.dtypes and set(info.dtypes) <= {*DTYPES, torch.float16}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.causal = True
+
+
+@every_name
+def test_defaults_work_on_a_sequence_shorter_than_them(name):
+    attention = attention_zoo.create(
+        name, head_dim=HEAD_DIM, num_heads=HEADS, max_seq_len=LENGTH, dtype=best_dtype(name)
+    )
+    assert attention(*inputs(name)).isfinite().all()
+
+
+@every_case
+def test_flops_is_a_growing_count_proportional_to_the_batch(name, causal):
+    attention = make(name, causal=causal, max_seq_len=256)
+    counts = [attention.flops(1, n) for n in (1, 16, 64, 256)]
+    assert all(type(count) is int and count > 0 for count in counts)
+    assert counts == sorted(set(counts))
+    assert attention.flops(3, 64) == 3 * attention.flops(1, 64)
+
+
+# --- What it computes -----------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dtypes_agree(name, causal, dtype):
+    """The same inputs and state in less precision give the same output but for rounding."""
+    if dtype not in attention_zoo.info(name).dtypes:
+        pytest.skip(f"refuses {dtype}")
+    exact, rounded = make(name, causal=causal), make(name, causal=causal, dtype=dtype)
+    rounded.load_state_dict(exact.state_dict())
+    given = [tensor.bfloat16() for tensor in inputs(name)]
+    expected = exact(*(tensor.to(best_dtype(name)) for tensor in given))
+    actual = rounded(*(tensor.to(dtype) for tensor in given))
+    assert actual.dtype == dtype and actual.shape == given[0].shape
+    error = (actual.double() - expected.double()).norm() / expected.double().norm()
+    # Float32 rounds at 6e-8 and bfloat16 at 4e-3; fourth powers and ratios lose a digit or so.
+    assert error < {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+
+
+@every_case
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_forward_is_attention_matrix_times_value(name, causal, padded):
+    if padded:
+        needs_padding(name)
+    attention, (query, key, value) = make(name, causal=causal), inputs(name)
+    mask = padding_mask() if padded else None
+    weights = matrix(attention, query, key, mask, value)
+    assert weights.shape == (*query.shape[:3], key.shape[2]) and weights.dtype == query.dtype
+    assert_close(name, attention(query, key, value, mask), weights @ value)
+
+
+@every_case
+@pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, LENGTH])
+def test_every_length_works(name, causal, length):
+    attention, (query, key, value) = make(name, causal=causal), inputs(name, length)
+    output = attention(query, key, value)
+    assert output.shape == query.shape and output.dtype == query.dtype and output.isfinite().all()
+    assert_close(name, output, matrix(attention, query, key, None, value) @ value)
+
+
+@every_case
+def test_strides_do_not_matter(name, causal):
+    attention, given = make(name, causal=causal), inputs(name)
+    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in given]
+    assert_close(name, attention(*strided), attention(*given))
+
+
+@every_case
+def test_batch_items_do_not_see_each_other(name, causal):
+    attention, given = make(name, causal=causal), inputs(name)
+    others = [torch.cat([tensor[:1], 8 * tensor[1:].flip(2)]) for tensor in given]
+    assert_close(name, attention(*others)[0], attention(*given)[0])
+
+
+@every_name
+def test_cross_attention_or_refusal(name):
+    attention, (query, key, value) = make(name), inputs(name, LENGTH // 2, keys=LENGTH)
+    if not attention_zoo.info(name).cross:
+        with pytest.raises(UnsupportedError, match=name):
+            attention(query, key, value)
+        return
+    output = attention(query, key, value, padding_mask() if attention_zoo.info(name).padding else None)
+    assert output.shape == query.shape
+    assert_close(name, attention(query, key, value), matrix(attention, query, key, None, value) @ value)
+
+
+# --- What it must not see -------------------------------------------------------------------------
+
+
+@every_case
+def test_padding_is_not_seen(name, causal):
+    needs_padding(name)
+    attention, (query, key, value), mask = make(name, causal=causal), inputs(name), padding_mask()
+    hidden = mask[:, None, :, None]
+    expected = attention(query, key, value, mask)
+    for factor in (8, -100):
+        other = torch.where(hidden, factor * key, key), torch.where(hidden, factor * (value + 1), value)
+        assert_close(name, attention(query, *other, mask), expected)
+    assert changes(attention(query, key, value), expected)
+
+
+@every_case
+def test_padding_only_gives_zeros(name, causal):
+    needs_padding(name)
+    output = make(name, causal=causal)(*inputs(name), padding_mask())
+    assert output.isfinite().all() and (output[2] == 0).all() and (output[0] != 0).any()
+
+
+@every_case
+def test_a_mask_without_padding_changes_nothing(name, causal):
+    needs_padding(name)
+    attention, given = make(name, causal=causal), inputs(name)
+    assert_close(name, attention(*given, torch.zeros(3, LENGTH, dtype=torch.bool)), attention(*given))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).causal])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_the_future_is_not_seen(name, padded):
+    """Eightfold, because a leak through a maximum shows only when the future holds the maximum."""
+    if padded:
+        needs_padding(name)
+    attention, given = make(name, causal=True), inputs(name)
+    mask = padding_mask() if padded else None
+    expected = attention(*given, mask)
+    for cut in (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, LENGTH - 1):
+        for sign in (8, -8):
+            other = [torch.cat([tensor[:, :, :cut], sign * tensor[:, :, cut:]], dim=2) for tensor in given]
+            output = attention(*other, mask)
+            assert_close(name, output[:, :, :cut], expected[:, :, :cut])
+            assert padded or changes(output[:, :, cut:], expected[:, :, cut:])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).causal])
+def test_causal_attention_refuses_cross_attention(name):
+    with pytest.raises(UnsupportedError, match="causal"):
+        make(name, causal=True)(*inputs(name, LENGTH // 2, keys=LENGTH))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).causal])
+def test_causal_is_refused_where_it_would_leak(name):
+    with pytest.raises(UnsupportedError, match=f"causal=true: {name}"):
+        make(name, causal=True)
+
+
+# --- Randomness and state -------------------------------------------------------------------------
+
+
+@every_case
+def test_the_seed_decides_everything(name, causal):
+    given = inputs(name)
+    attention = make(name, causal=causal, seed=1)
+    expected = attention(*given)
+    assert torch.equal(attention(*given), expected)
+    assert torch.equal(make(name, causal=causal, seed=1)(*given), expected)
+    attention(*inputs(name, LENGTH // 2, batch=1))
+    assert torch.equal(attention(*given), expected), "an input of another shape left something behind"
+    attention.resample(2)
+    assert torch.equal(attention(*given), make(name, causal=causal, seed=2)(*given))
+    if attention_zoo.info(name).random:
+        assert changes(attention(*given), expected)
+    attention.resample(1)
+    assert torch.equal(attention(*given), expected)
+
+
+@every_name
+def test_only_random_mechanisms_depend_on_the_seed(name):
+    given = inputs(name)
+    differs = changes(make(name, seed=1)(*given), make(name, seed=2)(*given))
+    assert differs == attention_zoo.info(name).random
+
+
+@every_case
+def test_training_mode_computes_the_same(name, causal):
+    attention, given = make(name, causal=causal), inputs(name)
+    assert torch.equal(attention.train()(*given), attention.eval()(*given))
+
+
+@every_case
+def test_global_random_state_is_neither_read_nor_changed(name, causal):
+    given = inputs(name)
+
+    def use():
+        attention = make(name, causal=causal)
+        outputs = [attention(*given)]
+        attention.resample(5)
+        return torch.stack([*outputs, attention(*given)])
+
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    first = use()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert (np.random.get_state()[1] == before[2]).all()
+    torch.manual_seed(1)
+    assert torch.equal(use(), first)
+
+
+@every_case
+def test_a_state_dict_defines_the_function(name, causal, tmp_path):
+    saved, loaded, given = make(name, causal=causal, seed=1), make(name, causal=causal, seed=2), inputs(name)
+    saved(*given), loaded(*given)
+    torch.save(saved.state_dict(), tmp_path / "state.pt")
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(loaded(*given), saved(*given))
+
+
+@every_case
+def test_a_deepcopy_is_equal_and_independent(name, causal):
+    attention, given = make(name, causal=causal), inputs(name)
+    expected = attention(*given)
+    copied = copy.deepcopy(attention)
+    assert torch.equal(copied(*given), expected)
+    copied.resample(9)
+    assert torch.equal(attention(*given), expected)
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal, padded):
+    if padded:
+        needs_padding(name)
+    attention, mask = make(name, causal=causal), padding_mask() if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name)]
+    with torch.inference_mode():
+        attention(*given, mask)  # what it caches must not spoil a training step
+    output = attention(*given, mask)
+    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    gradients = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
+    for gradient in gradients:
+        assert gradient is None or gradient.isfinite().all()
+    for index, gradient in enumerate(gradients[:3]):
+        moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
+        depends = changes(attention(*moved, mask), output)
+        assert depends == (gradient is not None and gradient.abs().max().item() > 1e-6)
+    for gradient in gradients[3:]:
+        assert gradient is not None and (gradient != 0).any()
+
+
+@every_case
+def test_gradients_equal_finite_differences(name, causal):
+    """Of a fixed draw: the steps are far too small to change which rows or columns are selected."""
+    if torch.float64 not in attention_zoo.info(name).dtypes:
+        pytest.skip("refuses float64")
+    attention = make(name, causal=causal, head_dim=3, num_heads=1, max_seq_len=6)
+    given = [t.requires_grad_() for t in inputs(name, 6, batch=1, heads=1, head_dim=3)]
+    mask = torch.tensor([[False, False, True, False, False, True]]) if attention.info.padding else None
+    scale = attention(*given, mask).detach().abs().max()
+    assert torch.autograd.gradcheck(lambda *qkv: attention(*qkv, mask) / scale, given, atol=1e-5)
+
+
+# --- What it refuses ------------------------------------------------------------------------------
+
+
+@every_name
+def test_bad_inputs_are_refused(name):
+    attention, (query, key, value) = make(name), inputs(name)
+    for bad in (query[0], query[:, :1], query[..., :-1], query[:, :, :0]):
+        with pytest.raises(ValueError, match=r"^(query|seq_len)\b.*: must be"):
+            attention(bad, bad, bad)
+    with pytest.raises(ValueError, match=r"^value\.shape="):
+        attention(query, key, value[:, :, 1:])
+    with pytest.raises(ValueError, match=r"^key\.shape="):
+        attention(query, key[:1], value[:1])
+    with pytest.raises(ValueError, match=r"^key\.dtype="):
+        attention(query, key.half(), value)
+    with pytest.raises(UnsupportedError, match="int64"):
+        attention(query.long(), key.long(), value.long())
+    with pytest.raises(
+        ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"
+    ):
+        attention(*inputs(name, LENGTH + 1))
+
+
+@every_name
+def test_bad_masks_are_refused(name):
+    attention, given = make(name), inputs(name)
+    if not attention_zoo.info(name).padding:
+        with pytest.raises(UnsupportedError, match="key_padding_mask"):
+            attention(*given, padding_mask())
+        return
+    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
+        attention(*given, padding_mask()[:, 1:])
+    with pytest.raises(ValueError, match=r"^key_padding_mask\.dtype="):
+        attention(*given, padding_mask().float())
+
+
+@every_name
+def test_bad_arguments_are_refused_by_name(name):
+    for key, bad in [("head_dim", 0), ("num_heads", 1.5), ("seed", -1), ("causal", 1), ("impl", "fast")]:
+        with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
+            make(name, **{key: bad})
+    with pytest.raises(ValueError, match=r"^colour='red': unknown"):
+        make(name, colour="red")
+    for key in attention_zoo.hyperparameters(name):
+        with pytest.raises(ValueError, match=f"^{key}_=1: unknown; did you mean {key}"):
+            make(name, **{f"{key}_": 1})
+    size = attention_zoo.info(name).size
+    for bad in (0, -1, 2.5, True, "4") if size else ():
+        with pytest.raises(ValueError, match=f"^{size}={bad!r}: must be"):
+            make(name, **{size: bad})
+
+
+@every_name
+def test_an_implementation_it_lacks_is_refused(name):
+    for impl in {"reference", "fused"} - set(attention_zoo.info(name).implementations):
+        with pytest.raises(UnsupportedError, match=f"impl={impl}"):
+            make(name, impl=impl)
+
+
+def test_a_misspelt_name_is_answered_with_the_near_one():
+    with pytest.raises(ValueError, match=r"^attention='sofmax': unknown; did you mean softmax"):
+        attention_zoo.create("sofmax", head_dim=HEAD_DIM, num_heads=HEADS)

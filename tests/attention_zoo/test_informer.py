@@ -1,0 +1,154 @@
+import math
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import informer
+
+N, H = 23, 4
+
+
+def qkv(n=N, batch=2, heads=2, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    return attention_zoo.create("informer", **({"head_dim": H, "num_heads": 2} | given))
+
+
+def softmax(query, key, value, mask=None):
+    return attention_zoo.create("softmax", head_dim=H, num_heads=2)(query, key, value, mask)
+
+
+def scattered_padding(n=N):
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[0, [0, 1, 4, 9, 10, 22]] = True
+    mask[1, 3:] = True  # so much padding that some queries sample nothing else
+    return mask
+
+
+def slow_informer(query, key, value, mask, seed, u, samples, mask_samples):
+    """Algorithm 1 of the paper, a scalar at a time, for a tensor of one batch item and head `(n, h)`."""
+    n = len(query)
+    noise = torch.rand(n, samples, generator=torch.Generator().manual_seed(seed))
+    valid = [j for j in range(n) if not mask[j]]
+    sparsity = {}
+    for i in valid:
+        drawn = [
+            valid[math.floor(x * len(valid))] if mask_samples else math.floor(x * n)
+            for x in noise[i].tolist()
+        ]
+        scores = [float(query[i] @ key[j]) for j in drawn if not mask[j]]
+        sparsity[i] = max(scores) - sum(scores) / len(scores) if scores else 0.0
+    mean = torch.stack([value[j] for j in valid]).mean(0)
+    output = mean.expand(n, -1).clone()
+    chosen = sorted(sparsity, key=sparsity.__getitem__, reverse=True)[:u]
+    for i in chosen:
+        weights = [math.exp(float(query[i] @ key[j]) / math.sqrt(H)) for j in valid]
+        output[i] = sum(w * value[j] for w, j in zip(weights, valid, strict=True)) / sum(weights)
+    return output, chosen, valid
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mask_samples", [False, True])
+@pytest.mark.parametrize("u, samples", [(1, 3), (6, 6), (6, 40), (17, 2)])
+def test_equals_a_slow_implementation(padded, mask_samples, u, samples):
+    query, key, value = qkv()
+    mask = scattered_padding() if padded else torch.zeros(2, N, dtype=torch.bool)
+    attention = make(num_features=u, num_samples=samples, mask_samples=mask_samples, seed=3)
+    output = attention(query, key, value, mask)
+    for b in range(2):
+        for head in range(2):
+            one = (query[b, head], key[b, head], value[b, head])
+            expected, _, valid = slow_informer(*one, mask[b], 3, u, samples, mask_samples)
+            torch.testing.assert_close(output[b, head, valid], expected[valid], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("u", [1, 5, 22])
+def test_selected_rows_are_softmax_and_the_others_exactly_the_mean(u):
+    given = qkv()
+    output, mean = make(num_features=u)(*given), given[2].mean(2, keepdim=True)
+    is_mean = (output - mean).abs().amax(-1) < 1e-15
+    assert (is_mean.sum(-1) == N - u).all()
+    torch.testing.assert_close(output[~is_mean], softmax(*given)[~is_mean], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("samples", [1, 256])
+@pytest.mark.parametrize("mask_samples", [False, True])
+def test_all_rows_selected_is_softmax(samples, mask_samples):
+    given, mask = qkv(), scattered_padding()
+    attention = make(num_features=N, num_samples=samples, mask_samples=mask_samples)
+    torch.testing.assert_close(attention(*given, mask), softmax(*given, mask), rtol=0, atol=1e-14)
+    torch.testing.assert_close(attention(*given), softmax(*given), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mask_samples", [False, True])
+def test_padded_queries_do_not_compete_for_rows(mask_samples):
+    """As many rows as there are real queries are enough for softmax, however peaked the padded ones are."""
+    query, key, value = qkv()
+    mask = scattered_padding()
+    query = torch.where(mask[:, None, :, None], 100 * query, query)
+    attention = make(num_features=17, mask_samples=mask_samples)
+    valid = ~mask[0]
+    actual, expected = attention(query, key, value, mask), softmax(query, key, value, mask)
+    torch.testing.assert_close(actual[0][:, valid], expected[0][:, valid], rtol=0, atol=1e-13)
+    torch.testing.assert_close(actual[1][:, :3], expected[1][:, :3], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("mask_samples", [False, True])
+def test_many_samples_measure_the_sparsity_over_the_visible_keys(mask_samples):
+    """M = max - mean over the keys: the maximum exactly, the mean within 5 standard errors of the samples."""
+    query, key, _ = qkv(n=9)
+    mask = torch.zeros(2, 9, dtype=torch.bool)
+    mask[0, [0, 5]] = True
+    samples = 40_000
+    sparsity = make(num_samples=samples, mask_samples=mask_samples).sparsity(query, key, mask)
+    scores = query @ key.transpose(2, 3)
+    for b in range(2):
+        seen = scores[b][:, :, ~mask[b]]
+        expected = (seen.amax(-1) - seen.mean(-1))[:, ~mask[b]]
+        error = 5 * seen.std(-1)[:, ~mask[b]] / math.sqrt(samples * 7 / 9)
+        assert ((sparsity[b][:, ~mask[b]] - expected).abs() < error).all()
+    assert (sparsity[0, :, [0, 5]] == -torch.inf).all()
+
+
+def test_appended_padding_changes_nothing_when_samples_are_masked():
+    given = qkv()
+    mask = torch.arange(N).expand(2, N) >= 15
+    attention = make(num_features=4, mask_samples=True)
+    short = attention(*(tensor[:, :, :15] for tensor in given))
+    torch.testing.assert_close(attention(*given, mask)[:, :, :15], short, rtol=0, atol=1e-14)
+
+
+def test_masking_samples_changes_nothing_without_padding():
+    given, mask = qkv(), torch.zeros(2, N, dtype=torch.bool)
+    expected = make(num_features=4)(*given)
+    assert torch.equal(make(num_features=4, mask_samples=True)(*given, mask), expected)
+
+
+@pytest.mark.parametrize("gathered", [1, 3, 1000])
+def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
+    query, key, _ = qkv()
+    attention = make(num_samples=7)
+    expected = attention.sparsity(query, key, scattered_padding())
+    monkeypatch.setattr(informer, "GATHERED_KEYS", gathered)
+    torch.testing.assert_close(
+        attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14
+    )
+
+
+def test_flops_count_the_products():
+    n, u, samples = 20, 5, 7
+    counts = 2 * n * samples * H + 2 * (2 * u * n * H) + 2 * n * H
+    assert make(num_features=u, num_samples=samples).flops(3, n) == 3 * 2 * counts
+    assert make(num_features=100, num_samples=samples).flops(1, n) == make(
+        num_features=n, num_samples=samples
+    ).flops(1, n)
+
+
+@pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}])
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)

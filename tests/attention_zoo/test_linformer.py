@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+
+import attention_zoo
+
+N, H = 12, 4
+
+
+def qkv(n=N, batch=2, heads=2, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    common = {"head_dim": H, "num_heads": 2, "max_seq_len": N, "dtype": torch.float64}
+    return attention_zoo.create("linformer", **(common | given))
+
+
+def softmax(query, key, value, mask=None):
+    return attention_zoo.create("softmax", head_dim=H, num_heads=2)(query, key, value, mask)
+
+
+def fill(attention, matrix):
+    with torch.no_grad():
+        attention.E.copy_(matrix)
+        attention.F.copy_(matrix)
+
+
+@pytest.mark.parametrize("order", [range(N), [5, 3, 11, 0, 1, 9, 8, 2, 4, 10, 7, 6]])
+def test_identity_and_permutation_projections_give_softmax(order):
+    attention = make(projection_dim=N)
+    fill(attention, torch.eye(N)[list(order)])
+    torch.testing.assert_close(attention(*qkv()), softmax(*qkv()), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("n", [5, N])
+def test_equals_the_formula_head_by_head(share, n):
+    attention, (query, key, value) = make(projection_dim=7, share_key_value=share), qkv(n)
+    e = attention.E[:, :n]
+    f = e if share else attention.F[:, :n]
+    assert share or not torch.equal(attention.E, attention.F)
+    output = attention(query, key, value)
+    for b in range(2):
+        for head in range(2):
+            weights = torch.softmax(query[b, head] @ (e @ key[b, head]).T / math.sqrt(H), dim=1)
+            torch.testing.assert_close(output[b, head], weights @ (f @ value[b, head]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("unreduced", [False, True])
+def test_appended_padding_changes_nothing(unreduced):
+    attention, given = make(projection_dim=5, unreduced=unreduced), qkv()
+    short = attention(*(tensor[:, :, :8] for tensor in given))
+    mask = torch.arange(N).expand(2, N) >= 8
+    torch.testing.assert_close(attention(*given, mask)[:, :, :8], short, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("trainable, unreduced", [(True, False), (False, False), (True, True)])
+def test_only_a_trainable_projection_is_a_parameter(trainable, unreduced):
+    attention = make(projection_dim=5, trainable=trainable, unreduced=unreduced)
+    names = {"E"} if unreduced else {"E", "F"}
+    assert set(attention.state_dict()) == names
+    assert set(dict(attention.named_parameters())) == (names if trainable and not unreduced else set())
+    # It stays registered when the module moves.
+    assert set(attention.to(torch.float32).state_dict()) == names
+
+
+def test_training_moves_both_projections():
+    attention = make(projection_dim=5)
+    before = {name: p.detach().clone() for name, p in attention.named_parameters()}
+    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
+    attention(*qkv()).square().sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(p, before[name]) for name, p in attention.named_parameters())
+
+
+@pytest.mark.parametrize("init_std", [None, 0.02])
+def test_entries_are_normal_with_the_given_deviation(init_std):
+    attention = make(projection_dim=64, max_seq_len=1000, init_std=init_std)
+    entries = torch.cat([attention.E.flatten(), attention.F.flatten()])
+    entries = entries / (init_std or 1 / math.sqrt(64))
+    # 128,000 standard normals: 5 sigma of the mean, the variance (2/m) and the fourth moment (96/m).
+    m = entries.numel()
+    assert abs(entries.mean()) < 5 / math.sqrt(m)
+    assert abs(entries.square().mean() - 1) < 5 * math.sqrt(2 / m)
+    assert abs(entries.pow(4).mean() - 3) < 5 * math.sqrt(96 / m)
+
+
+def test_unreduced_sketch_is_the_identity_in_expectation():
+    """E[S S^T] = I; an entry of S S^T has variance 1/d off and 2/d on the diagonal."""
+    d, draws = 3, 3000
+    attention, mean = make(projection_dim=d, unreduced=True), torch.zeros(N, N, dtype=torch.float64)
+    for seed in range(draws):
+        attention.resample(seed)
+        mean += attention.E.T @ attention.E / draws
+    assert (mean - torch.eye(N)).abs().max() < 5 * math.sqrt(2 / (d * draws))
+
+
+def test_unreduced_error_falls_as_one_over_the_root_of_d():
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[1, [0, 3, 11]] = True
+
+    def error(d):
+        outputs = [make(projection_dim=d, unreduced=True, seed=s)(*qkv(), mask) for s in range(40)]
+        return (torch.stack(outputs) - softmax(*qkv(), mask)).square().mean().sqrt()
+
+    # 100 times the columns: a tenth of the error, to the 10% or so that 40 draws leave uncertain.
+    assert 0.07 < error(1600) / error(16) < 0.14
+
+
+def test_unreduced_equals_the_formula():
+    attention, (query, key, value) = make(projection_dim=5, unreduced=True), qkv()
+    a = (query @ key.transpose(2, 3) / math.sqrt(H)).exp()
+    s = attention.E.T
+    expected = (a @ s) @ (s.T @ value) / a.sum(-1, keepdim=True)
+    torch.testing.assert_close(attention(query, key, value), expected, rtol=0, atol=1e-13)
+
+
+def test_flops_count_the_products():
+    n, d = 10, 5
+    assert make(projection_dim=d).flops(3, n) == 3 * 2 * (2 * (2 * d * n * H) + 2 * (2 * n * d * H))
+    dense = 2 * (2 * n * n * H) + 2 * (2 * d * n * H)
+    assert make(projection_dim=d, unreduced=True).flops(3, n) == 3 * 2 * dense
+
+
+def test_needs_max_seq_len():
+    with pytest.raises(ValueError, match=r"^max_seq_len=None: must be"):
+        make(max_seq_len=None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"init_std": 0}, {"init_std": -1.0}, {"trainable": 1}, {"share_key_value": "yes"}, {"unreduced": 0}],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)

@@ -1,0 +1,247 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo.ops.sampling import sample_without_replacement
+
+N, H = 19, 4
+ABLATIONS = list(itertools.product(("importance", "uniform"), ("adaptive", "simple", "none"), (True, False)))
+every_ablation = pytest.mark.parametrize("sampling, normalization, reuse", ABLATIONS)
+
+
+def qkv(n=N, batch=2, heads=2, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(sampling="importance", normalization="adaptive", reuse=True, heads=2, **given):
+    ablation = {"column_sampling": sampling, "row_normalization": normalization, "pilot_reuse": reuse}
+    return attention_zoo.create("skeinformer", head_dim=H, num_heads=heads, **ablation, **given)
+
+
+def softmax(heads=2):
+    return attention_zoo.create("softmax", head_dim=H, num_heads=heads)
+
+
+def scattered_padding(n=N):
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[0, [0, 1, 4, 9, 10, 18]] = True
+    mask[1, 4:] = True  # fewer keys than d
+    return mask
+
+
+def algorithm_1(query, key, value, valid, pilots, columns, normalization, reuse):
+    """Lines 3 and 7 to 13, literally, for one head `(n, h)`; `valid` are the real positions."""
+    n = len(valid)
+    columns = [j for j in columns if j in valid]
+    a = np.exp(query @ key.T / math.sqrt(H))
+    row_sums = a[:, valid].sum(1)
+    a_columns = a[:, columns]
+    others = [j for j in valid if j not in columns]
+    if normalization == "adaptive":
+        g = np.prod(a_columns, axis=1) ** (1 / len(columns))
+        row_sum = a_columns.sum(1) + (n - len(columns)) * g
+        v = value[others].sum(0)
+        output = (a_columns @ value[columns] + np.outer(g, v)) / row_sum[:, None]
+    elif normalization == "simple":
+        output = a_columns @ value[columns] / a_columns.sum(1, keepdims=True)
+    else:
+        output = a_columns @ value[columns] / row_sums[:, None]
+    if reuse:
+        for j in pilots:
+            output[j] = a[j, valid] / row_sums[j] @ value[valid]
+    return output
+
+
+@every_ablation
+@pytest.mark.parametrize("padded", [False, True])
+def test_equals_algorithm_1_given_the_samples(sampling, normalization, reuse, padded):
+    query, key, value = qkv()
+    mask = scattered_padding() if padded else torch.zeros(2, N, dtype=torch.bool)
+    attention = make(sampling, normalization, reuse, num_features=6)
+    full = make(num_features=6).sketch(query, key, value, mask)
+    sketch = attention.sketch(query, key, value, mask)
+    # The ablation draws what the full method draws, but for the columns that are drawn in another way.
+    assert torch.equal(sketch.columns, full.columns) == (sampling == "importance")
+    assert sketch.exact_rows is None if not reuse else torch.equal(sketch.exact_rows[0], full.exact_rows[0])
+    output = attention(query, key, value, mask)
+    for b, head in itertools.product(range(2), range(2)):
+        valid = (~mask[b]).nonzero()[:, 0].tolist()
+        samples = full.exact_rows[0][b].tolist(), sketch.columns[b, head].tolist()
+        one = (tensor[b, head].numpy() for tensor in (query, key, value))
+        expected = algorithm_1(*one, valid, *samples, normalization, reuse)
+        np.testing.assert_allclose(output[b, head, valid], expected[valid], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_columns_are_drawn_by_equation_5(padded):
+    """d = 1: given the pilot row j, column i has probability b_ji |v_i|, normalised."""
+    n, draws = 5, 40_000
+    query, key, value = (tensor.expand(draws, -1, -1, -1) for tensor in qkv(n, batch=1, heads=1))
+    mask = torch.zeros(draws, n, dtype=torch.bool)
+    mask[:, 2] = padded
+    sketch = make(heads=1, num_features=1).sketch(query, key, value, mask)
+    pilots, columns = sketch.exact_rows[0][:, 0], sketch.columns[:, 0, 0]
+    weights = softmax(1).attention_matrix(query[:1], key[:1], mask[:1])[0, 0]
+    probability = weights * value[0, 0].norm(dim=-1)
+    probability = probability / probability.sum(-1, keepdim=True)
+    for j in range(n):
+        drawn = columns[pilots == j]
+        if padded and j == 2:
+            assert len(drawn) == 0
+            continue
+        valid = n - padded
+        assert abs(len(drawn) / draws - 1 / valid) < 5 * math.sqrt(1 / valid / draws)
+        frequency = torch.bincount(drawn, minlength=n) / len(drawn)
+        deviation = (probability[j] * (1 - probability[j]) / len(drawn)).sqrt()
+        assert ((frequency - probability[j]).abs() <= 5 * deviation).all()
+
+
+def test_sampling_without_replacement_is_successive_sampling():
+    """The pair (i, j) in that order has probability p_i p_j / (1 - p_i)."""
+    p, draws = torch.tensor([0.5, 0.3, 0.15, 0.05]), 200_000
+    noise = torch.rand(draws, 4, generator=torch.Generator().manual_seed(0))
+    pairs = sample_without_replacement(7 * p.expand(draws, 4), noise, 2, torch.ones(4, dtype=torch.bool))
+    for i, j in itertools.permutations(range(4), 2):
+        expected = p[i] * p[j] / (1 - p[i])
+        frequency = ((pairs[:, 0] == i) & (pairs[:, 1] == j)).float().mean()
+        assert abs(frequency - expected) < 5 * math.sqrt(expected / draws)
+
+
+def test_excluded_positions_come_last_even_after_impossible_ones():
+    noise = torch.rand(100, 6, generator=torch.Generator().manual_seed(0))
+    noise[0] = 0
+    allowed = torch.tensor([True, True, False, True, False, True])
+    drawn = sample_without_replacement(torch.tensor([0.0, 1, 5, 0, 5, 2]).expand(100, 6), noise, 4, allowed)
+    assert torch.equal(drawn.sort(-1).values, torch.tensor([0, 1, 3, 5]).expand(100, 4))
+
+
+def test_uniform_columns_depend_on_no_input():
+    first, second = (make("uniform", num_features=6).sketch(*qkv(seed=s), None).columns for s in (0, 1))
+    assert torch.equal(first, second)
+    first, second = (make(num_features=6).sketch(*qkv(seed=s), None).columns for s in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_pilots_are_shared_by_the_heads_and_columns_are_not():
+    sketch = make(num_features=6).sketch(*qkv(), None)
+    assert sketch.exact_rows[0].shape == (2, 6) and sketch.columns.shape == (2, 2, 6)
+    columns = sketch.columns.sort(-1).values
+    assert not torch.equal(columns[:, 0], columns[:, 1])
+    assert all(len(set(row)) == 6 for row in sketch.columns.flatten(0, 1).tolist())
+    assert all(len(set(row)) == 6 for row in sketch.exact_rows[0].tolist())
+
+
+@every_ablation
+@pytest.mark.parametrize("padded", [False, True])
+def test_all_columns_sampled_is_softmax(sampling, normalization, reuse, padded):
+    """Also when values are zero, which importance would never draw, and d is only as large as needed."""
+    query, key, value = qkv()
+    value[:, :, ::3] = 0
+    mask = scattered_padding() if padded else None
+    attention = make(sampling, normalization, reuse, num_features=13 if padded else N)
+    expected = softmax().attention_matrix(query, key, mask)
+    actual = attention.attention_matrix(query, key, mask, value=value)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-15)
+    actual = attention(query, key, value, mask)
+    torch.testing.assert_close(actual, expected @ value, rtol=0, atol=2e-15)
+
+
+@pytest.mark.parametrize("normalization", ["adaptive", "simple", "none"])
+@pytest.mark.parametrize("sampling", ["importance", "uniform"])
+def test_pilot_reuse_makes_the_pilot_rows_exact_and_leaves_the_others(sampling, normalization):
+    given, mask = qkv(), scattered_padding()
+    full, ablated = (make(sampling, normalization, reuse, num_features=6) for reuse in (True, False))
+    pilots = full.sketch(*given, mask).exact_rows[0]
+    is_pilot = torch.zeros(2, N, dtype=torch.bool).scatter(1, pilots, True)[:, None].expand(2, 2, N)
+    output, expected = full(*given, mask), softmax()(*given, mask)
+    torch.testing.assert_close(output[is_pilot], expected[is_pilot], rtol=0, atol=1e-14)
+    assert torch.equal(output[~is_pilot], ablated(*given, mask)[~is_pilot])
+    assert ((ablated(*given) - expected).abs().amax(-1) > 1e-3).all()
+
+
+@every_ablation
+def test_appended_padding_changes_nothing(sampling, normalization, reuse):
+    given = qkv()
+    mask = torch.arange(N).expand(2, N) >= 13
+    attention = make(sampling, normalization, reuse, num_features=5)
+    short = attention(*(tensor[:, :, :13] for tensor in given))
+    torch.testing.assert_close(attention(*given, mask)[:, :, :13], short, rtol=0, atol=1e-14)
+
+
+def test_zero_queries_give_the_mean_of_the_values():
+    query, key, value = qkv()
+    for reuse in (True, False):
+        output = make(reuse=reuse, num_features=3)(0 * query, key, value)
+        expected = value.mean(2, keepdim=True).expand_as(value)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-15)
+
+
+@every_ablation
+def test_rows_sum_to_one_unless_divided_by_the_exact_sum(sampling, normalization, reuse):
+    query, key, value = qkv()
+    attention = make(sampling, normalization, reuse, num_features=6)
+    sums = attention.attention_matrix(query, key, value=value).sum(-1)
+    if normalization != "none":
+        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-14)
+    else:
+        assert (sums < 1 + 1e-14).all() and (sums < 0.99).any()
+
+
+@pytest.mark.parametrize("normalization", ["adaptive", "simple", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_scores_do_not_overflow(normalization, dtype):
+    query, key, value = (tensor.to(dtype).requires_grad_() for tensor in qkv())
+    output = make(normalization=normalization, num_features=6)(1000 * query, key, value, scattered_padding())
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
+
+
+def test_error_falls_with_the_number_of_features():
+    given = qkv(n=64, batch=16)
+    expected = softmax()(*given)
+    errors = [(make(num_features=d)(*given) - expected).norm().item() for d in (2, 8, 32, 63)]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.1 * errors[0]
+
+
+def test_importance_sampling_needs_the_values_for_its_matrix():
+    query, key, _ = qkv()
+    with pytest.raises(ValueError, match=r"^value=None: must be"):
+        make(num_features=6).attention_matrix(query, key)
+    assert make("uniform", num_features=6).attention_matrix(query, key).shape == (2, 2, N, N)
+
+
+def test_flops_count_the_products():
+    n, d = 20, 5
+    tall, fill = 2 * n * d * H, 2 * (2 * n * H)
+    for (sampling, normalization, reuse), products in {
+        ("importance", "adaptive", True): 4 * tall + fill,
+        ("importance", "adaptive", False): 3 * tall + fill,
+        ("importance", "simple", True): 4 * tall,
+        ("importance", "none", True): 3 * tall + 2 * n * n * H,
+        ("uniform", "adaptive", True): 4 * tall + fill,
+        ("uniform", "adaptive", False): 2 * tall + fill,
+    }.items():
+        assert make(sampling, normalization, reuse, num_features=d).flops(3, n) == 3 * 2 * products
+    assert make(num_features=100).flops(1, n) == make(num_features=n).flops(1, n)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"column_sampling": "norm"}, {"row_normalization": None}, {"pilot_reuse": 1}, {"num_features": 0}],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        attention_zoo.create("skeinformer", head_dim=H, num_heads=2, **given)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 64, 257])
+def test_noise_of_a_position_does_not_depend_on_the_length(columns):
+    """The generator fills row by row whatever the shape; the mechanisms that sample rely on it."""
+    long, short = (torch.rand(n, columns, generator=torch.Generator().manual_seed(4)) for n in (1000, 333))
+    assert torch.equal(long[:333], short)

@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+import attention_zoo
+
+
+def qkv(batch=2, heads=2, n=11, h=4, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, heads, n, h, generator=generator, dtype=dtype) for _ in range(3)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_is_softmax_attention_with_zero_queries(causal, padded):
+    query, key, value = qkv()
+    mask = torch.zeros(2, 11, dtype=torch.bool)
+    mask[0, [0, 1, 5, 10]] = padded  # causal: the first two positions see padding only
+    common = {"head_dim": 4, "num_heads": 2, "causal": causal, "dtype": torch.float64}
+    expected = attention_zoo.create("softmax", **common)(0 * query, key, value, mask)
+    actual = attention_zoo.create("v_mean", **common)(query, key, value, mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-15)
+    assert (actual[0, :, :2] == 0).all() == (causal and padded)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bfloat16_rounds_once(causal):
+    """Nothing but the result is rounded to 8 bits: the error is at most half a unit in the last place."""
+    value = torch.rand(1, 1, 5000, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    attention = attention_zoo.create("v_mean", head_dim=4, num_heads=1, causal=causal)
+    exact = attention(*[value.double()] * 3)
+    assert ((attention(value, value, value) - exact).abs() <= 2**-8 * 1.001 * exact).all()
+
+
+def test_output_has_memory_of_its_own():
+    query, key, value = qkv()
+    output = attention_zoo.create("v_mean", head_dim=4, num_heads=2)(query, key, value)
+    expected = output[:, :, 1:].clone()
+    output[:, :, 0] += 1
+    assert torch.equal(output[:, :, 1:], expected)
