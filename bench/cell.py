@@ -111,14 +111,14 @@ def sources_sha256(config: dict[str, Any]) -> str:
     """The hash of the code that a measurement runs: mechanisms, what they share, the benchmark, the inputs."""
     mechanisms = [config["attention"], *(other["attention"] for other in config["bench"].get("against", ()))]
     names = tuple(sorted({mechanism["name"] for mechanism in mechanisms}))
-    return _hash_sources(names, config["bench"]["name"], config["inputs"]["name"])
+    return _hash_sources(names, config["bench"]["name"])
 
 
 @functools.cache
-def _hash_sources(mechanisms: tuple[str, ...], bench: str, inputs: str) -> str:
+def _hash_sources(mechanisms: tuple[str, ...], bench: str) -> str:
     zoo = Path(attention_zoo.__file__).parent
     files = {zoo / "base.py", *zoo.glob("ops/*.py"), HERE / "timing.py", HERE / "workbench.py"}
-    files |= {HERE / "measures" / f"{bench}.py", HERE / "inputs" / f"{inputs}.py"}
+    files |= {HERE / "measures" / f"{bench}.py", *HERE.glob("inputs/*.py")}
     for name in mechanisms:
         ancestors = attention_zoo.attention_class(name).__mro__
         own = [

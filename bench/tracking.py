@@ -269,7 +269,8 @@ class _Experiment:
 
     def search(self, query: str) -> list[Run]:
         # All pages before any change: MLflow's page tokens are offsets.
-        runs, token = [], None
+        runs: list[Run] = []
+        token = None
         while token != "":
             page = self.client.search_runs([self.id], query, max_results=1000, page_token=token)
             runs.extend(page)
@@ -301,8 +302,7 @@ class _Experiment:
         # The page of a run shows its note, rendered.
         tags = {**sweep, "kind": "summary", "mlflow.note.content": table[:MAX_NOTE]}
         cells = [
-            {"cell_id": record.cell_id, "record_id": record.record_id, "status": record.status}
-            for record in records
+            {"cell_id": record.cell_id, "record_id": record.record_id, "status": record.status} for record in records
         ]
         with self._run(f"summary of sweep {sweep['sweep_id'][:12]}", tags, ended, ended) as run_id:
             for status, count in Counter(record.status for record in records).items():

@@ -15,8 +15,6 @@ from bench import inputs as input_sources
 from bench.cell import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
-# What a sketch and the polynomial attention that it approximates have in common.
-POLYNOMIAL = ("degree", "qk_layernorm", "scale", "bias")
 
 
 class Workbench:
@@ -69,14 +67,12 @@ class Workbench:
 
     def exact(self) -> attention_zoo.Attention:
         """The exact function that the cell's mechanism approximates, in at least float32."""
-        attention = self.attention()
+        name = "polynomial" if self.attention().info.approximates == "polynomial" else "flash"
         precision = torch.promote_types(self.dtype, torch.float32)
-        common = {k: self.config[k] for k in ("head_dim", "num_heads", "causal")}
-        if attention.info.approximates == "polynomial":
-            shared = {k: self.config["attention"][k] for k in POLYNOMIAL if k in self.config["attention"]}
-            exact = attention_zoo.create("polynomial", **common, **shared)
-        else:
-            exact = attention_zoo.create("flash", **common)
+        common = {key: self.config[key] for key in ("head_dim", "num_heads", "causal")}
+        given = self.config["attention"]
+        shared = {key: given[key] for key in attention_zoo.hyperparameters(name) if key in given and key != "backend"}
+        exact = attention_zoo.create(name, **common, **shared)
         return exact.to(self.device, precision).eval()
 
     def inputs(self, *, batch_size: int | None = None, seq_len: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

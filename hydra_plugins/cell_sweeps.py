@@ -1,12 +1,12 @@
 """How Hydra hands over: the sweeper expands an experiment's grids, the launcher composes all cells and runs them.
 
-Hydra loads plugins from the package `hydra_plugins` only.
+Hydra loads plugins from the package `hydra_plugins` only, and scans it in every program that uses Hydra: what takes
+long to import is imported when it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -16,10 +16,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
-
-from bench.compose import compose_jobs, expand
-from bench.summary import table
-from bench.sweep import exit_code, plan, require_any_supported, run_sweep
 
 
 class GridSweeper(Sweeper):
@@ -34,6 +30,8 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch all jobs at once."""
+        from bench.compose import expand
+
         assert self.launcher is not None and self.config is not None
         return self.launcher.launch(expand(self.config, arguments), initial_job_idx=0)
 
@@ -47,6 +45,9 @@ class CellLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the sweep; ends the process with its exit code."""
+        from bench.compose import compose_jobs
+        from bench.summary import table
+        from bench.sweep import exit_code, plan, require_any_supported, run_sweep
 
         def load(overrides: list[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
@@ -57,20 +58,10 @@ class CellLauncher(Launcher):
         raise SystemExit(exit_code(records))
 
 
-@dataclass
-class _LauncherNode:
-    _target_: str = "hydra_plugins.cell_sweeps.CellLauncher"
-
-
-@dataclass
-class _SweeperNode:
-    _target_: str = "hydra_plugins.cell_sweeps.GridSweeper"
-
-
 def register() -> None:
     """Make both known to Hydra, as `hydra/launcher=cells` and `hydra/sweeper=grids`."""
-    for plugin in (GridSweeper, CellLauncher):
-        Plugins.instance().register(plugin)
     store = ConfigStore.instance()
-    store.store(group="hydra/launcher", name="cells", node=_LauncherNode, provider="bench")
-    store.store(group="hydra/sweeper", name="grids", node=_SweeperNode, provider="bench")
+    for group, name, plugin in (("launcher", "cells", CellLauncher), ("sweeper", "grids", GridSweeper)):
+        Plugins.instance().register(plugin)
+        node = {"_target_": f"{plugin.__module__}.{plugin.__qualname__}"}
+        store.store(group=f"hydra/{group}", name=name, node=node, provider="bench")
