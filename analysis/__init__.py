@@ -1,0 +1,38 @@
+"""Records -> one tidy DataFrame -> figures and tables. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+
+def figures(
+    results_dir: str | Path, out_dir: str | Path | None = None, cell_ids: Collection[str] | None = None
+) -> list[Path]:
+    """Write every figure that the records support, each as PNG and SVG.
+
+    Args:
+        results_dir: folder of the records.
+        out_dir: where the figures go; None is `results_dir/figures`.
+        cell_ids: draw from these cells only.
+
+    Returns:
+        The files written; none where there are no records.
+    """
+    # Drawing needs matplotlib and seaborn, `analysis.statistics` only numpy.
+    from analysis.frame import MissingRecords, load
+    from analysis.registry import FIGURES
+    from analysis.style import save
+
+    written: list[Path] = []
+    try:
+        frame = load(results_dir, cell_ids)
+    except MissingRecords:
+        return written
+    for name, draw in FIGURES.items():
+        try:
+            figure = draw(frame)
+        except MissingRecords:
+            continue
+        written += save(figure, Path(results_dir) / "figures" if out_dir is None else out_dir, name)
+    return written

@@ -1,0 +1,141 @@
+"""Which of two is faster, and from which length on: ratios of interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.frame import MissingRecords, newest, series, settle
+from analysis.statistics import Crossover, crossover
+
+
+def figure(frame: pd.DataFrame) -> Figure:
+    """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
+
+    One panel per baseline and pass. Bars are 95 % intervals over rounds; the pale band around 1 is where a
+    ratio would be a tie, ties are hollow; a vertical line with its interval is the length from which the
+    order holds.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: nothing was compared.
+    """
+    data, notes = _select(frame)
+    styles = style.styles(data, data["series"])
+    # Hollow means a tie here, not a variant.
+    properties = {name: {**look, "markerfacecolor": look["color"]} for name, look in styles.items()}
+    measured = data[data["metric"] == "speedup"]
+    panels = list(measured.groupby(["baseline", "pass"], sort=True))
+    drawn, axes = style.panels(1, len(panels))
+    for panel, ((baseline, name), rows) in zip(axes[0], panels, strict=True):
+        style.title(panel, f"over {baseline}, {style.PASSES[name]}")
+        failed = data[(data["status"] != "ok") & (data["baseline"] == baseline) & (data["pass"] == name)]
+        _draw(panel, rows, properties)
+        style.gaps(panel, failed, "seq_len", properties)
+        style.length_axis(panel, [*rows["seq_len"], *failed["seq_len"]])
+    style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
+    style.legend(drawn, properties)
+    text = [_EXPLANATION, style.conditions(measured), style.functions(_mechanisms(frame, measured)), *notes]
+    style.caption(drawn, " ".join(filter(None, text)))
+    return drawn
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds.
+
+    Raises:
+        MissingRecords: nothing was compared.
+    """
+    data, _ = _select(frame)
+    measured = data[data["metric"] == "speedup"]
+    columns = ["baseline", "attention", "pass", "seq_len", "value", "low", "high", "verdict", "samples"]
+    rows = measured.sort_values(["baseline", "attention", "pass", "seq_len"])
+    return rows[columns].rename(columns={"value": "speedup", "samples": "rounds"}).reset_index(drop=True)
+
+
+def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per baseline, candidate and pass: who is `faster` from which `seq_len` on (`low` to `high`).
+
+    Pairs whose order does not change within the lengths measured have no row.
+
+    Raises:
+        MissingRecords: nothing was compared.
+    """
+    data, _ = _select(frame)
+    rows = []
+    for (baseline, name), group in data[data["metric"] == "speedup"].groupby(["baseline", "pass"], sort=True):
+        for label, found in _crossovers(group):
+            faster = label if found.faster == "b" else baseline
+            rows.append((baseline, label, name, faster, found.length, found.low, found.high))
+    return pd.DataFrame(rows, columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
+
+
+_EXPLANATION = (
+    "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), with its 95% "
+    "bootstrap interval. Hollow: a tie; pale band: where a ratio would be one; vertical line: length from "
+    "which the order holds, with its 95% interval."
+)
+
+
+def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    data = frame[(frame["bench"] == "compare") & (frame["metric"].isna() | (frame["metric"] == "speedup"))]
+    if not (data["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=compare")
+    data, notes = settle(data)
+    data, older = newest(data.assign(series=series(data)), ["baseline", "series", "pass", "seq_len"])
+    return data, notes + older
+
+
+def _mechanisms(frame: pd.DataFrame, measured: pd.DataFrame) -> set[str]:
+    """Of the candidates and of the baselines."""
+    return set(frame.loc[frame["cell_id"].isin(measured["cell_id"]), "mechanism"])
+
+
+def _crossovers(rows: pd.DataFrame) -> Iterator[tuple[str, Crossover]]:
+    """Of each candidate in rows of one baseline and pass; the ratio of a round is that of its times."""
+    for label, group in rows.groupby("series", sort=True):
+        group = group.sort_values("seq_len")
+        ratios = list(group["raw"])
+        found = crossover(group["seq_len"].tolist(), ratios, [np.ones_like(ratio) for ratio in ratios])
+        if found is not None:
+            yield str(label), found
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1)
+    for label, group in rows.groupby("series", sort=True):
+        group = group.sort_values("seq_len")
+        look = properties[label]
+        style.errorbar(axes, group, "seq_len", look)
+        lengths, value, low, high = (group[name].to_numpy(float) for name in ("seq_len", "value", "low", "high"))
+        # value / high <= value <= value / low is the same as low <= 1 <= high.
+        axes.fill_between(lengths, value / high, value / low, color=look["color"], alpha=0.15, linewidth=0)
+        ties = group[group["verdict"] == "tie"]
+        hollow = {**look, "markerfacecolor": "white", "linestyle": "none"}
+        axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
+    for line, (label, found) in enumerate(_crossovers(rows)):
+        _mark(axes, found, properties[label]["color"], rows["seq_len"], line)
+
+
+def _mark(axes: Axes, found: Crossover, colour: str, lengths: pd.Series, line: int) -> None:
+    axes.axvline(found.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
+    low, high = max(found.low, lengths.min()), min(found.high, lengths.max())
+    axes.axvspan(low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.annotate(
+        f"n* = {found.length:,.0f}",
+        (found.length, 0),
+        (3, 3 + 8 * line),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=colour,
+        fontsize=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )

@@ -1,0 +1,148 @@
+"""Speed against error: which mechanism is worth its time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.frame import SIZES, MissingRecords, newest, series, settle
+
+# A speed and an error belong together only where these agree.
+_SHAPE = ["causal", "num_heads", "head_dim"]
+_MISSING = (
+    "needs ok records of bench=latency and bench=spectral_norm for one mechanism at the same "
+    "seq_len, num_heads, head_dim and causal"
+)
+
+
+def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Figure:
+    """Latency per token over relative spectral norm error, one panel for each function that is approximated.
+
+    Errors of approximations of different functions do not compare, so they never share a panel. The front
+    joins the points that no other beats in both; dotted lines are the exact mechanisms' latencies.
+
+    Args:
+        frame: from `analysis.frame.load`.
+        seq_len: the length to compare at; None is the longest at which both were measured.
+        measured_pass: whose latency.
+
+    Raises:
+        MissingRecords: no mechanism has both a latency and an error (at that length).
+    """
+    speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
+    error = frame[(frame["metric"] == "relative") & ~frame["mechanism"].isin(style.EXACT)]
+    speed, error = (rows.assign(function=_function(rows)) for rows in (speed, error))
+    panels = []
+    for function in sorted(set(error["function"])):
+        same = error[error["function"] == function]
+        panels += _points(speed[speed["function"] == function], same, seq_len)
+    if not panels:
+        raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
+
+    everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
+    properties = style.styles(everything, everything["series"])
+    drawn, axes = style.panels(1, len(panels))
+    for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
+        _draw(panel, points, exact, properties)
+    style.log_axis(axes[0, 0].yaxis, f"{style.PASSES[measured_pass]} latency (µs/token)")
+    style.legend(drawn, properties)
+    notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
+    style.caption(drawn, " ".join([_EXPLANATION, f"{style.machine(everything)}.", *notes]))
+    return drawn
+
+
+_EXPLANATION = (
+    "Lower left is better. Error: mean relative spectral norm error with its standard error; latency: median "
+    "with 95% bootstrap interval; numbers: size d; grey line: points that no other beats in both; dotted: "
+    "exact mechanisms."
+)
+
+
+def front(points: pd.DataFrame) -> pd.DataFrame:
+    """The rows that no other row beats in `error` or `value` without losing in the other, by error."""
+    ordered = points.sort_values(["error", "value"])
+    best_before = ordered["value"].cummin().shift(fill_value=np.inf)
+    return ordered[ordered["value"] < best_before]
+
+
+def _points(
+    speed: pd.DataFrame, error: pd.DataFrame, seq_len: int | None
+) -> list[tuple[pd.DataFrame, pd.DataFrame, list[str]]]:
+    """One panel: the points of one function, its exact mechanisms' speeds, what to say."""
+    shapes = speed[_SHAPE].drop_duplicates().merge(error[_SHAPE].drop_duplicates())
+    if shapes.empty:
+        return []
+    error, notes = settle(error.merge(shapes))
+    speed, more = settle(speed.merge(error[_SHAPE].drop_duplicates()))
+    same_cell = ["attention", "hyperparameters", "impl", "seq_len"]
+    speed, older = newest(speed, same_cell)
+    error, older_error = newest(error, same_cell)
+    points = _join(speed, error)
+    points = points[points["seq_len"] == (points["seq_len"].max() if seq_len is None else seq_len)]
+    if points.empty:
+        return []
+    exact = speed[speed["mechanism"].isin(style.EXACT) & speed["seq_len"].isin(points["seq_len"])]
+    said = f"{points['function'].iloc[0]}: latency with {style.setting(speed)}; error with {style.setting(error)}."
+    return [(points, exact.assign(series=series(exact)), [said, *notes, *more, *older, *older_error])]
+
+
+def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
+    """The speeds with the `error`, `error_low`, `error_high`, `size` and `series` of the same variant."""
+    names = {"value": "error", "low": "error_low", "high": "error_high", "features": "size"}
+    errors = error.assign(variant=_variant(error)).rename(columns=names)
+    errors = errors[["attention", "variant", "impl", "seq_len", "hyperparameters", *names.values()]]
+    pairs = speed.assign(variant=_variant(speed)).merge(
+        errors, on=["attention", "variant", "impl", "seq_len"], suffixes=("", "_error")
+    )
+    # The size is the same where it is said in the same words, or where both cells name it.
+    same = (pairs["hyperparameters"] == pairs["hyperparameters_error"]) | (pairs["features"] == pairs["size"])
+    pairs = pairs[same.fillna(False)].drop_duplicates(["cell_id", "size"])
+    return pairs.assign(series=series(pairs, apart_from=SIZES))
+
+
+def _variant(rows: pd.DataFrame) -> pd.Series:
+    """The hyperparameters without the size, as JSON."""
+    return rows["hyperparameters"].map(
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k not in SIZES})
+    )
+
+
+def _function(rows: pd.DataFrame) -> list[str]:
+    """What each row computes or approximates; polynomials of different degree are different functions."""
+    names = []
+    for mechanism, text in zip(rows["mechanism"], rows["hyperparameters"], strict=True):
+        function = style.FUNCTION.get(mechanism, mechanism)
+        degree = json.loads(text).get("degree") if function == "polynomial" else None
+        names.append(function if degree is None else f"{function} p={degree}")
+    return names
+
+
+def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+    for name, row in _by_series(exact):
+        axes.axhline(row["value"], **{**properties[name], "marker": None, "linestyle": ":"})
+    best = front(points)
+    axes.plot(best["error"], best["value"], color="0.6", linewidth=3, alpha=0.5, zorder=1, gid="front")
+    for name, row in _by_series(points):
+        bars = {
+            "xerr": [[row["error"] - row["error_low"]], [row["error_high"] - row["error"]]],
+            "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
+        }
+        look: dict[str, Any] = {**properties[name], **bars, "linestyle": "none"}
+        axes.errorbar(row["error"], row["value"], **look)
+        text = name if pd.isna(row["size"]) else str(row["size"])
+        axes.annotate(text, (row["error"], row["value"]), (4, 4), textcoords="offset points", fontsize=6)
+    causal = "causal" if points["causal"].iloc[0] else "not causal"
+    style.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
+    # Room for the words at the rightmost point, and for one tick at least.
+    axes.set_xlim(points["error_low"].min() / 1.5, points["error_high"].max() * 2)
+    style.log_axis(axes.xaxis, r"relative error $\|BV - R\|_2\,/\,\|BV\|_2$")
+
+
+def _by_series(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
+    return [(row["series"], row) for _, row in rows.iterrows()]

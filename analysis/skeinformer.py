@@ -1,0 +1,107 @@
+"""Figures of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ... Self-attention)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.frame import SIZES, MissingRecords, newest, series, settle
+
+PAPER_LENGTHS = (1024, 4096)
+ORDER = ("initialised", "pretrained")
+LABELS = {
+    "absolute": r"spectral norm error $\|BV - R\|_2$",
+    "relative": r"relative error $\|BV - R\|_2\,/\,\|BV\|_2$",
+}
+
+
+def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Figure:
+    """Section 5, Figure 1: spectral norm error over the number of features d.
+
+    A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
+    column for n = 1024 and one for 4096, as far as there are records; other lengths only where both are
+    missing. Bars are the standard error over sequences, heads and draws; a mechanism without a size d
+    (V-Mean) is a horizontal line.
+
+    Args:
+        frame: from `analysis.frame.load`.
+        metric: `absolute`, as in the paper, or `relative` to the norm of the exact output.
+
+    Raises:
+        MissingRecords: no approximation of softmax attention was measured.
+    """
+    data, notes = _select(frame, metric)
+    measured = data[data["status"] == "ok"]
+    kinds = sorted(set(measured["kind"]), key=lambda kind: (kind not in ORDER, kind))
+    recorded = sorted(set(measured["seq_len"]))
+    lengths = [length for length in recorded if length in PAPER_LENGTHS] or recorded
+    data = data[data["seq_len"].isin(lengths)]
+    properties = style.styles(data, data["series"])
+    for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
+        properties[name]["marker"] = None
+    room = data[data["status"] != "ok"].groupby(["kind", "seq_len"])["series"].nunique().max()
+    sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
+
+    figure, axes = style.panels(len(kinds), len(lengths))
+    for i, kind in enumerate(kinds):
+        for j, length in enumerate(lengths):
+            panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
+            if (panel["status"] != "ok").all():
+                axes[i, j].set_axis_off()
+                continue
+            style.title(axes[i, j], f"{kind}, n = {length}")
+            _draw(axes[i, j], panel, sizes, properties, 0 if pd.isna(room) else int(room))
+        style.log_axis(axes[i, 0].yaxis, LABELS[metric])
+    style.legend(figure, properties)
+    trials = " or ".join(f"{n:,}" for n in sorted(set(measured["samples"])))
+    text = [
+        "Approximations of softmax attention: mean and standard error over sequences, heads and draws "
+        f"({trials} values for each point). A mechanism without a size d is a horizontal line.",
+        style.conditions(data),
+        *notes,
+    ]
+    style.caption(figure, " ".join(text))
+    return figure
+
+
+def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
+    """The cells of one set of conditions, each kind of inputs with its most frequent settings."""
+    data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
+    softmax = data["mechanism"].map(style.FUNCTION) == "softmax"
+    data = data[(data["reference"] == "softmax") | (data["reference"].isna() & softmax)]
+    # What computes softmax itself has no place on a logarithmic axis of errors.
+    data = data[~data["mechanism"].isin(style.EXACT)]
+    if not (data["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=spectral_norm for an approximation of softmax")
+    kind = data["weights"].where(data["weights"].notna(), data["inputs"])
+    # The batch says only how many sequences there are to average over.
+    batch = ("batch_size", "tokens")
+    data, notes = settle(data.assign(kind=kind), facets=("inputs", "weights", "input_settings", *batch))
+    parts = []
+    for _, rows in data.groupby("kind"):
+        if (rows["status"] == "ok").any():
+            part, more = settle(rows, facets=batch)
+            parts.append(part)
+            notes += more
+    data = pd.concat(parts)
+    data, older = newest(data.assign(series=series(data, apart_from=SIZES)), ["series", "features", "seq_len", "kind"])
+    return data, notes + older
+
+
+def _draw(axes: Axes, panel: pd.DataFrame, sizes: list[int], properties: dict[str, dict[str, Any]], room: int) -> None:
+    for name, rows in panel[panel["status"] == "ok"].groupby("series"):
+        sized = rows["features"].notna()
+        if sized.any():
+            style.errorbar(axes, rows[sized], "features", properties[name])
+        for row in rows[~sized].itertuples():
+            axes.axhline(row.value, **{**properties[name], "marker": None})
+            axes.axhspan(row.low, row.high, color=properties[name]["color"], alpha=0.2, linewidth=0)
+    failed = panel[panel["status"] != "ok"].astype({"features": object})
+    # What has no size is missing all along the axis.
+    everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
+    style.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room)
+    style.length_axis(axes, sizes, "number of features d")

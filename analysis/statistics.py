@@ -1,0 +1,187 @@
+"""Medians, ratios and crossovers with their intervals. numpy only: the benchmark's end table uses it too.
+
+Intervals are bootstrap percentile intervals of the median (Efron 1979) at the expanded level of Hesterberg
+2015, "What Teachers Should Know About the Bootstrap": the plain percentile interval covers only 88 % with
+seven samples, the expanded one at least 95 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+# With n samples even their whole range covers the median with probability 1 - 2^(1 - n) only: 94 % for five.
+FEWEST = 6
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and its 95 % interval, in the unit of the samples."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster b is than a: the median over rounds of a / b, its 95 % interval, a verdict on b."""
+
+    median: float
+    low: float
+    high: float
+    verdict: str
+    """`faster`, `slower`, or `tie` where the interval contains 1 or the rounds are fewer than `FEWEST`."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """The length from which b is faster than a (or a than b) for good, and its 95 % interval.
+
+    `low` is 0 where b may well be ahead from the start, `high` infinite where it may never get ahead for
+    good.
+    """
+
+    length: float
+    low: float
+    high: float
+    faster: str
+    """`a` or `b`: which one is ahead from `length` on."""
+
+
+def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
+    """The median of the samples with its bootstrap interval; the whole range for fewer than `FEWEST` samples.
+
+    Args:
+        samples: independent observations, one dimension, at least one.
+        seed: of the resampling; the same samples and seed give the same interval.
+
+    Raises:
+        ValueError: no samples, or one that is not finite.
+    """
+    values = _observations("samples", samples)
+    low, high = _percentiles(_resampled_medians(values, np.random.default_rng(seed)), len(values))
+    if len(values) < FEWEST:
+        low, high = values.min(), values.max()
+    return Interval(float(np.median(values)), float(low), float(high))
+
+
+def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Ratio:
+    """How many times faster b is than a, from the times that both took in the same rounds.
+
+    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms,
+    so that exchanging a and b inverts the answer exactly.
+
+    Args:
+        a: time of the baseline in each round.
+        b: time of the candidate in each round, of the same length and in the same unit.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: the rounds do not pair up, are none, or a time is not positive.
+    """
+    interval = median_interval(_log_ratios(a, b), seed)
+    median, low, high = np.exp([interval.median, interval.low, interval.high]).tolist()
+    verdict = "faster" if low > 1 else "slower"
+    if low <= 1 <= high or np.size(a) < FEWEST:
+        verdict = "tie"
+    return Ratio(median, low, high, verdict)
+
+
+def crossover(
+    lengths: Sequence[float], rounds_a: Sequence[ArrayLike], rounds_b: Sequence[ArrayLike], seed: int = 0
+) -> Crossover | None:
+    """Where one of two overtakes the other for good, or None where the measured lengths show no crossing.
+
+    The median log ratio is interpolated linearly over the logarithm of the length between the two measured
+    lengths around its last change of sign. The interval comes from resampling the rounds of every length.
+
+    Args:
+        lengths: ascending sequence lengths.
+        rounds_a: for each length, the time of a in each round.
+        rounds_b: for each length, the time of b in the same rounds.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: the lengths do not ascend, or as `ratio_interval`.
+    """
+    x = np.log(np.asarray(lengths, dtype=float))
+    if len(x) == 0 or len(x) != len(rounds_a) or len(x) != len(rounds_b) or np.any(np.diff(x) <= 0):
+        raise ValueError(f"lengths={list(lengths)}: must ascend and match rounds_a ({len(rounds_a)}) and rounds_b")
+    ratios = [_log_ratios(a, b) for a, b in zip(rounds_a, rounds_b, strict=True)]
+    medians = np.array([np.median(values) for values in ratios])
+    ahead = bool(medians[-1] > 0)
+    length = _last_crossing(x, medians, ahead)
+    if not 0 < length < np.inf:
+        return None
+    generator = np.random.default_rng(seed)
+    resampled = np.stack([_resampled_medians(values, generator) for values in ratios], axis=1)
+    crossings = np.array([_last_crossing(x, row, ahead) for row in resampled])
+    low, high = _percentiles(crossings, min(len(values) for values in ratios), method="inverted_cdf")
+    return Crossover(float(length), float(low), float(high), "b" if ahead else "a")
+
+
+def standard_error(samples: ArrayLike) -> float:
+    """Standard error of the mean, s / sqrt(n); NaN for a single sample."""
+    values = _observations("samples", samples)
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def _observations(name: str, samples: ArrayLike) -> Array:
+    values = np.asarray(samples, dtype=float)
+    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
+        raise ValueError(f"{name}: must be one dimension of at least one finite number, got {values!r:.80}")
+    return values
+
+
+def _log_ratios(a: ArrayLike, b: ArrayLike) -> Array:
+    a, b = _observations("a", a), _observations("b", b)
+    if len(a) != len(b):
+        raise ValueError(f"b: must have as many rounds as a ({len(a)}), has {len(b)}")
+    if min(a.min(), b.min()) <= 0:
+        raise ValueError("a, b: times must be positive")
+    return np.log(a / b)
+
+
+def _resampled_medians(values: Array, generator: np.random.Generator) -> Array:
+    return np.median(values[generator.integers(len(values), size=(RESAMPLES, len(values)))], axis=1)
+
+
+def _percentiles(resampled: Array, n: int, method: str = "linear") -> Array:
+    """The two ends of the expanded percentile interval of a statistic of n observations."""
+    normal = NormalDist()
+    degrees = max(n - 1, 1)
+    tail = normal.cdf(-np.sqrt(n / degrees) * _student_quantile(degrees))
+    return np.quantile(resampled, [tail, 1 - tail], method=method)  # type: ignore[call-overload, no-any-return]
+
+
+def _student_quantile(degrees: int) -> float:
+    """Upper quantile of Student's t: Abramowitz and Stegun, equation 26.7.5, to 0.01 from 4 degrees on."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    return (
+        z
+        + (z**3 + z) / (4 * degrees)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    )
+
+
+def _last_crossing(x: Array, log_ratios: Array, ahead: bool) -> float:
+    """Length at the last change of sign to `ahead`; 0 where it was so all along, infinite where it is not."""
+    positive = log_ratios > 0
+    if positive[-1] != ahead:
+        return float("inf")
+    behind = np.flatnonzero(positive != ahead)
+    if len(behind) == 0:
+        return 0.0
+    i = behind[-1]
+    fraction = log_ratios[i] / (log_ratios[i] - log_ratios[i + 1])
+    return float(np.exp(x[i] + fraction * (x[i + 1] - x[i])))

@@ -1,0 +1,314 @@
+"""How every figure looks: a colour and marker per mechanism, captions that name the machine, equal bytes."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
+
+from bench.store import write_atomically
+
+_COLOURS = dict(
+    zip(
+        ("blue", "orange", "green", "red", "pink", "brown", "rose", "grey", "yellow", "sky"),
+        sns.color_palette("colorblind").as_hex(),
+        strict=True,
+    ),
+    black="#000000",
+    # From Paul Tol's muted scheme.
+    wine="#882255",
+    olive="#999933",
+)
+
+# Colour and marker together are unique; mechanisms of one paper figure differ in both.
+MECHANISMS = {
+    "softmax": (_COLOURS["black"], "o"),
+    "flash": (_COLOURS["blue"], "s"),
+    "polynomial": (_COLOURS["orange"], "D"),
+    "polynomial_square": (_COLOURS["brown"], "d"),
+    "polysketch": (_COLOURS["red"], "^"),
+    "linear": (_COLOURS["sky"], "v"),
+    "performer": (_COLOURS["green"], "P"),
+    "linformer": (_COLOURS["pink"], "X"),
+    "informer": (_COLOURS["olive"], "<"),
+    "skeinformer": (_COLOURS["wine"], "*"),
+    "v_mean": (_COLOURS["grey"], "h"),
+    "nystromformer": (_COLOURS["brown"], ">"),
+    "bigbird": (_COLOURS["grey"], "p"),
+    "reformer": (_COLOURS["sky"], "8"),
+}
+# For mechanisms that somebody adds: which one depends on the name alone.
+_OTHERS = [(_COLOURS[colour], marker) for marker in "dH8p" for colour in ("pink", "brown", "sky", "grey")]
+
+# The exact function that the output is or estimates; a mechanism that is not named is a function of its own.
+FUNCTION = {
+    "softmax": "softmax",
+    "flash": "softmax",
+    "polynomial": "polynomial",
+    "polysketch": "polynomial",
+    "performer": "softmax",
+    "linformer": "softmax",
+    "informer": "softmax",
+    "skeinformer": "softmax",
+    "v_mean": "softmax",
+    "nystromformer": "softmax",
+    "bigbird": "softmax",
+    "reformer": "softmax",
+}
+EXACT = {"softmax", "flash", "polynomial", "polynomial_square", "linear"}
+
+STATUS = {"oom": "OOM", "nonfinite": "not finite"}
+PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+
+_LINES = ("-", "--", ":", "-.")
+PANEL = (3.4, 2.7)  # inches, without legend and caption
+CAPTION_POINTS = 7
+RESOLUTION = 200  # dots per inch of the PNG
+
+_RC = (
+    sns.axes_style("ticks", {"axes.grid": True, "grid.color": ".9", "grid.linewidth": 0.6})
+    | sns.plotting_context("paper", font_scale=0.85)
+    | {
+        "font.family": ["DejaVu Sans"],
+        "axes.linewidth": 0.8,
+        "axes.titlesize": 8.5,
+        "lines.linewidth": 1.3,
+        "xtick.major.width": 0.8,
+        "ytick.major.width": 0.8,
+        "svg.hashsalt": "attention-zoo",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+)
+
+
+def styles(frame: pd.DataFrame, names: pd.Series) -> dict[str, dict[str, Any]]:
+    """Line2D properties for each series: colour and marker of its mechanism, dashes and fill of its variant.
+
+    Args:
+        frame: rows with `attention` and `mechanism`.
+        names: the name of each row's series.
+    """
+    properties: dict[str, dict[str, Any]] = {}
+    for mechanism, variants in names.groupby(frame["mechanism"]).unique().items():
+        colour, marker = MECHANISMS.get(mechanism) or _OTHERS[zlib.crc32(mechanism.encode()) % len(_OTHERS)]
+        for i, name in enumerate(sorted(variants)):
+            properties[name] = {
+                "color": colour,
+                "marker": marker,
+                "linestyle": _LINES[i % len(_LINES)],
+                # Three fills, shifted after each round of dashes: twelve variants that differ.
+                "markerfacecolor": (colour, "white", _tint(colour))[(i + i // len(_LINES)) % 3],
+                "markersize": 8 if marker == "*" else 5,
+            }
+    return dict(sorted(properties.items()))
+
+
+def _tint(colour: str) -> str:
+    red, green, blue = (0.6 + 0.4 * part for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption."""
+    with mpl.rc_context(_RC):
+        figure = Figure(figsize=(max(PANEL[0] * columns, 4.6), PANEL[1] * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row")
+    return figure, axes
+
+
+def title(axes: Axes, text: str, points_above: float = 6) -> None:
+    """The title of one panel."""
+    with mpl.rc_context(_RC):
+        axes.set_title(text, pad=points_above)
+
+
+def length_axis(axes: Axes, lengths: Iterable[int], label: str = "context length n (tokens)") -> None:
+    """A base-2 logarithmic axis with one tick for each length, in the papers' way of writing them."""
+    ticks = sorted({int(length) for length in lengths})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_name(round(value))))
+    axes.set_xlim(ticks[0] / 2**0.4, ticks[-1] * 2**0.4)
+    axes.set_xlabel(label)
+
+
+def length_name(length: int) -> str:
+    """`512`, `1k`, `32k`; a length that is no multiple of 1024 is written out."""
+    return f"{length // 1024}k" if length % 1024 == 0 and length else str(length)
+
+
+def log_axis(axis: Axis, label: str) -> None:
+    """A logarithmic axis in plain numbers, with enough of them for a narrow range."""
+    set_scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    set_scale("log")
+    axis.set_label_text(label)
+    low, high = sorted(axis.get_view_interval())
+    subs = range(1, 10) if high / low < 8 else (1, 2, 5) if high / low < 1000 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
+
+
+def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
+    """The values of one series over `x`, times `scale`, with bars from low to high where there are any."""
+    rows = rows.sort_values(x)
+    value, low, high = (rows[name].to_numpy(float) * scale for name in ("value", "low", "high"))
+    with mpl.rc_context(_RC):
+        axes.errorbar(
+            rows[x].to_numpy(float),
+            value,
+            yerr=np.vstack([value - low, high - value]),
+            capsize=2,
+            **properties,
+        )
+
+
+def gaps(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, dict[str, Any]], room: int = 0) -> None:
+    """Mark above the panel, at its place along `x`, each cell that did not measure, in its series' colour.
+
+    Each series has a line of its own; neighbours with the same outcome share one word. The title moves up
+    by at least `room` lines. `rows` has `series`, `status` and `x`.
+    """
+    failed = rows[rows["status"] != "ok"].drop_duplicates(["series", x]).sort_values(x)
+    with mpl.rc_context(_RC):
+        for lane, (name, cells) in enumerate(failed.groupby("series")):
+            outcome = cells["status"]
+            for _, run in cells.groupby((outcome != outcome.shift()).cumsum()):
+                _gap(axes, run[x].to_numpy(float), run["status"].iloc[0], properties[name], lane)
+    lanes = max(room, failed["series"].nunique())
+    title(axes, axes.get_title(), 6 + (9 * lanes + 3 if lanes else 0))
+
+
+def _gap(axes: Axes, at: np.ndarray, status: str, properties: dict[str, Any], lane: int) -> None:
+    # Offsets in points keep the lines apart whatever the height of the panel.
+    lift = ScaledTranslation(0, (8 + 9 * lane) / 72, axes.figure.dpi_scale_trans)
+    above = axes.get_xaxis_transform() + lift
+    look = {"color": properties["color"], "transform": above, "gid": "gap"}
+    bar = {"linewidth": 0.8, "marker": properties["marker"], "markersize": 3, "clip_on": False}
+    axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    centre = float(np.sqrt(at[0] * at[-1]))
+    axes.text(centre, 1, STATUS.get(status, status), size=6, ha="center", va="center", bbox=box, **look)
+
+
+def legend(figure: Figure, properties: dict[str, dict[str, Any]]) -> None:
+    """One legend for the whole figure, above the panels."""
+    handles = [Line2D([], [], label=name, **style) for name, style in properties.items()]
+    longest = max(len(name) for name in properties)
+    with mpl.rc_context(_RC):
+        figure.legend(
+            handles=handles,
+            loc="outside upper center",
+            ncols=max(1, min(len(handles), int(figure.get_figwidth() / (0.6 + 0.058 * longest)))),
+            frameon=False,
+            handlelength=3,
+        )
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Text under the figure, wrapped to its width; the figure grows by what it needs."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(text, int(width * 72 / (CAPTION_POINTS * 0.56)))
+    needed = (len(lines) + 1) * CAPTION_POINTS * 1.35 / 72
+    figure.set_size_inches(width, height + needed)
+    bottom = needed / (height + needed)
+    figure.get_layout_engine().set(rect=(0, bottom, 1, 1 - bottom))  # type: ignore[union-attr, call-arg]
+    figure.text(
+        0.08 / width,
+        bottom * 0.9,
+        "\n".join(lines),
+        fontsize=CAPTION_POINTS,
+        va="top",
+        linespacing=1.3,
+        family="DejaVu Sans",
+        gid="caption",
+    )
+
+
+def machine(frame: pd.DataFrame) -> str:
+    """Where the rows were measured: device, cores, threads, torch."""
+    device = _values(frame, "device_name") or _values(frame, "device")
+    threads = _values(frame, "threads")
+    parts = [
+        device,
+        f"{_values(frame, 'cpu_count')} cores",
+        f"{threads} thread{'' if threads == '1' else 's'}",
+        f"torch {_values(frame, 'torch')}",
+    ]
+    return ", ".join(parts)
+
+
+def setting(frame: pd.DataFrame) -> str:
+    """What the rows have in common, in words: dtype, heads, batch, mask, inputs."""
+    batch = "batch_size" if frame["batch_size"].nunique() <= frame["tokens"].nunique() else "tokens"
+    weights = _values(frame, "weights")
+    parts = [
+        _values(frame, "dtype"),
+        f"{_values(frame, 'num_heads')} heads x {_values(frame, 'head_dim')}",
+        f"{'batch size' if batch == 'batch_size' else 'tokens per batch:'} {_values(frame, batch)}",
+        " and ".join("causal" if flag else "not causal" for flag in sorted(set(frame["causal"].dropna()))),
+        f"{_values(frame, 'inputs')} inputs" + (f" ({weights} weights)" if weights else ""),
+    ]
+    return ", ".join(parts)
+
+
+def conditions(frame: pd.DataFrame) -> str:
+    """Machine and setting as a sentence for a caption."""
+    return f"{machine(frame)}; {setting(frame)}."
+
+
+def functions(mechanisms: Iterable[str]) -> str:
+    """What must be said where approximations of different functions share a figure; empty where none do."""
+    names = sorted(set(mechanisms))
+    polynomials = [name for name in names if FUNCTION.get(name) == "polynomial"]
+    own = [name for name in names if name not in FUNCTION]
+    approximate = [name for name in names if FUNCTION.get(name) == "softmax" and name not in EXACT]
+    exact = [name for name in names if FUNCTION.get(name) == "softmax" and name in EXACT]
+    if not (polynomials or own) or not (exact or approximate):
+        return f"{_list(approximate)} approximate{_s(approximate)} softmax attention." if approximate else ""
+    other = [*polynomials, *own]
+    said = f"{_list(other)} compute{_s(other)} {'another function' if len(other) == 1 else 'other functions'}"
+    said += " than softmax: speeds compare, errors do not."
+    return said + (f" {_list(approximate)} approximate{_s(approximate)} softmax." if approximate else "")
+
+
+def save(figure: Figure, out_dir: str | Path, name: str) -> list[Path]:
+    """Write `name`.png and `name`.svg; the same figure gives the same bytes."""
+    paths = []
+    with mpl.rc_context(_RC):
+        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=suffix, dpi=RESOLUTION, metadata=metadata)
+            path = Path(out_dir) / f"{name}.{suffix}"
+            write_atomically(path, buffer.getvalue())
+            paths.append(path)
+    return paths
+
+
+def _values(frame: pd.DataFrame, column: str) -> str:
+    return ", ".join(str(value) for value in sorted(set(frame[column].dropna())))
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _s(names: list[str]) -> str:
+    return "s" if len(names) == 1 else ""

@@ -1,0 +1,261 @@
+"""Figures show the records' numbers, mark what is missing, and say where they come from."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_records import LENGTHS, compare, latency, memory, spectral
+
+import analysis
+from analysis import compare as comparison
+from analysis import memory as peak_memory
+from analysis import pareto, polysketchformer, skeinformer, style
+from analysis.frame import MissingRecords, load, tidy
+from analysis.registry import FIGURES
+
+
+@pytest.fixture(scope="module")
+def frame(synthetic_results):
+    return load(synthetic_results)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def panels(figure):
+    return {axes.get_title(): axes for axes in figure.axes if axes.axison}
+
+
+def curves(axes):
+    """(color, marker, filled, dash) -> (x, y, heights of the bars) of each errorbar series."""
+    found = {}
+    for container in axes.containers:
+        line, _, (bars,) = container
+        heights = np.array([np.diff(segment[:, 1])[0] for segment in bars.get_segments() if len(segment)]) / 2
+        look = (line.get_color(), line.get_marker(), line.get_markerfacecolor(), line.get_linestyle())
+        found[look] = (line.get_xdata(), line.get_ydata(), heights)
+    return found
+
+
+def curve(figure, axes, label):
+    handle = legend(figure)[label]
+    look = (handle.get_color(), handle.get_marker(), handle.get_markerfacecolor(), handle.get_linestyle())
+    return curves(axes)[look]
+
+
+def legend(figure):
+    return {handle.get_label(): handle for handle in figure.legends[0].legend_handles}
+
+
+def caption(figure):
+    (text,) = (text for text in figure.texts if text.get_gid() == "caption")
+    return text.get_text().replace("\n", " ")
+
+
+def gaps(axes):
+    return [(t.get_text(), t.get_position()[0], t.get_color()) for t in axes.texts if t.get_gid() == "gap"]
+
+
+def test_skeinformer_figure_1(frame):
+    figure = skeinformer.figure1(frame)
+    axes = panels(figure)
+    assert list(axes) == [f"{w}, n = {n}" for w in ("initialised", "pretrained") for n in (1024, 4096)]
+    panel = axes["pretrained, n = 1024"]
+    assert panel.get_yscale() == "log" and panel.get_xscale() == "log"
+    x, y, heights = curve(figure, panel, "skeinformer")
+    rows = frame[
+        (frame["metric"] == "absolute")
+        & (frame["attention"] == "skeinformer")
+        & (frame["seq_len"] == 1024)
+        & (frame["weights"] == "pretrained")
+    ].sort_values("features")
+    assert list(x) == [16, 32, 64, 128, 256]
+    raw = np.stack(rows["raw"])
+    np.testing.assert_allclose(y, raw.mean(1))
+    np.testing.assert_allclose(heights, raw.std(1, ddof=1) / 96**0.5)
+    flat = [line for line in panel.lines if line.get_color() == legend(figure)["v_mean"].get_color()]
+    mean = frame[(frame["metric"] == "absolute") & (frame["attention"] == "v_mean")]
+    mean = mean[(mean["weights"] == "pretrained") & (mean["seq_len"] == 1024)]["value"].item()
+    assert [set(line.get_ydata()) for line in flat] == [{mean}]
+    assert gaps(axes["initialised, n = 4096"]) == [("timeout", 256.0, legend(figure)["informer"].get_color())]
+    assert gaps(panel) == []
+
+
+def test_skeinformer_figure_1_relative_and_with_panels_missing(rng):
+    records = [spectral("skeinformer", 1024, d, rng, "pretrained") for d in (16, 32)]
+    records += [spectral("skeinformer", 4096, d, rng, "initialised") for d in (16, 32)]
+    records += [spectral("skeinformer", 512, 16, rng, "initialised")]
+    frame = tidy(records)
+    figure = skeinformer.figure1(frame, metric="relative")
+    assert list(panels(figure)) == ["initialised, n = 4096", "pretrained, n = 1024"]
+    _, y, _ = curve(figure, panels(figure)["pretrained, n = 1024"], "skeinformer")
+    assert y[0] == pytest.approx(np.mean(records[0].measurements["relative"]))
+    only_gaussian = skeinformer.figure1(tidy([spectral("skeinformer", 512, 16, rng)]))
+    assert list(panels(only_gaussian)) == ["gaussian, n = 512"]
+
+
+def test_errors_of_other_functions_stay_out_of_skeinformer_figure_1(rng):
+    sketch = spectral("polysketch_random_r32", 1024, 32, rng, reference="polynomial", causal=False)
+    figure = skeinformer.figure1(tidy([sketch, spectral("skeinformer", 1024, 16, rng)]))
+    assert set(legend(figure)) == {"skeinformer"}
+    with pytest.raises(MissingRecords, match="softmax"):
+        skeinformer.figure1(tidy([sketch, spectral("flash", 1024, None, rng)]))
+
+
+def test_polysketchformer_figure_1(frame):
+    figure = polysketchformer.figure1(frame)
+    axes = panels(figure)
+    assert list(axes) == ["forward", "forward + backward"]
+    assert axes["forward"].get_ylabel() == "latency per token (µs/token)"
+    figure.canvas.draw()
+    ticks = [text.get_text() for text in axes["forward"].get_xticklabels()]
+    assert ticks == ["512", "1k", "2k", "4k", "8k", "16k", "32k"]
+    x, y, _ = curve(figure, axes["forward"], "softmax")
+    assert list(x) == [512, 1024, 2048, 4096, 8192]
+    rows = frame[(frame["metric"] == "latency") & (frame["attention"] == "softmax") & (frame["pass"] == "forward")]
+    medians = [np.median(raw) for raw in rows.sort_values("seq_len")["raw"]]
+    np.testing.assert_allclose(y, np.array(medians) / 32768 / 1000)
+    assert len(curve(figure, axes["forward"], "flash")[0]) == len(LENGTHS)
+    colours = {name: handle.get_color() for name, handle in legend(figure).items()}
+    for panel in axes.values():
+        assert ("OOM", pytest.approx((16384 * 32768) ** 0.5), colours["softmax"]) in gaps(panel)
+        assert ("unsupported", 4096.0, colours["linformer"]) in gaps(panel)
+    # Above the panel, at the lengths that did not run.
+    marks = [line for line in axes["forward"].lines if line.get_gid() == "gap"]
+    assert sorted(list(line.get_xdata()) for line in marks) == [list(LENGTHS), [16384, 32768]]
+
+
+def test_captions_name_the_conditions_and_the_functions(frame):
+    text = caption(polysketchformer.figure1(frame))
+    for words in ("Synthetic CPU 9000", "8 cores", "torch 2.13.0", "float32", "12 heads x 64", "32768", "causal"):
+        assert words in text
+    assert "polynomial and polysketch compute other functions than softmax" in text
+    assert "linformer and performer approximate softmax" in text
+    assert "Only causal=True is shown (recorded too: False)" in text
+
+
+def test_memory_shows_mib_and_the_gap():
+    records = [memory("softmax", n, "oom" if n > 8192 else "ok") for n in LENGTHS]
+    figure = peak_memory.figure(tidy(records))
+    panel = panels(figure)["forward"]
+    _, y, _ = curve(figure, panel, "softmax")
+    assert y[0] == pytest.approx(records[0].measurements["passes"]["forward"]["peak_bytes"] / 2**20)
+    assert [word for word, *_ in gaps(panel)] == ["OOM"]
+
+
+def test_a_peak_of_zero_is_said_not_dropped(rng):
+    source = memory("v_mean", 512)
+    passes = {"forward": {"peak_bytes": 0, "baseline_bytes": 1}}
+    zero = dataclasses.replace(source, measurements={**source.measurements, "passes": passes})
+    text = caption(peak_memory.figure(tidy([zero, memory("v_mean", 1024)])))
+    assert "Values of 0 (1)" in text
+
+
+def test_conditions_are_never_mixed(rng):
+    records = [latency("flash", n, rng) for n in LENGTHS]
+    records += [latency("flash", n, rng, dtype="bfloat16") for n in LENGTHS[:3]]
+    figure = polysketchformer.figure1(tidy(records))
+    x, _, _ = curve(figure, panels(figure)["forward"], "flash")
+    assert list(x) == list(LENGTHS) and "recorded too: bfloat16" in caption(figure)
+
+
+def test_pareto_front_is_what_no_other_beats():
+    points = pd.DataFrame({"error": [1.0, 2.0, 3.0, 2.0, 4.0], "value": [9.0, 5.0, 6.0, 7.0, 1.0]})
+    front = pareto.front(points)
+    assert list(zip(front["error"], front["value"], strict=True)) == [(1, 9), (2, 5), (4, 1)]
+
+
+def test_pareto_keeps_functions_apart_and_matches_sizes(frame):
+    figure = pareto.figure(frame)
+    axes = panels(figure)
+    assert list(axes) == ["polynomial p=4, causal, n = 4096", "softmax, not causal, n = 4096"]
+    words = sorted(text.get_text() for text in axes["softmax, not causal, n = 4096"].texts)
+    # informer at d = 256 ended in a timeout: no error, no point.
+    assert words == ["256", "256", "64", "64", "64", "v_mean"]
+    with pytest.raises(MissingRecords, match="seq_len=77"):
+        pareto.figure(frame, seq_len=77)
+
+
+def test_compare_shows_ratios_ties_and_the_crossover(frame):
+    figure = comparison.figure(frame)
+    panel = panels(figure)["over flash, forward"]
+    x, y, _ = curve(figure, panel, "performer")
+    rows = frame[(frame["metric"] == "speedup") & (frame["attention"] == "performer")].sort_values("seq_len")
+    assert list(x) == list(LENGTHS[:-1])
+    np.testing.assert_allclose(y, rows["value"])
+    assert [word for word, *_ in gaps(panel)] == ["OOM", "OOM"]
+    # 0.5 + 3 n = 9 and = 14 in µs per token, n in units of 1024.
+    crossings = sorted(line.get_xdata()[0] for line in panel.lines if line.get_gid() == "crossover")
+    np.testing.assert_allclose(crossings, [8.5 / 3 * 1024, 13.5 / 3 * 1024], rtol=0.05)
+    found = comparison.crossovers(frame).set_index("attention")
+    assert found["seq_len"].tolist() == pytest.approx(crossings) and (found["low"] < found["seq_len"]).all()
+
+
+def test_compare_table_and_hollow_ties(rng):
+    frame = tidy(_with_tie(rng))
+    table = comparison.table(frame)
+    assert table["verdict"].tolist() == ["tie"] and table["rounds"].tolist() == [20]
+    (panel,) = panels(comparison.figure(frame)).values()
+    (ties,) = (line for line in panel.lines if line.get_gid() == "tie")
+    assert len(ties.get_xdata()) == 1 and ties.get_markerfacecolor() == "white"
+
+
+def _with_tie(rng):
+    source = compare(("flash", "performer"), 2048, rng)
+    samples = source.measurements["samples"]["flash"]
+    shaken = (np.array(samples) * np.where(np.arange(20) % 2, 1.01, 0.99)).tolist()
+    measurements = {**source.measurements, "samples": {"flash": samples, "performer": shaken}}
+    return [dataclasses.replace(source, measurements=measurements)]
+
+
+def test_every_mechanism_looks_different_and_has_the_function_it_is_registered_with():
+    assert len(set(style.MECHANISMS.values())) == len(style.MECHANISMS)
+    attention_zoo = pytest.importorskip("attention_zoo")
+    for name in attention_zoo.list_attentions():
+        assert style.FUNCTION.get(name) == attention_zoo.info(name).approximates, name
+        assert name in style.MECHANISMS
+
+
+def test_twelve_variants_of_a_mechanism_differ(rng):
+    labels = [f"polysketch_variant_{i}" for i in range(12)]
+    sources = [latency("polysketch_random_r32", 512, rng) for _ in labels]
+    frame = tidy(
+        dataclasses.replace(source, config={**source.config, "label": label})
+        for source, label in zip(sources, labels, strict=True)
+    )
+    looks = style.styles(frame, frame["attention"]).values()
+    assert len({(look["linestyle"], look["markerfacecolor"]) for look in looks}) == 12
+    assert len({(look["color"], look["marker"]) for look in looks}) == 1
+
+
+def test_a_mechanism_has_one_look_in_all_figures(frame):
+    looks = {}
+    for draw in (FIGURES["polysketchformer_figure1"], FIGURES["memory"], FIGURES["compare"]):
+        for name, handle in legend(draw(frame)).items():
+            looks.setdefault(name, set()).add((handle.get_color(), handle.get_marker()))
+    assert all(len(seen) == 1 for seen in looks.values())
+
+
+def test_an_unknown_mechanism_is_drawn(rng):
+    source = latency("flash", 512, rng)
+    other = dataclasses.replace(source, config={**source.config, "label": "mine", "attention": {"name": "mine"}})
+    figure = polysketchformer.figure1(tidy([other]))
+    assert "mine" in legend(figure)
+
+
+def test_files_are_the_same_bytes_on_a_second_run(synthetic_results, tmp_path):
+    first = analysis.figures(synthetic_results, tmp_path / "a")
+    second = analysis.figures(synthetic_results, tmp_path / "b")
+    assert len(first) == 2 * len(FIGURES) and {path.suffix for path in first} == {".png", ".svg"}
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one.name
+
+
+def test_figures_of_some_cells_only(synthetic_results, frame, tmp_path):
+    chosen = set(frame.loc[frame["bench"] == "memory", "cell_id"])
+    written = analysis.figures(synthetic_results, tmp_path, chosen)
+    assert [path.name for path in written] == ["memory.png", "memory.svg"]
+    assert analysis.figures(tmp_path / "nothing") == []

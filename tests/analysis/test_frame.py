@@ -1,0 +1,155 @@
+"""The tidy frame says exactly what the records say."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_records import compare, config, latency, memory, record, spectral
+
+from analysis.frame import MissingRecords, load, newest, series, settle, tidy
+from bench.store import Store
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def only(frame, **conditions):
+    for name, value in conditions.items():
+        frame = frame[frame[name] == value]
+    assert len(frame) == 1
+    return frame.iloc[0]
+
+
+def test_latency_rows(rng):
+    source = latency("flash", 1024, rng)
+    frame = tidy([source])
+    samples = source.measurements["passes"]["forward"]["samples"]
+    row = only(frame, metric="latency", **{"pass": "forward"})
+    assert row["value"] == np.median(samples) and row["unit"] == "ns" and row["samples"] == 20
+    assert row["low"] < row["value"] < row["high"]
+    np.testing.assert_array_equal(row["raw"], samples)
+    per_token = only(frame, metric="latency_per_token", **{"pass": "forward"})
+    assert per_token["value"] == pytest.approx(np.median(samples) / 32768 / 1e3)
+    assert (row["attention"], row["mechanism"], row["seq_len"], row["tokens"]) == ("flash", "flash", 1024, 32768)
+    assert row["device_name"] == "Synthetic CPU 9000" and row["cell_id"] == source.cell_id
+
+
+def test_memory_and_largest_rows():
+    source = memory("flash", 1024)
+    measurements = {**source.measurements, "largest": {"axis": "seq_len", "value": 4096, "limit_bytes": 1, "tried": {}}}
+    frame = tidy([dataclasses.replace(source, measurements=measurements)])
+    peak = source.measurements["passes"]["forward"]["peak_bytes"]
+    assert only(frame, metric="peak_memory", **{"pass": "forward"})["value"] == peak
+    assert only(frame, metric="largest_seq_len")["value"] == 4096
+
+
+def test_spectral_rows_have_mean_and_standard_error(rng):
+    source = spectral("skeinformer", 1024, 64, rng, "pretrained")
+    row = only(tidy([source]), metric="absolute")
+    values = np.asarray(source.measurements["absolute"])
+    error = values.std(ddof=1) / np.sqrt(values.size)
+    assert (row["value"], row["high"] - row["value"]) == pytest.approx((values.mean(), error))
+    assert (row["features"], row["reference"], row["weights"]) == (64, "softmax", "pretrained")
+    assert row["interval"] == "standard error"
+
+
+def test_compare_rows_are_ratios_of_rounds(rng):
+    source = compare(("flash", "performer", "v_mean"), 2048, rng)
+    frame = tidy([source])
+    times = {label: np.asarray(values) for label, values in source.measurements["samples"].items()}
+    for label in ("performer", "v_mean"):
+        row = only(frame, metric="speedup", attention=label)
+        assert row["baseline"] == "flash" and row["mechanism"] == label and row["pass"] == "forward"
+        expected = np.exp(np.median(np.log(times["flash"] / times[label])))
+        assert row["value"] == pytest.approx(expected, rel=1e-12)
+        np.testing.assert_allclose(row["raw"], times["flash"] / times[label])
+
+
+@pytest.mark.parametrize("status", ["oom", "unsupported", "timeout", "crash", "nonfinite"])
+def test_a_cell_that_is_not_ok_is_a_row_without_numbers(rng, status):
+    frame = tidy([latency("softmax", 32768, rng, status)])
+    row = only(frame, status=status)
+    assert np.isnan(row["value"]) and pd.isna(row["metric"]) and row["reason"] == f"synthetic {status}"
+    failed = tidy([compare(("flash", "performer", "v_mean"), 2048, rng, status)])
+    assert list(failed["attention"]) == ["performer", "v_mean"] and set(failed["baseline"]) == {"flash"}
+
+
+def test_a_benchmark_of_another_kind_is_a_row_too():
+    frame = tidy([record(config("flash", {"name": "accuracy"}, 512), {"anything": 1})])
+    assert only(frame, bench="accuracy")["status"] == "ok"
+
+
+def test_the_newest_terminal_record_stands(tmp_path, rng):
+    store = Store(tmp_path)
+    good = latency("flash", 512, rng)
+    store.write(good)
+    later = dataclasses.replace(
+        good, record_id="f" * 32, attempt=2, status="crash", measurements={}, ended="2026-02-01T00:00:00+00:00"
+    )
+    store.write(later)
+    assert set(load(tmp_path)["status"]) == {"ok"}
+    assert set(load(tmp_path, {good.cell_id})["record_id"]) == {good.record_id}
+    with pytest.raises(MissingRecords, match="holds no records"):
+        load(tmp_path, {"0" * 64})
+
+
+def test_a_folder_without_records_is_one_line(tmp_path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(MissingRecords) as error:
+            load(folder)
+        assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_series_tell_apart_what_differs_and_nothing_else(rng):
+    base = {"name": "performer", "num_features": 64}
+    frame = tidy(
+        [
+            latency("performer", 512, rng, attention=base),
+            latency("performer", 1024, rng, attention={**base, "num_features": 128}),
+            latency("flash", 512, rng),
+        ]
+    )
+    assert set(series(frame)) == {"performer num_features=64", "performer num_features=128", "flash"}
+    assert set(series(frame, apart_from={"num_features"})) == {"performer", "flash"}
+    fused = tidy([latency("flash", 512, rng), latency("flash", 512, rng, impl="reference")])
+    assert set(series(fused)) == {"flash impl=auto", "flash impl=reference"}
+
+
+def test_settle_keeps_the_most_frequent_conditions_and_says_so(rng):
+    records = [latency("flash", n, rng) for n in (512, 1024, 2048)]
+    records += [latency("flash", n, rng, dtype="bfloat16") for n in (512, 1024)]
+    records += [dataclasses.replace(latency("softmax", 2048, rng, "oom"), machine={})]
+    kept, notes = settle(tidy(records))
+    assert set(kept["dtype"]) == {"float32"} and kept["cell_id"].nunique() == 4
+    assert len(notes) == 1 and "dtype=float32" in notes[0] and "bfloat16" in notes[0]
+
+
+def test_settle_allows_a_batch_that_follows_the_length(rng):
+    kept, notes = settle(tidy([latency("flash", n, rng) for n in (512, 1024, 2048)]))
+    assert set(kept["seq_len"]) == {512, 1024, 2048} and notes == []
+    fixed = [latency("flash", n, rng, batch_size=1) for n in (512, 1024, 2048, 4096)]
+    kept, notes = settle(tidy([*fixed, latency("flash", 512, rng, batch_size=2)]))
+    assert set(kept["batch_size"]) == {1} and "batch_size=1" in notes[0]
+
+
+def test_settle_never_mixes_machines(rng):
+    one, other = (latency("flash", n, rng) for n in (512, 1024))
+    other = record(other.config, other.measurements, machine={**other.machine, "cpu_model": "Other"})
+    kept, notes = settle(tidy([one, other]))
+    assert kept["cpu_model"].nunique() == 1 and any("Other" in note for note in notes)
+
+
+def test_newest_replaces_measurements_of_older_code(rng):
+    old, new = latency("flash", 512, rng), latency("flash", 512, rng)
+    new = dataclasses.replace(new, cell_id="1" * 64, record_id="1" * 32, ended="2026-03-01T00:00:00+00:00")
+    kept, notes = newest(tidy([new, old]), ["attention", "seq_len", "pass", "metric"])
+    assert set(kept["cell_id"]) == {new.cell_id} and len(notes) == 1
+
+
+def test_hyperparameters_are_json(rng):
+    frame = tidy([latency("polynomial_p4", 512, rng)])
+    assert json.loads(frame["hyperparameters"].iloc[0]) == {"degree": 4}

@@ -1,0 +1,129 @@
+"""Intervals against their coverage on known distributions, crossovers against closed forms."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from analysis.statistics import FEWEST, crossover, median_interval, ratio_interval, standard_error
+
+
+@pytest.mark.parametrize("n", [6, 7, 10, 20, 31])
+def test_the_interval_covers_the_median(n):
+    rng = np.random.default_rng(0)
+    trials = 600
+    hits = 0
+    for trial in range(trials):
+        found = median_interval(rng.lognormal(1.0, 0.5, n), seed=trial)
+        hits += found.low <= np.e <= found.high
+    # Binomial standard error 0.9 %; the plain percentile interval would have 88 % at n = 7.
+    assert 0.925 <= hits / trials <= 0.995
+
+
+def test_identical_contestants_tie_in_95_percent():
+    rng = np.random.default_rng(1)
+    verdicts = []
+    for trial in range(600):
+        drift = np.linspace(1, 3, 20)
+        a, b = (drift * rng.lognormal(0, 0.03, 20) for _ in "ab")
+        verdicts.append(ratio_interval(a, b, seed=trial).verdict)
+    assert 0.925 <= verdicts.count("tie") / 600 <= 0.985
+    assert verdicts.count("faster") > 0 and verdicts.count("slower") > 0
+
+
+def test_a_common_drift_cancels():
+    drift = np.geomspace(1, 50, 20)
+    found = ratio_interval(3 * drift, 2 * drift)
+    np.testing.assert_allclose([found.median, found.low, found.high], 1.5, rtol=1e-12)
+    assert found.verdict == "faster"
+
+
+def test_exchanging_the_two_inverts_the_ratio():
+    rng = np.random.default_rng(2)
+    a, b = rng.lognormal(0.2, 0.1, 15), rng.lognormal(0, 0.1, 15)
+    forth, back = ratio_interval(a, b), ratio_interval(b, a)
+    assert (forth.verdict, back.verdict) == ("faster", "slower")
+    assert forth.median == pytest.approx(1 / back.median)
+    # The ends come from the same resamples; interpolated quantiles mirror to rounding.
+    assert (forth.low, forth.high) == pytest.approx((1 / back.high, 1 / back.low))
+
+
+def test_few_rounds_are_no_claim():
+    assert ratio_interval([2.0] * (FEWEST - 1), [1.0] * (FEWEST - 1)).verdict == "tie"
+    assert ratio_interval([2.0] * FEWEST, [1.0] * FEWEST).verdict == "faster"
+    few = median_interval([3.0, 1.0, 2.0])
+    assert (few.low, few.median, few.high) == (1.0, 2.0, 3.0)
+
+
+def test_the_crossover_of_power_laws_is_exact():
+    # a = n^2 / 3000 overtakes b = n / 1 at n = 3000, and power laws are straight lines in log-log.
+    lengths = [512, 1024, 2048, 4096, 8192]
+    a = [np.full(8, n**2 / 3000) for n in lengths]
+    b = [np.full(8, float(n)) for n in lengths]
+    found = crossover(lengths, a, b)
+    assert found.length == pytest.approx(3000) and found.faster == "b"
+    assert (found.low, found.high) == pytest.approx((3000, 3000))
+    assert crossover(lengths, b, a).faster == "a"
+
+
+def test_the_interval_of_the_crossover_covers_it():
+    lengths = [1024, 2048, 4096, 8192]
+    rng = np.random.default_rng(3)
+    hits = 0
+    for trial in range(100):
+        noise = rng.lognormal(0, 0.1, (2, len(lengths), 15))
+        a = [n**2 / 3000 * noise[0, i] for i, n in enumerate(lengths)]
+        b = [n * noise[1, i] for i, n in enumerate(lengths)]
+        found = crossover(lengths, a, b, seed=trial)
+        hits += found is not None and found.low <= 3000 <= found.high
+    assert hits >= 88  # 95 expected, three binomial standard errors of 2.2 below
+
+
+def test_no_crossing_is_none_and_the_last_one_counts():
+    lengths = [1, 2, 4, 8]
+    ones = [np.ones(8)] * 4
+    assert crossover(lengths, [np.full(8, 2.0)] * 4, ones) is None
+    ratios = [2.0, 0.5, 0.5, 2.0]
+    found = crossover(lengths, [np.full(8, ratio) for ratio in ratios], ones)
+    assert found.length == pytest.approx(4 * 2**0.5) and found.faster == "b"
+
+
+def test_an_uncertain_end_leaves_the_interval_open():
+    rng = np.random.default_rng(4)
+    a = [np.full(10, 0.5), rng.lognormal(0.01, 0.5, 10)]
+    a[1] *= 1.02 / np.median(a[1])
+    found = crossover([1024, 2048], a, [np.ones(10)] * 2)
+    assert 1024 < found.length < 2048 and found.high == np.inf
+
+
+def test_the_standard_error_is_s_over_root_n():
+    assert standard_error([1.0, 2.0, 3.0, 4.0]) == pytest.approx((5 / 3) ** 0.5 / 2)
+    assert np.isnan(standard_error([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "named"),
+    [([], [], "a:"), ([1.0], [1.0, 2.0], "b:"), ([1.0, 0.0], [1.0, 1.0], "positive"), ([np.nan], [1.0], "finite")],
+)
+def test_rounds_that_do_not_pair_up_are_refused(a, b, named):
+    with pytest.raises(ValueError, match=named):
+        ratio_interval(a, b)
+
+
+def test_lengths_must_ascend():
+    with pytest.raises(ValueError, match="lengths"):
+        crossover([2, 1], [[1.0]] * 2, [[1.0]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("analysis.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("analysis.__main__", ("torch", "hydra", "mlflow")),
+    ],
+)
+def test_what_importing_loads(module, heavy):
+    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,205 @@
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from attention_zoo.ops.feature_product import Local, feature_product
+
+BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
+BLOCK_SIZES = range(1, N + 4)  # one row, sizes that do not divide 13, the whole, and more than there is
+
+every_degree = pytest.mark.parametrize("degree", [1, 2])
+every_form = pytest.mark.parametrize("is_local", [False, True], ids=["plain", "local"])
+every_scale = pytest.mark.parametrize("is_scaled", [False, True], ids=["unscaled", "scaled"])
+
+
+def tensors(lengths, widths, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(BATCH, HEADS, n, *width) for n, width in zip(lengths, widths, strict=True)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def causal_inputs(n=N, dtype=torch.float64):
+    """left, right, value, local query, local key, log_scale."""
+    *given, log_scale = tensors([n] * 6, [(R,), (R,), (K,), (H,), (H,), ()], dtype)
+    return [*given, 2 * log_scale]
+
+
+def dense(left, right, value, causal, degree, block_size=1, local=None, log_scale=None):
+    """The definition, with the whole matrix."""
+    weights = (left @ right.mT) ** degree
+    if local is not None:
+        exact = (local.query @ local.key.mT) ** local.degree
+        block = torch.arange(left.shape[2]) // block_size
+        weights = torch.where(block[:, None] == block, exact, weights)
+    if log_scale is not None:
+        running = torch.stack([log_scale[..., : i + 1].amax(-1) for i in range(left.shape[2])], -1).detach()
+        weights = weights * (log_scale[..., None, :] - running[..., :, None]).exp()
+    return (weights.tril() if causal else weights) @ value
+
+
+def both(given, block_size, degree, is_local, is_scaled, local_degree=4):
+    left, right, value, query, key, log_scale = given
+    local = Local(query, key, local_degree) if is_local else None
+    settings = {"causal": True, "degree": degree, "block_size": block_size, "local": local}
+    settings["log_scale"] = log_scale if is_scaled else None
+    return feature_product(left, right, value, **settings), dense(left, right, value, **settings)
+
+
+def assert_equal(actual, expected, tolerance=1e-10):
+    """The two orders of summation differ by float64 rounding, 1e-16 of the largest entry times the terms."""
+    scale = expected.detach().abs().max().clamp_min(1)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+@every_degree
+@every_form
+@every_scale
+def test_causal_equals_the_dense_definition_for_every_block_size(degree, is_local, is_scaled):
+    for block_size in BLOCK_SIZES:
+        assert_equal(*both(causal_inputs(), block_size, degree, is_local, is_scaled))
+
+
+@every_degree
+@every_form
+@every_scale
+@pytest.mark.parametrize("block_size", [1, 2, 5, N, N + 3])
+def test_causal_gradients_equal_those_of_the_dense_definition(degree, is_local, is_scaled, block_size):
+    given = [x.requires_grad_() for x in causal_inputs()]
+    outputs = both(given, block_size, degree, is_local, is_scaled)
+    direction = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    actual, expected = (torch.autograd.grad(out, given, direction, allow_unused=True) for out in outputs)
+    assert [g is not None for g in actual] == [True, True, True, is_local, is_local, is_scaled]
+    for one, other in zip(actual, expected, strict=True):
+        if one is not None:
+            assert_equal(one, other)
+
+
+@every_degree
+@pytest.mark.parametrize("keys", [1, 7, 20])
+def test_non_causal_equals_the_dense_definition_with_gradients(degree, keys):
+    given = [x.requires_grad_() for x in tensors([N, keys, keys], [(R,), (R,), (K,)])]
+    expected = dense(*given, False, degree)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), given)
+    for block_size in (1, 2, 5, 7, N, 23):
+        actual = feature_product(*given, causal=False, degree=degree, block_size=block_size)
+        assert_equal(actual, expected)
+        for one, other in zip(torch.autograd.grad(actual.square().sum(), given), expected_gradients, strict=True):
+            assert_equal(one, other)
+
+
+@pytest.mark.parametrize("local_degree", [2, 4, 8])
+def test_one_block_of_local_weights_is_exact_whatever_the_features(local_degree):
+    *_, value, query, key, _ = given = causal_inputs()
+    out, _ = both(given, N, 2, is_local=True, is_scaled=False, local_degree=local_degree)
+    assert_equal(out, (query @ key.mT).pow(local_degree).tril() @ value)
+
+
+@every_degree
+@every_form
+def test_gradcheck(degree, is_local):
+    given = [x[:1, :1, :5].requires_grad_() for x in causal_inputs()]
+
+    def ratio(left, right, value, query, key, log_scale):
+        """The maximum is a constant for the gradient only because it cancels in such a ratio."""
+        ones = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+        local = Local(query, key, 2) if is_local else None
+        out = feature_product(
+            left, right, ones, causal=True, degree=degree, block_size=2, local=local, log_scale=log_scale
+        )
+        return out[..., :-1] / out[..., -1:]
+
+    # Positive features, so that no denominator comes near zero.
+    left, right, value, query, key, log_scale = given
+    positive = [x.detach().abs().add(0.1).requires_grad_() for x in (left, right, query, key)]
+    assert torch.autograd.gradcheck(ratio, (*positive[:2], value, *positive[2:], log_scale))
+
+
+@every_degree
+@every_form
+@every_scale
+def test_bfloat16_is_close_to_float64(degree, is_local, is_scaled):
+    *rounded, log_scale = causal_inputs(64, torch.bfloat16)
+    exact = [*(x.double() for x in rounded), log_scale.double()]
+    out, expected = (
+        feature_product(
+            *given[:3],
+            causal=True,
+            degree=degree,
+            block_size=8,
+            local=Local(*given[3:5], 2) if is_local else None,
+            log_scale=given[5] if is_scaled else None,
+        )
+        for given in ([*rounded, log_scale.float()], exact)
+    )
+    assert out.dtype == torch.float32
+    # A product rounds at 2^-9 and squaring doubles it; the sums are float32.
+    assert (out.double() - expected).norm() / expected.norm() < 0.01
+
+
+def test_state_is_summed_in_float32_for_bfloat16():
+    """In bfloat16 adding 1 to 256 does nothing; 4,096 blocks of one row show what the sum is kept in."""
+    ones = torch.ones(1, 1, 4096, 1, dtype=torch.bfloat16)
+    out = feature_product(ones, ones, ones, causal=True, block_size=1)
+    # The state itself is rounded to bfloat16 when it is read: 2^-9.
+    torch.testing.assert_close(out[0, 0, :, 0], torch.arange(1.0, 4097), rtol=2**-8, atol=0)
+
+
+@every_degree
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+def test_extreme_scales_stay_finite_in_float32(degree, order):
+    """exp(200) overflows float32, and exp(400) is what two scales of +-200 are apart."""
+    left, right, value, *_, log_scale = causal_inputs(40)
+    log_scale = 200 * log_scale.clamp(-1, 1)
+    if order != "random":
+        log_scale = log_scale.sort(-1, descending=order == "descending").values
+    for block_size in (1, 7, 40):
+        given = [x.float().requires_grad_() for x in (left, right, value, log_scale)]
+        exact = [x.requires_grad_() for x in (left, right, value, log_scale)]
+        out, expected = (
+            feature_product(*x[:3], causal=True, degree=degree, block_size=block_size, log_scale=x[3])
+            for x in (given, exact)
+        )
+        assert_equal(out.double(), expected, 1e-4)  # a float32 scale of 200 rounds at 1.5e-5, which exp keeps
+        gradients, exact_gradients = (torch.autograd.grad(o.sum(), x) for o, x in ((out, given), (expected, exact)))
+        for one, other in zip(gradients, exact_gradients, strict=True):
+            assert one.isfinite().all()
+            assert_equal(one.double(), other, 1e-4)
+
+
+def memory_events(call):
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    events = profiler.profiler.kineto_results.events()
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
+    peak = torch.tensor(changes).cumsum(0).max().item()
+    return max(changes), peak
+
+
+@pytest.mark.parametrize("causal, is_local", [(False, False), (True, False), (True, True)])
+def test_neither_the_matrix_nor_the_features_are_ever_in_memory(causal, is_local):
+    n, r = 4096, 32
+    given = [torch.randn(1, 1, n, r, dtype=torch.float64, requires_grad=True) for _ in range(5)]
+    local = Local(*given[3:], 4) if is_local else None
+
+    def forward_and_backward():
+        out = feature_product(*given[:3], causal=causal, degree=2, block_size=128, local=local)
+        return torch.autograd.grad(out.sum(), given[:3])
+
+    matrix, features = 8 * n * n, 8 * n * r**2
+    largest, peak = memory_events(forward_and_backward)
+    # One of the 32 blocks of features at a time; the peak adds outputs, gradients and the state, all n x r or r^3.
+    assert largest <= features / 32 < matrix / 100
+    assert peak < features / 2
+    # The check sees what it must: the dense definition does allocate the matrix.
+    assert memory_events(lambda: dense(*given[:3], causal, 2))[0] >= matrix
+
+
+@pytest.mark.parametrize("block_size", [2, N])
+def test_nothing_but_inputs_is_kept_for_the_backward_pass(block_size):
+    *given, query, key, log_scale = (x.requires_grad_() for x in causal_inputs())
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()), lambda x: x):
+        local = Local(query, key, 4)
+        feature_product(*given, causal=True, degree=2, block_size=block_size, local=local, log_scale=log_scale)
+    assert sorted(kept) == sorted(x.data_ptr() for x in (*given, query, key, log_scale))

@@ -1,0 +1,43 @@
+"""The real command line in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+# The cheapest cell there is.
+TINY = [
+    "seq_len=32",
+    "batch_size=1",
+    "num_heads=1",
+    "head_dim=4",
+    "repeats=1",
+    "bench.passes=[forward]",
+    "bench.min_sample_ms=0",
+]
+
+
+def environment(**more):
+    path = os.pathsep.join([str(ROOT), str(HERE)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def command(*overrides):
+    return [sys.executable, "-m", "bench", *overrides]
+
+
+def bench(*overrides, timeout=300, **env):
+    return subprocess.run(
+        command(*overrides), capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment(**env)
+    )
+
+
+def fake_config_dir(folder, names):
+    """One YAML per fake mechanism, in a folder for `--config-dir`."""
+    attention = folder / "conf" / "attention"
+    attention.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (attention / f"{name}.yaml").write_text(f"name: {name}\n")
+    return folder / "conf"

@@ -1,0 +1,72 @@
+"""Mechanisms from outside the package, each with an ending of its own: one Python file, one YAML each."""
+
+import os
+import signal
+import subprocess
+import time
+
+import torch
+
+from attention_zoo import AttentionInfo, register
+from attention_zoo.v_mean import VMean
+
+
+def _info(name):
+    return AttentionInfo(
+        name=name,
+        paper="none",
+        approximates="softmax",
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n h)",
+    )
+
+
+def _fake(name, ending):
+    class Fake(VMean):
+        info = _info(name)
+
+        def _attend(self, query, key, value, padding):
+            return ending(super()._attend(query, key, value, padding))
+
+    Fake.__qualname__ = name
+    return register(Fake)
+
+
+def _hang(out):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def _hang_with_grandchild(out):
+    subprocess.Popen(["sleep", "601"])
+    time.sleep(600)
+
+
+def _raise(out):
+    raise ValueError("a mistake in the mechanism")
+
+
+def _count(out):
+    with open(os.environ["FAKE_COUNTER"], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return out
+
+
+ENDINGS = {
+    "fake_fine": (lambda out: out, "ok"),
+    "fake_segfault": (lambda out: os.kill(os.getpid(), signal.SIGSEGV), "crash"),
+    "fake_exit": (lambda out: os._exit(3), "crash"),
+    "fake_hang": (_hang, "timeout"),
+    "fake_grandchild": (_hang_with_grandchild, "timeout"),
+    "fake_error": (_raise, "error"),
+    "fake_oom": (lambda out: torch.zeros(2**50), "oom"),
+    "fake_nan": (lambda out: out * float("nan"), "nonfinite"),
+    "fake_wrong": (lambda out: out * 1.01, "incorrect"),
+    "fake_fine_too": (lambda out: out, "ok"),
+}
+for _name, (_ending, _) in ENDINGS.items():
+    _fake(_name, _ending)
+_fake("fake_counted", _count)

@@ -1,0 +1,494 @@
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.record import STATUSES, Record
+from bench.store import Store
+from bench.tracking import Mirror, TrackingError, _create_database, flatten, summarise
+
+SWEEP = "5a3e" * 16
+LATENCY = {
+    "passes": {"forward": {"unit": "ns", "samples": [2e6, 1e6, 3e6, 2e6, 9e6], "calls_per_sample": 3}},
+    "tokens": 4000,
+    "flops": 6_000_000,
+}
+
+
+def a_record(number=0, *, label="flash", bench="latency", seq_len=1024, status="ok", measurements=None, **changes):
+    """A made-up record; `number` stands for its identity."""
+    config = {
+        "label": label,
+        "attention": {"name": "flash"},
+        "bench": {"name": bench},
+        "inputs": {"name": "gaussian"},
+        "seq_len": seq_len,
+        "batch_size": 4096 // seq_len,
+        "dtype": "float32",
+        "device": "cpu",
+        "seed": 0,
+    } | changes.pop("config", {})
+    fields = {
+        "record_id": f"{number:032x}"[::-1],
+        "cell_id": f"{number:064x}"[::-1],
+        "sweep_id": SWEEP,
+        "attempt": 1,
+        "status": status,
+        "config": config,
+        "started": "2026-01-02T03:04:05+00:00",
+        "ended": "2026-01-02T03:04:07.250000+00:00",
+        "duration_s": 2.25,
+        "reason": None if status == "ok" else "made up",
+        "machine": {"cpu_model": "a processor", "gpu_name": "a GPU", "torch": "2.0"},
+        "measurements": (measurements or LATENCY) if status == "ok" else {},
+    }
+    return Record(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    path = tmp_path_factory.mktemp("template") / "mlflow.db"
+    _create_database(path, "file:///nowhere")
+    return path
+
+
+@pytest.fixture
+def results_dir(tmp_path, empty_database):
+    """A results folder whose store is there already: migrating one takes two seconds."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+def client_of(results_dir):
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{Path(results_dir).resolve() / 'mlflow.db'}")
+
+
+def runs_of(results_dir, kind="cell"):
+    client = client_of(results_dir)
+    experiment = client.get_experiment_by_name("attention-zoo")
+    return list(client.search_runs([experiment.experiment_id], f"tags.kind = '{kind}'", max_results=5000))
+
+
+# --- summaries -------------------------------------------------------------------------------------------
+
+
+def test_latency_is_the_median_per_call_and_per_token():
+    summary = summarise(a_record())
+    assert summary["latency_ms.forward"] == 2.0
+    assert summary["latency_us_per_token.forward"] == 0.5
+    assert summary["spread_pct.forward"] == 50.0
+    assert summary["tflop_per_s.forward"] == pytest.approx(6e6 / 2e-3 / 1e12, rel=1e-12)
+
+
+def test_memory_is_in_mebibytes():
+    passes = {"forward": {"peak_bytes": 3 * 2**20, "baseline_bytes": 2**20}}
+    largest = {"axis": "batch_size", "value": 96, "limit_bytes": 2**30, "tried": {"128": False}}
+    summary = summarise(a_record(bench="memory", measurements={"passes": passes, "largest": largest}))
+    assert summary == {"peak_mib.forward": 3.0, "largest.batch_size": 96.0}
+
+
+def test_spectral_norm_is_the_mean_over_trials_and_heads_with_its_standard_error():
+    values = [[1.0, 2.0], [3.0, 6.0]]
+    measured = {
+        "features": 64,
+        "reference": "softmax",
+        "relative": values,
+        "absolute": [[5.0]],
+        "exact_norm": [[2.0]],
+    }
+    summary = summarise(a_record(bench="spectral_norm", measurements=measured))
+    assert summary["spectral_norm.relative"] == 3.0
+    # Deviations -2, -1, 0, 3: variance 14/3, over four values.
+    assert summary["spectral_norm.relative_stderr"] == pytest.approx(math.sqrt(14 / 3 / 4), rel=1e-12)
+    assert "spectral_norm.absolute_stderr" not in summary, "one value has no standard error"
+
+
+def test_compare_is_the_median_ratio_of_the_rounds():
+    slow = [200.0, 210.0, 190.0, 400.0, 200.0, 205.0, 195.0]
+    samples = {"softmax": slow, "flash": [time / 4 for time in slow]}
+    measured = {"pass": "forward", "labels": ["softmax", "flash"], "samples": samples, "calls_per_sample": {}}
+    summary = summarise(a_record(bench="compare", measurements=measured))
+    assert summary.keys() == {"speedup.flash", "speedup_low.flash", "speedup_high.flash"}
+    assert list(summary.values()) == pytest.approx([4.0] * 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])
+def test_what_did_not_measure_has_no_numbers(status):
+    assert summarise(a_record(status=status)) == {}
+
+
+def test_other_benchmarks_are_mirrored_by_their_numbers_and_only_finite_ones():
+    measured = {
+        "loss": {"train": 0.5, "test": math.nan},
+        "steps": 10,
+        "converged": True,
+        "best": -math.inf,
+        "curve": [1],
+    }
+    summary = summarise(a_record(bench="training", measurements=measured))
+    assert summary == {"loss.train": 0.5, "steps": 10.0}
+
+
+def test_flatten_names_leaves_by_their_path():
+    assert flatten({"a": {"b": {"c": 1}, "d": []}, "e": None}) == {"a.b.c": 1, "a.d": [], "e": None}
+
+
+# --- cells -----------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was(results_dir):
+    record = a_record(7, seq_len=2048, config={"attention": {"name": "flash", "scale": 0.125}})
+    assert Mirror(results_dir).sync([record]) == 1
+    (run,) = runs_of(results_dir)
+    assert run.info.run_name == "flash n=2048 latency"
+    assert (run.info.start_time, run.info.end_time) == (1767323045000, 1767323047250)
+    assert run.info.artifact_uri.startswith((results_dir / "mlartifacts").as_uri())
+    assert run.data.params == {key: str(value) for key, value in flatten(record.config).items()}
+    expected = {key.replace(".", "/"): value for key, value in summarise(record).items()}
+    assert run.data.metrics == expected
+    steps = {point.step for point in client_of(results_dir).get_metric_history(run.info.run_id, "latency_ms/forward")}
+    assert steps == {2048}
+    tags = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    assert tags == {
+        "kind": "cell",
+        "sweep_id": SWEEP,
+        "cell_id": record.cell_id,
+        "record_id": record.record_id,
+        "attempt": "1",
+        "status": "ok",
+        "superseded": "false",
+        "attention": "flash",
+        "bench": "latency",
+        "device": "a processor",
+        "cpu_model": "a processor",
+        "torch": "2.0",
+    }
+
+
+def test_spectral_norms_are_drawn_over_the_features(results_dir):
+    measured = {"features": 64, "relative": [[1.0]], "absolute": [[1.0]], "exact_norm": [[1.0]]}
+    Mirror(results_dir).sync([a_record(bench="spectral_norm", measurements=measured)])
+    (run,) = runs_of(results_dir)
+    history = client_of(results_dir).get_metric_history(run.info.run_id, "spectral_norm/relative")
+    assert [point.step for point in history] == [64]
+    assert run.info.run_name == "flash n=1024 d=64 spectral_norm"
+
+
+def test_findings_finish_and_failures_fail(results_dir):
+    Mirror(results_dir).sync(a_record(number, status=status) for number, status in enumerate(STATUSES))
+    found = {run.data.tags["status"]: run.info.status for run in runs_of(results_dir)}
+    finished = dict.fromkeys(["ok", "oom", "unsupported"], "FINISHED")
+    failed = dict.fromkeys(["crash", "error", "timeout", "nonfinite", "incorrect"], "FAILED")
+    assert found == finished | failed | {"interrupted": "KILLED"}
+    reasons = {run.data.tags.get("reason") for run in runs_of(results_dir) if run.data.tags["status"] != "ok"}
+    assert reasons == {"made up"}
+
+
+def test_syncing_again_adds_nothing(results_dir):
+    records = [a_record(number) for number in range(5)]
+    assert Mirror(results_dir).sync(records[:3]) == 3
+    assert Mirror(results_dir).sync(records) == 2
+    assert Mirror(results_dir).sync(records) == 0
+    assert len(runs_of(results_dir)) == 5
+
+
+def test_a_later_attempt_supersedes(results_dir):
+    first = a_record(1, status="timeout", cell_id="c" * 64)
+    second = a_record(2, cell_id="c" * 64, attempt=2)
+    Mirror(results_dir).sync([first])
+    Mirror(results_dir).sync([first, second])
+    found = {run.data.tags["record_id"]: run.data.tags["superseded"] for run in runs_of(results_dir)}
+    assert found == {first.record_id: "true", second.record_id: "false"}
+
+
+def test_a_torn_run_is_written_again_and_a_stranger_left_alone(results_dir):
+    mirror = Mirror(results_dir)
+    experiment = mirror.create()
+    torn, elsewhere = a_record(1), a_record(2)
+    for record in (torn, elsewhere):
+        tags = {"kind": "cell", "record_id": record.record_id, "cell_id": record.cell_id}
+        client_of(results_dir).create_run(experiment, tags=tags)
+    assert mirror.sync([torn]) == 1
+    found = {run.data.tags["record_id"]: run for run in runs_of(results_dir)}
+    assert found[torn.record_id].info.status == "FINISHED"
+    assert found[torn.record_id].data.metrics
+    assert found[elsewhere.record_id].info.status == "RUNNING", "another folder's records may be mirrored here"
+
+
+def test_a_long_sweep_is_written_in_batches_and_read_in_pages(results_dir, monkeypatch):
+    measured = {f"quantity{index:04}": float(index) for index in range(2000)}
+    records = [
+        a_record(number, bench="training", measurements=measured if number == 0 else {"loss": 1.0})
+        for number in range(7)
+    ]
+    mirror = Mirror(results_dir)
+    experiment = mirror.create()
+    client = client_of(results_dir)
+    search = type(client).search_runs
+    monkeypatch.setattr(
+        type(client),
+        "search_runs",
+        lambda *args, **kwargs: search(*args, **kwargs | {"max_results": 2}),
+    )
+    for record in records[:3]:  # torn, and repaired while the pages are read
+        client.create_run(experiment, tags={"kind": "cell", "record_id": record.record_id})
+    assert mirror.sync(records) == 7
+    assert mirror.sync(records) == 0
+    monkeypatch.undo()
+    found = {run.data.tags["record_id"]: run.data.metrics for run in runs_of(results_dir)}
+    assert found == {record.record_id: summarise(record) for record in records}
+
+
+def test_an_experiment_deleted_in_the_pages_comes_back(results_dir):
+    mirror = Mirror(results_dir)
+    mirror.sync([a_record(1)])
+    client_of(results_dir).delete_experiment(mirror.create())
+    assert mirror.sync([a_record(1), a_record(2)]) == 1
+    assert len(runs_of(results_dir)) == 2
+
+
+def test_nothing_that_a_user_may_name_breaks_the_mirror(results_dir):
+    labels = [
+        "",
+        "..",
+        "/",
+        "a/../b",
+        "a=b@c[d]",
+        "ü",
+        "x" * 1000,
+        "new\nline",
+        "'; drop table runs; --",
+        "a,b|c",
+    ]
+    records = [
+        a_record(
+            number,
+            label=label,
+            bench="training",
+            measurements={f"loss.{label}": 1.5, "bad": math.inf, "worse": math.nan},
+            config={"attention": {"name": label, label: ""}, "long": "y" * 10_000}
+            | {f"option{index}": index for index in range(150)},
+        )
+        for number, label in enumerate(labels)
+    ]
+    assert Mirror(results_dir).sync(records) == len(labels)
+    Mirror(results_dir).summary(SWEEP, records, [], "table")
+    found = runs_of(results_dir)
+    assert len(found) == len(labels)
+    assert all(run.info.status == "FINISHED" and 1.5 in run.data.metrics.values() for run in found)
+    assert all(math.isfinite(value) for run in found for value in run.data.metrics.values())
+    assert Counter(run.data.tags["attention"] for run in found) == Counter(label[:500] for label in labels)
+
+
+def test_a_folder_with_any_name(tmp_path, empty_database):
+    folder = tmp_path / "my results, 100% é"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    figure = folder / "figure.png"
+    figure.write_bytes(b"pixels")
+    Mirror(folder).sync([a_record()])
+    Mirror(folder).summary(SWEEP, [a_record()], [figure], "table")
+    assert len(runs_of(folder)) == 1
+    assert [path.read_bytes() for path in folder.glob("mlartifacts/*/artifacts/figures/*")] == [b"pixels"]
+
+
+# --- summaries of sweeps ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_one_curve_per_mechanism(results_dir):
+    records = [
+        a_record(10 * line + index, label=label, seq_len=seq_len)
+        for line, label in enumerate(["flash", "softmax"])
+        for index, seq_len in enumerate([512, 1024, 2048])
+    ]
+    records.append(a_record(99, label="softmax", seq_len=4096, status="oom"))
+    Mirror(results_dir).summary(SWEEP, records, [], "")
+    curves = {run.info.run_name: run.info.run_id for run in runs_of(results_dir, "curve")}
+    assert curves.keys() == {"flash", "softmax"}, "batch_size follows seq_len and is no axis of its own"
+    for run_id in curves.values():
+        points = client_of(results_dir).get_metric_history(run_id, "latency_us_per_token/forward")
+        assert [(point.step, point.value) for point in points] == [(512, 0.5), (1024, 0.5), (2048, 0.5)]
+
+
+def test_cells_of_one_mechanism_that_differ_in_an_axis_are_on_lines_of_their_own(results_dir):
+    records = [
+        a_record(number, seq_len=seq_len, config={"dtype": dtype})
+        for number, (seq_len, dtype) in enumerate(
+            (seq_len, dtype) for seq_len in (512, 1024) for dtype in ("float32", "bfloat16")
+        )
+    ]
+    Mirror(results_dir).summary(SWEEP, records, [], "")
+    names = {run.info.run_name for run in runs_of(results_dir, "curve")}
+    assert names == {"flash dtype=float32", "flash dtype=bfloat16"}
+
+
+def test_the_summary_holds_figures_table_and_cells_and_is_rewritten_only_when_they_change(results_dir, tmp_path):
+    figures = [tmp_path / "latency.png", tmp_path / "latency.svg"]
+    for figure in figures:
+        figure.write_bytes(figure.name.encode())
+    records = [a_record(1), a_record(2, status="oom")]
+    mirror = Mirror(results_dir)
+    mirror.summary(SWEEP, records, figures, "| a |\n|---|\n| 1 |")
+    (run,) = runs_of(results_dir, "summary")
+    assert run.data.metrics == {"status/ok": 1.0, "status/oom": 1.0}
+    assert run.data.tags["sweep_id"] == SWEEP
+    artifacts = results_dir / "mlartifacts" / run.info.run_id / "artifacts"
+    assert {path.name for path in (artifacts / "figures").iterdir()} == {"latency.png", "latency.svg"}
+    assert (artifacts / "table.md").read_text() == "| a |\n|---|\n| 1 |"
+    listed = {cell["cell_id"]: cell["status"] for cell in json.loads((artifacts / "cells.json").read_text())["cells"]}
+    assert listed == {record.cell_id: record.status for record in records}
+
+    mirror.summary(SWEEP, records, figures, "| a |\n|---|\n| 1 |")
+    assert [same.info.run_id for same in runs_of(results_dir, "summary")] == [run.info.run_id]
+    figures[0].write_bytes(b"other pixels")
+    mirror.summary(SWEEP, records, figures, "| a |\n|---|\n| 1 |")
+    (rewritten,) = runs_of(results_dir, "summary")
+    assert rewritten.info.run_id != run.info.run_id
+    assert len(runs_of(results_dir, "curve")) == 1
+
+
+def test_a_torn_summary_is_written_again_and_another_sweep_left_alone(results_dir, monkeypatch):
+    mirror = Mirror(results_dir)
+    mirror.summary("other", [a_record(1)], [], "")
+    with monkeypatch.context() as patch, pytest.raises(TrackingError, match="disk full"):
+        patch.setattr("mlflow.MlflowClient.log_text", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+        mirror.summary(SWEEP, [a_record(2)], [], "table")
+    mirror.summary(SWEEP, [a_record(2)], [], "table")
+    for kind in ("curve", "summary"):
+        found = Counter((run.data.tags["sweep_id"], run.info.status) for run in runs_of(results_dir, kind))
+        assert found == {(SWEEP, "FINISHED"): 1, ("other", "FINISHED"): 1}
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------
+
+
+def _break_folder(folder):
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+
+
+def _break_database(folder):
+    (folder / "mlflow.db").write_bytes(b"not a database " * 1000)
+
+
+@pytest.mark.parametrize("damage", [_break_folder, _break_database])
+def test_a_store_that_cannot_be_written_is_one_line(results_dir, damage):
+    damage(results_dir)
+    with pytest.raises(TrackingError) as raised:
+        Mirror(results_dir).sync([a_record()])
+    assert str(results_dir) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_mlflow(results_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(TrackingError, match="mlflow"):
+        Mirror(results_dir).sync([a_record()])
+
+
+def run_python(code, *arguments):
+    """Run a script without the variables that turn telemetry off by themselves."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MLFLOW"))}
+    for name in ("CI", "GITHUB_ACTIONS", "DO_NOT_TRACK"):
+        environment.pop(name, None)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_importing_it_imports_neither_mlflow_nor_torch():
+    done = run_python("import sys, bench.tracking; print({'mlflow', 'torch', 'pandas'} & set(sys.modules))")
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_it_is_quiet_and_stays_off_the_network(tmp_path):
+    record = tmp_path / "record.json"
+    record.write_text(a_record().to_json())
+    code = """
+import os, sys, time
+from pathlib import Path
+from bench.record import Record
+from bench.tracking import Mirror
+
+def watch(event, arguments):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect"):
+        os.write(1, f"{event} {arguments}\\n".encode())
+
+sys.addaudithook(watch)
+record = Record.from_json(Path(sys.argv[1]).read_text())
+mirror = Mirror(Path(sys.argv[2]))
+mirror.sync([record])
+mirror.summary("sweep", [record], [], "table")
+time.sleep(1)  # telemetry is sent from a thread
+"""
+    done = run_python(code, record, tmp_path / "results")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _sync(results_dir, records):
+    Mirror(results_dir).sync(records)
+
+
+def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    shares = [[a_record(10 * share + index) for index in range(3)] for share in range(4)]
+    processes = [spawn.Process(target=_sync, args=(tmp_path, share)) for share in shares]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 4
+    found = Counter(run.data.tags["record_id"] for run in runs_of(tmp_path))
+    assert found == Counter(record.record_id for share in shares for record in share)
+    assert {run.info.status for run in runs_of(tmp_path)} == {"FINISHED"}
+
+
+def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
+    records = [a_record(number) for number in range(30)]
+    store = Store(tmp_path)
+    for record in records:
+        store.write(record)
+    code = """
+import itertools, os, signal, sys
+from sqlalchemy import Engine, event
+from bench.store import Store
+from bench.tracking import Mirror
+
+numbers = itertools.count()
+
+@event.listens_for(Engine, "before_cursor_execute")
+def kill(*_):
+    if next(numbers) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
+"""
+
+    def kill_at(statement):
+        killed = run_python(code, tmp_path, statement)
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+
+    for statement in (100, 700):  # of the migration
+        kill_at(statement)
+        assert not (tmp_path / "mlflow.db").exists()
+    Mirror(tmp_path).create()
+    mirrored = [0]
+    for statement in (60, 75, 105, 133, 151, 202):  # of writing runs, some thirty for each
+        kill_at(statement)
+        mirrored.append(len(runs_of(tmp_path)))
+    assert sorted(set(mirrored)) == mirrored, "every try gets further"
+    Mirror(tmp_path).sync(store.load())
+    runs = runs_of(tmp_path)
+    assert Counter(run.data.tags["record_id"] for run in runs) == Counter(record.record_id for record in records)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert all(len(run.data.metrics) == 4 and len(run.data.params) == 9 for run in runs)
+    assert Mirror(tmp_path).sync(store.load()) == 0

@@ -1,0 +1,124 @@
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import psutil
+import pytest
+
+
+def a_free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ui(results_dir, port):
+    return [sys.executable, "-m", "bench.ui", "--results", str(results_dir), "--port", str(port)]
+
+
+@contextmanager
+def running(results_dir, port, marker):
+    """The server with `marker` in its environment, and what it printed until it answered."""
+    printed = results_dir.with_name("printed")
+    with printed.open("w") as output:
+        environment = os.environ | {"ATTENTION_ZOO_TEST": marker}
+        process = subprocess.Popen(ui(results_dir, port), env=environment, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + 120
+        while "Ctrl-C" not in printed.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, printed.read_text()
+            time.sleep(0.1)
+        yield process, printed.read_text()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def family(marker):
+    """The processes that carry `marker`, however they were started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ATTENTION_ZOO_TEST") == marker:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def get(port, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_pages_are_served_to_this_machine_alone_and_end_without_a_trace(tmp_path):
+    port, marker = a_free_port(), f"{tmp_path}-term"
+    with running(tmp_path / "runs", port, marker) as (process, printed):
+        assert get(port, "/health") == (200, "OK")
+        path = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=" + quote("attention-zoo")
+        experiment = json.loads(get(port, path)[1])["experiment"]["experiment_id"]
+        assert f"http://127.0.0.1:{port}/#/experiments/{experiment}/runs\n" in printed
+        assert "compareRunsMode=CHART" in printed
+        assert get(port, path, Host="example.org")[0] == 403
+        listening = {
+            connection.laddr.ip
+            for member in family(marker)
+            for connection in member.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == {"127.0.0.1"}
+
+        second = subprocess.run(ui(tmp_path / "runs", port), capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert second.stderr.startswith(f"port={port}: ")
+        assert second.stderr.count("\n") == 1
+
+        assert len(family(marker)) >= 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert family(marker) == []
+
+
+@pytest.mark.parametrize("wait_s", [0.5, 4])
+def test_interrupting_the_start_leaves_no_process_behind(tmp_path, wait_s):
+    marker = f"{tmp_path}-int"
+    process = subprocess.Popen(
+        ui(tmp_path, a_free_port()),
+        env=os.environ | {"ATTENTION_ZOO_TEST": marker},
+        stdout=subprocess.DEVNULL,
+    )
+    time.sleep(wait_s)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert family(marker) == []
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_is_none_is_refused(tmp_path, port):
+    done = subprocess.run(ui(tmp_path, port), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"port={port}: must be from 1 to 65535\n")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(ui(tmp_path / "file", a_free_port()), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_address_cannot_be_chosen(tmp_path):
+    done = subprocess.run([*ui(tmp_path, a_free_port()), "--host", "0.0.0.0"], capture_output=True, timeout=60)
+    assert done.returncode == 2

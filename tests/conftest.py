@@ -1,0 +1,16 @@
+"""Fixtures that several folders of tests share."""
+
+import pytest
+from synthetic_records import everything
+
+from bench.store import Store
+
+
+@pytest.fixture(scope="session")
+def synthetic_results(tmp_path_factory):
+    """A results folder of synthetic records, as `bench` would have written it."""
+    results_dir = tmp_path_factory.mktemp("synthetic") / "runs"
+    store = Store(results_dir)
+    for record in everything():
+        store.write(record)
+    return results_dir

@@ -1,0 +1,201 @@
+"""Synthetic records for tests of `analysis`: simple cost models with noise, never measured."""
+
+import hashlib
+import json
+from itertools import product
+
+import numpy as np
+
+from bench.record import Record
+
+MACHINE = {
+    "cpu_model": "Synthetic CPU 9000",
+    "cpu_count": 8,
+    "memory_bytes": 2**36,
+    "os": "Linux 6.1",
+    "python": "3.11.9",
+    "torch": "2.13.0",
+    "gpu_name": None,
+}
+LENGTHS = tuple(2**k for k in range(9, 16))
+
+# label -> attention config and synthetic cost model: µs per token, and how many more with each 1k of length.
+ATTENTIONS = {
+    "softmax": ({"name": "softmax"}, 0.5, 9.0),
+    "flash": ({"name": "flash", "backend": "auto"}, 0.5, 3.0),
+    "polynomial_p4": ({"name": "polynomial", "degree": 4}, 0.8, 5.0),
+    "polysketch_random_r32": ({"name": "polysketch", "sketch_size": 32, "degree": 4}, 14.0, 0),
+    "polysketch_learned_local_r64": (
+        {"name": "polysketch", "sketch": "learned", "sketch_size": 64, "degree": 4, "local": True}, 31.0, 0,
+    ),
+    "performer": ({"name": "performer", "num_features": 256}, 9.0, 0),
+    "linformer": ({"name": "linformer", "projection_dim": 256}, 5.0, 0),
+    "skeinformer": ({"name": "skeinformer", "num_features": 256}, 7.0, 0),
+    "informer": ({"name": "informer", "num_features": 256, "num_samples": 256}, 6.0, 0),
+    "v_mean": ({"name": "v_mean"}, 0.3, 0),
+}  # fmt: skip
+
+
+def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE, attempt=1):
+    """A record of the shape that `bench` writes; ids are hashes of the config."""
+    digest = hashlib.sha256(json.dumps([config, machine], sort_keys=True).encode()).hexdigest()
+    return Record(
+        record_id=hashlib.sha256(f"{digest}{attempt}{ended}".encode()).hexdigest()[:32],
+        cell_id=digest,
+        sweep_id="5" * 64,
+        attempt=attempt,
+        status=status,
+        config=config,
+        started=ended,
+        ended=ended,
+        duration_s=1.0,
+        reason=None if status == "ok" else f"synthetic {status}",
+        machine=machine,
+        numerics={"threads": 8} if status == "ok" else {},
+        measurements=(measurements or {}) if status == "ok" else {},
+    )
+
+
+def config(label, bench, seq_len, attention=None, **changes):
+    """A resolved cell config."""
+    return {
+        "label": label,
+        "attention": attention or dict(ATTENTIONS[label][0]),
+        "bench": bench,
+        "inputs": {"name": "gaussian", "score_scale": 1.0},
+        "seq_len": seq_len,
+        "batch_size": max(1, 32768 // seq_len),
+        "num_heads": 12,
+        "head_dim": 64,
+        "dtype": "float32",
+        "causal": True,
+        "device": "cpu",
+        "impl": "auto",
+        "seed": 0,
+        "repeats": 20,
+        **changes,
+    }
+
+
+def noisy(rng, value, n=20, spread=0.02):
+    """n positive samples around a value, skewed as times are."""
+    return (value * rng.lognormal(0, spread, n)).tolist()
+
+
+def ns_per_call(label, cell, factor=1.0):
+    """The synthetic cost model."""
+    _, constant, linear = ATTENTIONS[label]
+    tokens = cell["seq_len"] * cell["batch_size"]
+    return 1e3 * tokens * (constant + linear * cell["seq_len"] / 1024) * factor
+
+
+def latency(label, seq_len, rng, status="ok", **changes):
+    """A synthetic latency record."""
+    cell = config(label, {"name": "latency", "passes": ["forward", "forward_backward"]}, seq_len, **changes)
+    timing = {
+        "unit": "ns",
+        "calls_per_sample": 3,
+        "warmup_calls": 5,
+        "method": "perf_counter",
+        "cache": "warm",
+    }
+    passes = {
+        name: {**timing, "samples": noisy(rng, ns_per_call(label, cell, factor))}
+        for name, factor in (("forward", 1.0), ("forward_backward", 3.2))
+    }
+    tokens = cell["seq_len"] * cell["batch_size"]
+    return record(cell, {"passes": passes, "tokens": tokens, "flops": 4 * 64 * 12 * tokens * seq_len}, status)
+
+
+def memory(label, seq_len, status="ok", **changes):
+    """A synthetic memory record."""
+    cell = config(label, {"name": "memory", "passes": ["forward", "forward_backward"], "largest": None}, seq_len)
+    quadratic = label in ("softmax", "polynomial_p4")
+    tokens = cell["seq_len"] * cell["batch_size"]
+    size = 12 * tokens * 4 * (64 + (seq_len if quadratic else ATTENTIONS[label][1] * 20))
+    passes = {
+        name: {"peak_bytes": int(size * factor), "baseline_bytes": 12 * tokens * 4 * 64 * 3}
+        for name, factor in (("forward", 1), ("forward_backward", 3))
+    }
+    return record({**cell, **changes}, {"passes": passes, "method": "synthetic", "largest": None}, status)
+
+
+def spectral(label, seq_len, size, rng, weights=None, status="ok", reference="softmax", trials=8, **changes):
+    """A synthetic spectral_norm record: errors that fall with the size like 1/sqrt(d)."""
+    attention = dict(ATTENTIONS[label][0])
+    for key in ("num_features", "num_samples", "projection_dim", "sketch_size"):
+        if key in attention and size:
+            attention[key] = size
+    inputs = {"name": "gaussian", "score_scale": 1.0}
+    if weights:
+        inputs = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
+    scale = {"linformer": 30, "informer": 3, "v_mean": 2, "skeinformer": 2.5}.get(label, 4)
+    value = scale * (seq_len / 1024) ** 0.5 * (0.3 + (0 if size is None else 2 / size**0.5))
+    absolute = rng.lognormal(np.log(value), 0.3, (trials, 12))
+    bench = {"name": "spectral_norm", "num_features": size, "memory_limit": None}
+    changes = {"batch_size": 4, "causal": False, "inputs": inputs, **changes}
+    return record(
+        config(label, bench, seq_len, attention, **changes),
+        {
+            "features": size,
+            "reference": reference,
+            "absolute": absolute.tolist(),
+            "relative": (absolute / 8).tolist(),
+            "exact_norm": np.full((trials, 12), 8.0).tolist(),
+        },
+        status,
+    )
+
+
+def compare(labels, seq_len, rng, status="ok", rounds=20, **changes):
+    """A synthetic compare record: all labels share the drift of each round."""
+    against = [{"label": label, "attention": dict(ATTENTIONS[label][0])} for label in labels[1:]]
+    bench = {"name": "compare", "measured_pass": "forward", "min_sample_ms": 20.0, "against": against}
+    cell = config(labels[0], bench, seq_len, **changes)
+    drift = np.linspace(1, 1.2, rounds)
+    samples = {label: (drift * noisy(rng, ns_per_call(label, cell), rounds, 0.05)).tolist() for label in labels}
+    calls = dict.fromkeys(labels, 3)
+    return record(
+        cell,
+        {"pass": "forward", "labels": list(labels), "samples": samples, "calls_per_sample": calls},
+        status,
+    )
+
+
+def everything(seed=0):
+    """Records that every figure can be made from, with cells of every kind of outcome among them."""
+    rng = np.random.default_rng(seed)
+    records = []
+    causal = (
+        "softmax",
+        "flash",
+        "polynomial_p4",
+        "polysketch_random_r32",
+        "polysketch_learned_local_r64",
+        "performer",
+    )
+    for label, n in product((*causal, "linformer"), LENGTHS):
+        status = "unsupported" if label == "linformer" else "ok"
+        if label == "softmax" and n > 8192:
+            status = "oom"
+        records += [latency(label, n, rng, status), memory(label, n, status)]
+    approximations = ("skeinformer", "informer", "linformer")
+    for label, n, d, weights in product(
+        approximations, (1024, 4096), (16, 32, 64, 128, 256), ("initialised", "pretrained")
+    ):
+        status = "timeout" if (label, n, d) == ("informer", 4096, 256) else "ok"
+        records.append(spectral(label, n, d, rng, weights, status))
+    for n, weights in product((1024, 4096), ("initialised", "pretrained")):
+        records.append(spectral("v_mean", n, None, rng, weights))
+    for label in (*approximations, "v_mean", "flash"):
+        for size in (64, 256) if label not in ("v_mean", "flash") else (None,):
+            attention = dict(ATTENTIONS[label][0])
+            sized = {
+                k: size if k in ("num_features", "num_samples", "projection_dim") else v for k, v in attention.items()
+            }
+            records.append(latency(label, 4096, rng, causal=False, attention=sized))
+    records.append(spectral("polysketch_random_r32", 4096, 32, rng, reference="polynomial", causal=True))
+    for n in LENGTHS:
+        status = "oom" if n == 32768 else "ok"
+        records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))
+    return records
