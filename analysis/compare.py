@@ -43,7 +43,7 @@ def figure(frame: pd.DataFrame) -> Figure:
         style.length_axis(panel, [*rows["seq_len"], *failed["seq_len"]])
     style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
     style.legend(drawn, properties)
-    text = [_EXPLANATION, style.conditions(measured), style.functions(_mechanisms(frame, measured)), *notes]
+    text = [_EXPLANATION, style.conditions(measured), style.functions(_of_cells(frame, measured)), *notes]
     style.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
@@ -94,9 +94,9 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return data, notes + older
 
 
-def _mechanisms(frame: pd.DataFrame, measured: pd.DataFrame) -> set[str]:
-    """Of the candidates and of the baselines."""
-    return set(frame.loc[frame["cell_id"].isin(measured["cell_id"]), "mechanism"])
+def _of_cells(frame: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the candidates and of the baselines."""
+    return frame[frame["cell_id"].isin(measured["cell_id"])]
 
 
 def _crossovers(rows: pd.DataFrame) -> Iterator[tuple[str, Crossover]]:

@@ -20,6 +20,7 @@ COLUMNS = (
     "bench",  # what was measured
     "attention",  # the label: the mechanism as a paper's table names it
     "mechanism",
+    "function",  # that its output is or estimates: softmax, polynomial, or itself
     "hyperparameters",  # JSON
     "baseline",  # of a ratio: the label it is relative to
     "metric",
@@ -243,7 +244,8 @@ def _rows(record: Record) -> Iterator[Row]:
         measured = [{"attention": other, "baseline": label} for other in against] or [{}]
     for row in measured:
         # The config of a comparison is that of its baseline, except for the candidates it lists.
-        yield {**common, **against.get(row.get("attention"), {}), **row}
+        whole = {**common, **against.get(row.get("attention"), {}), **row}
+        yield whole | {"function": record.approximates.get(whole["attention"]) or whole["mechanism"]}
 
 
 def _mechanism(attention: dict[str, Any]) -> Row:

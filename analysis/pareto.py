@@ -116,8 +116,7 @@ def _variant(rows: pd.DataFrame) -> pd.Series:
 def _function(rows: pd.DataFrame) -> list[str]:
     """What each row computes or approximates; polynomials of different degree are different functions."""
     names = []
-    for mechanism, text in zip(rows["mechanism"], rows["hyperparameters"], strict=True):
-        function = style.FUNCTION.get(mechanism, mechanism)
+    for function, text in zip(rows["function"], rows["hyperparameters"], strict=True):
         degree = json.loads(text).get("degree") if function == "polynomial" else None
         names.append(function if degree is None else f"{function} p={degree}")
     return names

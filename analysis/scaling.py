@@ -44,6 +44,6 @@ def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanat
         style.length_axis(panel, data["seq_len"])
     style.log_axis(axes[0, 0].yaxis, label)
     style.legend(drawn, properties)
-    functions = style.functions(data["mechanism"])
+    functions = style.functions(data)
     style.caption(drawn, " ".join(filter(None, [explanation, style.conditions(data), functions, *notes, *older])))
     return drawn

@@ -71,8 +71,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
 def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     """The cells of one set of conditions, each kind of inputs with its most frequent settings."""
     data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
-    softmax = data["mechanism"].map(style.FUNCTION) == "softmax"
-    data = data[(data["reference"] == "softmax") | (data["reference"].isna() & softmax)]
+    data = data[data["function"] == "softmax"]
     # What computes softmax itself has no place on a logarithmic axis of errors.
     data = data[~data["mechanism"].isin(style.EXACT)]
     if not (data["status"] == "ok").any():

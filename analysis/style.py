@@ -55,21 +55,7 @@ MECHANISMS = {
 # For mechanisms that somebody adds: which one depends on the name alone.
 _OTHERS = [(_COLOURS[colour], marker) for marker in "dH8p" for colour in ("pink", "brown", "sky", "grey")]
 
-# The exact function that the output is or estimates; a mechanism that is not named is a function of its own.
-FUNCTION = {
-    "softmax": "softmax",
-    "flash": "softmax",
-    "polynomial": "polynomial",
-    "polysketch": "polynomial",
-    "performer": "softmax",
-    "linformer": "softmax",
-    "informer": "softmax",
-    "skeinformer": "softmax",
-    "v_mean": "softmax",
-    "nystromformer": "softmax",
-    "bigbird": "softmax",
-    "reformer": "softmax",
-}
+# These are drawn as what others approximate.
 EXACT = {"softmax", "flash", "polynomial", "polynomial_square", "linear"}
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
@@ -274,19 +260,18 @@ def conditions(frame: pd.DataFrame) -> str:
     return f"{machine(frame)}; {setting(frame)}."
 
 
-def functions(mechanisms: Iterable[str]) -> str:
+def functions(rows: pd.DataFrame) -> str:
     """What must be said where approximations of different functions share a figure; empty where none do."""
-    names = sorted(set(mechanisms))
-    polynomials = [name for name in names if FUNCTION.get(name) == "polynomial"]
-    own = [name for name in names if name not in FUNCTION]
-    approximate = [name for name in names if FUNCTION.get(name) == "softmax" and name not in EXACT]
-    exact = [name for name in names if FUNCTION.get(name) == "softmax" and name in EXACT]
-    if not (polynomials or own) or not (exact or approximate):
-        return f"{_list(approximate)} approximate{_s(approximate)} softmax attention." if approximate else ""
-    other = [*polynomials, *own]
-    said = f"{_list(other)} compute{_s(other)} {'another function' if len(other) == 1 else 'other functions'}"
-    said += " than softmax: speeds compare, errors do not."
-    return said + (f" {_list(approximate)} approximate{_s(approximate)} softmax." if approximate else "")
+    other = sorted(set(rows.loc[rows["function"] != "softmax", "mechanism"]))
+    softmax = sorted(set(rows.loc[rows["function"] == "softmax", "mechanism"]))
+    approximate = [name for name in softmax if name not in EXACT]
+    said = []
+    if other and softmax:
+        kind = "another function" if len(other) == 1 else "other functions"
+        said.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: speeds compare, errors do not.")
+    if approximate:
+        said.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
+    return " ".join(said)
 
 
 def save(figure: Figure, out_dir: str | Path, name: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Exact fused softmax attention (Dao et al. 2022, FlashAttention, Algorithm 1), by PyTorch's and flash-attn's kernels."""
+"""The exact fused softmax (Dao et al. 2022, FlashAttention, Algorithm 1), by the kernels of PyTorch and flash-attn."""
 
 from __future__ import annotations
 

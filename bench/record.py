@@ -73,6 +73,8 @@ class Record:
     """cpu_model, cpu_count, memory_bytes, os, python, torch, ... and of the device: name, driver, memory."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """threads, float32_matmul_precision, tf32 flags, the implementation and backend that ran."""
+    approximates: dict[str, str | None] = field(default_factory=dict)
+    """For the label of each mechanism the exact function that its output is or estimates; None: one of its own."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
     """reference, error, tolerance of the check that ran before the measurement."""

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import attention_zoo
 from bench.cell import Cell, sources_sha256
 from bench.code import code_identity
 from bench.machine import device_name, machine
@@ -74,6 +75,7 @@ def run_cell(
         duration_s=duration,
         overrides=overrides,
         code={**code_identity(), "sources_sha256": sources_sha256(cell.config)},
+        approximates=_approximates(cell.config),
         machine={**machine(), "device_name": device_name(cell.config["device"])},
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
         **result,
@@ -82,6 +84,11 @@ def run_cell(
         interrupt.record = record  # type: ignore[attr-defined]
         raise interrupt
     return record
+
+
+def _approximates(config: dict[str, Any]) -> dict[str, str | None]:
+    mechanisms = [config, *config["bench"].get("against", ())]
+    return {each["label"]: attention_zoo.info(each["attention"]["name"]).approximates for each in mechanisms}
 
 
 def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None]) -> dict[str, Any]:

@@ -40,7 +40,11 @@ class Store:
 
     def find(self, cell_id: str) -> Record | None:
         """The record that stands for a cell, if there is one."""
-        return latest(self._read(f"{cell_id[:16]}-*.json")).get(cell_id)
+        return latest(self.of_cell(cell_id)).get(cell_id)
+
+    def of_cell(self, cell_id: str) -> list[Record]:
+        """All attempts at a cell, oldest first."""
+        return [record for record in self._read(f"{cell_id[:16]}-*.json") if record.cell_id == cell_id]
 
     def _read(self, pattern: str) -> list[Record]:
         records = []

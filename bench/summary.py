@@ -1,69 +1,94 @@
-"""Records in words: a line per cell as it ends, and the table at the end of a sweep (Markdown)."""
+"""What a record says in numbers: figures of merit computed from raw samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
+
+from analysis.statistics import ratio_interval, standard_error
 from bench.record import Record
-from bench.tracking import summarise
-
-COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
 
 
-def line(record: Record) -> str:
-    """One line about a cell that has just ended."""
-    return "  ".join(cell for cell in _row(record) if cell)
+def summarise(record: Record) -> dict[str, float]:
+    """The figures of merit of one cell by name, computed from its raw samples; all finite.
+
+    Empty for a record that is not ok. Names are `<quantity>_<unit>.<pass or label>`:
+
+    - latency: `latency_ms.forward` (median), `latency_us_per_token.forward`, `spread_pct.forward`
+      (interquartile range over median), `tflop_per_s.forward`
+    - memory: `peak_mib.forward` (over inputs and parameters), `largest.seq_len`
+    - spectral_norm: `spectral_norm.relative` (mean over trials and heads), `spectral_norm.relative_stderr`;
+      `absolute` and `exact_norm` likewise
+    - compare: `speedup.<label>` over the baseline (median over rounds), `speedup_low.<label>` and
+      `speedup_high.<label>` (its 95 % interval)
+    - any other benchmark: its numbers, by their dotted path.
+    """
+    if record.status != "ok":
+        return {}
+    compute = _SUMMARIES.get(record.config.get("bench", {}).get("name"), flatten)
+    numbers = {
+        name: float(value)
+        for name, value in compute(record.measurements).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def table(records: Sequence[Record]) -> str:
-    """A Markdown table with one line per cell."""
-    rows = [COLUMNS, *(_row(record) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+def _latency(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    for name, timed in measured["passes"].items():
+        lower, median_ns, upper = np.percentile(timed["samples"], [25, 50, 75])
+        summary[f"latency_ms.{name}"] = median_ns / 1e6
+        summary[f"spread_pct.{name}"] = 100 * (upper - lower) / median_ns
+        summary[f"latency_us_per_token.{name}"] = median_ns / 1e3 / measured["tokens"]
+        if name == "forward":
+            summary["tflop_per_s.forward"] = measured["flops"] / median_ns / 1e3
+    return summary
 
 
-def _row(record: Record) -> tuple[str, ...]:
-    config = record.config
-    return (
-        record.status,
-        config["bench"]["name"],
-        config["label"],
-        str(config["seq_len"]),
-        str(config["batch_size"]),
-        figures(record) if record.status == "ok" else _in_table(record.reason or ""),
-    )
+def _memory(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {f"peak_mib.{name}": peak["peak_bytes"] / 2**20 for name, peak in measured["passes"].items()}
+    if largest := measured.get("largest"):
+        summary[f"largest.{largest['axis']}"] = largest["value"]
+    return summary
 
 
-def figures(record: Record) -> str:
-    """The headline figures of a cell that is ok."""
-    name, values = record.config["bench"]["name"], summarise(record)
-    if name == "latency":
-        passes = record.measurements["passes"]
-        return ", ".join(f"{key} {values[f'latency_ms.{key}']:.4g} ms" for key in passes)
-    if name == "memory":
-        passes = record.measurements["passes"]
-        peaks = [f"{key} {values[f'peak_mib.{key}']:.4g} MiB" for key in passes]
-        largest = record.measurements["largest"]
-        return ", ".join([*peaks, f"largest {largest['axis']} {largest['value']}"] if largest else peaks)
-    if name == "spectral_norm":
-        features = record.measurements["features"]
-        error = f"error {values['spectral_norm.absolute']:.4g}, relative {values['spectral_norm.relative']:.4g}"
-        return (f"d={features} " if features else "") + error
-    if name == "compare":
-        baseline, *others = record.measurements["labels"]
-        return ", ".join(_verdict(other, baseline, values) for other in others)
-    return ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+def _spectral_norm(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    for name in ("absolute", "relative", "exact_norm"):
+        norms = np.ravel(measured[name])
+        summary[f"spectral_norm.{name}"] = float(norms.mean())
+        summary[f"spectral_norm.{name}_stderr"] = standard_error(norms)
+    return summary
 
 
-def _verdict(other: str, baseline: str, values: dict[str, float]) -> str:
-    ratio, low, high = (values[f"{key}.{other}"] for key in ("speedup", "speedup_low", "speedup_high"))
-    verdict = "tie" if low <= 1 <= high else "faster" if ratio > 1 else "slower"
-    return f"{other} {ratio:.3g}x [{low:.3g}, {high:.3g}] {baseline}: {verdict}"
+def _compare(measured: Mapping[str, Any]) -> dict[str, float]:
+    summary = {}
+    baseline, *others = measured["labels"]
+    for label in others:
+        ratio = ratio_interval(measured["samples"][baseline], measured["samples"][label])
+        summary[f"speedup.{label}"] = ratio.median
+        summary[f"speedup_low.{label}"], summary[f"speedup_high.{label}"] = ratio.low, ratio.high
+    return summary
 
 
-def _in_table(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "latency": _latency,
+    "memory": _memory,
+    "spectral_norm": _spectral_norm,
+    "compare": _compare,
+}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves

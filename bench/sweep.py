@@ -21,7 +21,7 @@ from bench.config import Config, ConfigError, check
 from bench.record import FAILED, Record
 from bench.runner import run_cell
 from bench.store import Store, latest, write_atomically
-from bench.summary import line
+from bench.table import line
 from bench.tracker import Tracker
 
 # Settings of the sweep and not of its cells: one value for all of them.
@@ -147,7 +147,7 @@ def _run_one(cell: Cell, store: Store, sweep: Sweep, attempt: int, bar: tqdm[NoR
                 mirror.sync([interrupted])
             raise
         store.write(record)
-    mirror.sync([record])
+    mirror.sync(store.of_cell(cell.cell_id))
     return record
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.config import Config, ConfigError
 from bench.record import Record
-from bench.summary import table
+from bench.table import table
 from bench.tracking import Mirror, TrackingError
 
 

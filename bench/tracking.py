@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from filelock import FileLock
 
-from analysis.statistics import ratio_interval, standard_error
 from bench.record import FAILED, Record
 from bench.store import latest
+from bench.summary import flatten, summarise
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,91 +44,6 @@ class TrackingError(RuntimeError):
     """The mirror could not be written, in one line; the records are unharmed and can be mirrored later."""
 
 
-# --- what a record says in numbers -----------------------------------------------------------------------
-
-
-def summarise(record: Record) -> dict[str, float]:
-    """The figures of merit of one cell by name, computed from its raw samples; all finite.
-
-    Empty for a record that is not ok. Names are `<quantity>_<unit>.<pass or label>`:
-
-    - latency: `latency_ms.forward` (median), `latency_us_per_token.forward`, `spread_pct.forward`
-      (interquartile range over median), `tflop_per_s.forward`
-    - memory: `peak_mib.forward` (over inputs and parameters), `largest.seq_len`
-    - spectral_norm: `spectral_norm.relative` (mean over trials and heads), `spectral_norm.relative_stderr`;
-      `absolute` and `exact_norm` likewise
-    - compare: `speedup.<label>` over the baseline (median over rounds), `speedup_low.<label>` and
-      `speedup_high.<label>` (its 95 % interval)
-    - any other benchmark: its numbers, by their dotted path.
-    """
-    if record.status != "ok":
-        return {}
-    compute = _SUMMARIES.get(_benchmark(record), flatten)
-    numbers = {
-        name: float(value)
-        for name, value in compute(record.measurements).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _latency(measured: Mapping[str, Any]) -> dict[str, float]:
-    summary = {}
-    for name, timed in measured["passes"].items():
-        lower, median_ns, upper = np.percentile(timed["samples"], [25, 50, 75])
-        summary[f"latency_ms.{name}"] = median_ns / 1e6
-        summary[f"spread_pct.{name}"] = 100 * (upper - lower) / median_ns
-        summary[f"latency_us_per_token.{name}"] = median_ns / 1e3 / measured["tokens"]
-        if name == "forward":
-            summary["tflop_per_s.forward"] = measured["flops"] / median_ns / 1e3
-    return summary
-
-
-def _memory(measured: Mapping[str, Any]) -> dict[str, float]:
-    summary = {f"peak_mib.{name}": peak["peak_bytes"] / 2**20 for name, peak in measured["passes"].items()}
-    if largest := measured.get("largest"):
-        summary[f"largest.{largest['axis']}"] = largest["value"]
-    return summary
-
-
-def _spectral_norm(measured: Mapping[str, Any]) -> dict[str, float]:
-    summary = {}
-    for name in ("absolute", "relative", "exact_norm"):
-        norms = np.ravel(measured[name])
-        summary[f"spectral_norm.{name}"] = float(norms.mean())
-        summary[f"spectral_norm.{name}_stderr"] = standard_error(norms)
-    return summary
-
-
-def _compare(measured: Mapping[str, Any]) -> dict[str, float]:
-    summary = {}
-    baseline, *others = measured["labels"]
-    for label in others:
-        ratio = ratio_interval(measured["samples"][baseline], measured["samples"][label])
-        summary[f"speedup.{label}"] = ratio.median
-        summary[f"speedup_low.{label}"], summary[f"speedup_high.{label}"] = ratio.low, ratio.high
-    return summary
-
-
-_SUMMARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "latency": _latency,
-    "memory": _memory,
-    "spectral_norm": _spectral_norm,
-    "compare": _compare,
-}
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
-    leaves: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            leaves.update(flatten(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
-
-
 def _benchmark(record: Record) -> str:
     return str(record.config.get("bench", {}).get("name", "unknown"))
 
@@ -143,9 +56,6 @@ def _step(record: Record) -> int:
     """The axis that the paper's figure has: the number of features for spectral norms, else the length."""
     features = record.measurements.get("features") if _benchmark(record) == "spectral_norm" else None
     return int(features or record.config.get("seq_len") or 0)
-
-
-# --- the mirror ------------------------------------------------------------------------------------------
 
 
 class Mirror:

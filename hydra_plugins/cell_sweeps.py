@@ -46,8 +46,8 @@ class CellLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the sweep; ends the process with its exit code."""
         from bench.compose import compose_jobs
-        from bench.summary import table
         from bench.sweep import exit_code, plan, require_any_supported, run_sweep
+        from bench.table import table
 
         def load(overrides: list[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)

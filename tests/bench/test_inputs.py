@@ -102,9 +102,7 @@ def test_inputs_are_independent_of_what_a_mechanism_draws_from_the_same_seed(tmp
 @needs_data
 def test_kjv_is_the_text_without_numbers_and_brackets():
     text = "".join(texts.lines("kjv"))
-    assert text.startswith(
-        "In the beginning God created the heaven and the earth. And the earth was without form"
-    )
+    assert text.startswith("In the beginning God created the heaven and the earth. And the earth was without form")
     assert text.endswith("The grace of our Lord Jesus Christ be with you all. Amen.")
     assert "The LORD is my shepherd; I shall not want. He maketh me to lie down" in text
     assert not any(character.isdigit() or character in "[]" for character in text)
@@ -168,8 +166,7 @@ def expected_layer_0(weights, ids, window):
     x = F.layer_norm(x, (384,), *norm, eps=1e-12)
     name = "encoder.layer.0.attention.self."
     projected = [
-        F.linear(x, weights[f"{name}{n}.weight"], weights[f"{name}{n}.bias"])
-        for n in ("query", "key", "value")
+        F.linear(x, weights[f"{name}{n}.weight"], weights[f"{name}{n}.bias"]) for n in ("query", "key", "value")
     ]
     return [tensor.view(-1, 12, 32).transpose(0, 1) for tensor in projected]
 
@@ -196,8 +193,7 @@ def test_deeper_layers_equal_projections_of_the_models_hidden_states(minilm, lay
     model = AutoModel.from_pretrained(directory, local_files_only=True).eval()
     with torch.no_grad():
         hidden = [
-            model(part[None], output_hidden_states=True).hidden_states[layer][0]
-            for part in (ids[:512], ids[512:700])
+            model(part[None], output_hidden_states=True).hidden_states[layer][0] for part in (ids[:512], ids[512:700])
         ]
     x = torch.cat(hidden)
     loaded = bench.inputs.load(pretrained(batch_size=1, layer=layer), tmp_path)

@@ -108,9 +108,7 @@ def test_the_mean_of_the_values_is_exact_where_queries_are_zero():
     assert torch.tensor(result["relative"]).max() < 1e-14
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.1)]
-)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_the_exact_mechanism_has_no_error_beyond_rounding(dtype, bound):
     result = measure(Workbench(softmax(), softmax(), dtype=dtype))
     assert torch.tensor(result["relative"]).max().item() < bound

@@ -13,7 +13,8 @@ import pytest
 
 from bench.record import STATUSES, Record
 from bench.store import Store
-from bench.tracking import Mirror, TrackingError, _create_database, flatten, summarise
+from bench.summary import flatten, summarise
+from bench.tracking import Mirror, TrackingError, _create_database
 
 SWEEP = "5a3e" * 16
 LATENCY = {

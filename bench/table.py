@@ -1,0 +1,69 @@
+"""Records in words: a line per cell as it ends, and the table at the end of a sweep (Markdown)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.statistics import ratio_interval
+from bench.record import Record
+from bench.summary import summarise
+
+COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
+
+
+def line(record: Record) -> str:
+    """One line about a cell that has just ended."""
+    return "  ".join(cell for cell in _row(record) if cell)
+
+
+def table(records: Sequence[Record]) -> str:
+    """A Markdown table with one line per cell."""
+    rows = [COLUMNS, *(_row(record) for record in records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    config = record.config
+    return (
+        record.status,
+        config["bench"]["name"],
+        config["label"],
+        str(config["seq_len"]),
+        str(config["batch_size"]),
+        figures(record) if record.status == "ok" else _in_table(record.reason or ""),
+    )
+
+
+def figures(record: Record) -> str:
+    """The headline figures of a cell that is ok."""
+    name, values = record.config["bench"]["name"], summarise(record)
+    if name == "latency":
+        passes = record.measurements["passes"]
+        return ", ".join(f"{key} {values[f'latency_ms.{key}']:.4g} ms" for key in passes)
+    if name == "memory":
+        passes = record.measurements["passes"]
+        peaks = [f"{key} {values[f'peak_mib.{key}']:.4g} MiB" for key in passes]
+        largest = record.measurements["largest"]
+        return ", ".join([*peaks, f"largest {largest['axis']} {largest['value']}"] if largest else peaks)
+    if name == "spectral_norm":
+        features = record.measurements["features"]
+        error = f"error {values['spectral_norm.absolute']:.4g}, relative {values['spectral_norm.relative']:.4g}"
+        return (f"d={features} " if features else "") + error
+    if name == "compare":
+        baseline, *others = record.measurements["labels"]
+        return ", ".join(_verdict(record.measurements["samples"], other, baseline) for other in others)
+    return ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+
+
+def _verdict(samples: dict[str, list[float]], other: str, baseline: str) -> str:
+    ratio = ratio_interval(samples[baseline], samples[other])
+    return f"{other} {ratio.median:.3g}x [{ratio.low:.3g}, {ratio.high:.3g}] {baseline}: {ratio.verdict}"
+
+
+def _in_table(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
