@@ -58,7 +58,7 @@ class Softmax(Attention):
         value: Tensor | None = None,
     ) -> Tensor:
         """The softmax weights, without dropout."""
-        scores = query @ key.transpose(-1, -2) * self.scale
+        scores = (query * self.scale) @ key.transpose(-1, -2)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
         return masked_softmax(scores, visible)
 

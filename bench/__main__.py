@@ -9,17 +9,19 @@ from collections.abc import Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from bench.compose import compose_jobs
-from bench.config import ConfigError, one_line
+from bench.compose import CONF, compose_jobs
+from bench.config import ConfigError, keyed, one_line
 from bench.sweep import exit_code, plan, run_sweep
 from hydra_plugins.cell_sweeps import register
 
+MANY = 15
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> int:
     """One job of a launcher from elsewhere (joblib, submitit, ...): a sweep of one cell."""
     hydra_node = HydraConfig.get()
@@ -46,17 +48,21 @@ def main() -> None:
 def explain(error: Exception) -> str:
     """One line that names the key, its value and what is allowed."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
+        group, _, name = error.missing_cfg_file.partition("/")
         return f"{group}={name}: unknown; {_near(name, error.options)}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
-    return one_line(error)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {one_line(error)}"
+    return keyed(error)
 
 
 def _near(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    return f"known are {', '.join(known)}" if len(known) <= MANY else "`python -m bench --help` lists what there is"
 
 
 if __name__ == "__main__":

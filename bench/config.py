@@ -146,7 +146,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(values, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise ConfigError(one_line(error)) from None
+        raise ConfigError(keyed(error)) from None
 
 
 def _leaves(node: Any, key: str) -> list[tuple[str, Any]]:
@@ -197,6 +197,12 @@ def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={item!r}: must be one of {', '.join(choices)}")
         if minimum is not None and not (math.isfinite(item) and item >= minimum):
             raise ConfigError(f"{key}={item!r}: must be a number of at least {minimum}")
+
+
+def keyed(error: BaseException) -> str:
+    """The first line of an error's message, after the configuration key that it is about."""
+    key = getattr(error, "full_key", None)
+    return f"{key}: {one_line(error)}" if key else one_line(error)
 
 
 def one_line(error: BaseException) -> str:

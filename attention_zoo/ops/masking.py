@@ -25,9 +25,11 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     Computed in at least float32 and returned in the dtype of `scores`.
     """
     blind = ~visible.any(-1, keepdim=True)
-    scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0)
+    # A blind row keeps its scores until after the softmax: -inf everywhere would make NaN, also in gradients.
+    scores = scores.masked_fill(~(visible | blind), -torch.inf)
     precision = torch.promote_types(scores.dtype, torch.float32)
-    return scores.softmax(-1, dtype=precision).to(scores.dtype).masked_fill(blind, 0)
+    weights = scores.softmax(-1, dtype=precision).to(scores.dtype)
+    return weights.masked_fill(blind, 0) if blind.any() else weights
 
 
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:

@@ -1,0 +1,111 @@
+"""Mistakes in a configuration: one line that names the key, before any cell starts, and exit code 2."""
+
+import pytest
+from command import TINY, bench
+from hydra.core.global_hydra import GlobalHydra
+
+from bench import sweep
+from bench.__main__ import main
+
+# What is typed, and what the line must name.
+MALFORMED = [
+    ("attention=flsh", "attention=flsh: unknown; did you mean flash"),
+    ("attention=flash,flsh", "attention=flsh"),
+    ("attention=$(rm -rf .)", "$(rm -rf .)"),
+    ("attention=../../etc/passwd", "attention"),
+    ("attention.name=../../etc/passwd", "attention='../../etc/passwd'"),
+    ("attention.name=os.system", "attention='os.system'"),
+    ("+attention._target_=os.system", "attention._target_"),
+    ("bench=latncy", "bench=latncy: unknown; did you mean latency"),
+    ("experiment=nothing", "experiment=nothing"),
+    ("tracking=wandb", "tracking=wandb"),
+    ("inputs.name=os.system", "inputs.name='os.system'"),
+    ("seq_ln=5", "seq_ln: unknown; did you mean seq_len"),
+    ("+x=1", "x=1: unknown"),
+    ("seq_len=abc", "seq_len='abc'"),
+    ("seq_len=0", "seq_len=0: must be"),
+    ("seq_len=-4", "seq_len=-4: must be"),
+    ("seq_len=1.5", "seq_len=1.5"),
+    ("seq_len=???", "seq_len"),
+    ("seq_len=null", "seq_len"),
+    ("seq_len=${foo}", "seq_len"),
+    ("seq_len=${oc.env:HOME}", "seq_len='${oc.env:HOME}': must not use a resolver"),
+    ("seq_len=[1,2", "seq_len=[1,2"),
+    ("num_heads=1e400", "num_heads"),
+    ("num_heads=0", "num_heads=0"),
+    ("batch_size=0", "batch_size=0"),
+    ("tokens_per_batch=100 batch_size=null", "tokens_per_batch=100: must be at least seq_len"),
+    ("dtype=float8", "dtype='float8': must be one of"),
+    ("causal=maybe", "causal='maybe'"),
+    ("device=tpu", "device='tpu'"),
+    ("impl=fast", "impl='fast'"),
+    ("impl=reference,fast", "impl='fast'"),
+    ("repeats=0", "repeats=0"),
+    ("timeout=abc", "timeout='abc'"),
+    ("timeout=-1", "timeout=-1"),
+    ("timeout=nan", "timeout=nan"),
+    ("rerun=sometimes", "rerun='sometimes'"),
+    ("size=huge", "size='huge'"),
+    ("seed=-1", "seed=-1"),
+    ("results_dir=a,b", "results_dir='b': must have one value"),
+    ("bench.passes=[sideways]", "bench.passes='sideways'"),
+    ("bench.passes=[]", "bench.passes=[]"),
+    ("bench.passes=forward", "bench.passes='forward'"),
+    ("bench.memory_limit=-1", "bench.memory_limit=-1"),
+    ("bench=spectral_norm bench.num_features=0", "bench.num_features=0"),
+    ("bench=compare", "attention=flash: bench=compare needs two or more"),
+    ("inputs.score_scale=0", "inputs.score_scale=0"),
+    ("inputs=pretrained inputs.weights=stolen", "inputs.weights='stolen'"),
+    ("inputs=pretrained inputs.layer=-1", "inputs.layer=-1"),
+    ("attention=polynomial attention.degree=3", "attention.degree=3: must be even"),
+    ("attention=polynomial attention.degre=4", "attention.degre: unknown; did you mean degree"),
+    ("attention=polynomial +attention.foo=4", "attention.foo=4: unknown; polynomial takes degree"),
+    ("attention=polysketch attention.sketch=none", "attention.sketch='none': must be one of gaussian"),
+    ("attention=polysketch attention.sketch_size=0", "attention.sketch_size=0"),
+    ("attention=polysketch_srht_r32 head_dim=48", "head_dim=48: must be a power of two"),
+    ("attention=polysketch_random_local_r32", "local=true: polysketch has exact diagonal blocks only with causal"),
+    ("attention=linformer causal=true", "causal=true: linformer cannot"),
+    ("attention=performer attention.num_features=many", "attention.num_features='many'"),
+    ("attention=flash impl=fused attention.backend=warp", "attention.backend='warp'"),
+    ("attention=performer impl=fused", "impl=fused: performer has reference only"),
+]
+
+
+@pytest.fixture
+def no_cell_may_start(monkeypatch):
+    def forbidden(cell, *args, **kwargs):
+        assert cell.unsupported, f"{cell.title} was started"
+        return real(cell, *args, **kwargs)
+
+    real = sweep.run_cell
+    monkeypatch.setattr(sweep, "run_cell", forbidden)
+
+
+@pytest.mark.parametrize(("typed", "named"), MALFORMED, ids=[typed for typed, _ in MALFORMED])
+def test_one_line_names_the_mistake(typed, named, tmp_path, monkeypatch, capsys, no_cell_may_start):
+    GlobalHydra.instance().clear()
+    words = [typed] if typed.startswith("attention=$") else typed.split(" ")
+    common = [] if "results_dir" in typed else [f"results_dir={tmp_path}"]
+    common += [] if "tracking" in typed else ["tracking=none"]
+    monkeypatch.setattr("sys.argv", ["bench", *common, *words])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1 and len(printed.err) < 400, printed.err
+    assert printed.err.startswith("error: ") and named in printed.err
+
+
+def test_the_real_command_says_the_same(tmp_path):
+    result = bench("attention=polynomial", "attention.degree=3", f"results_dir={tmp_path}", *TINY)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: attention.degree=3: must be even, so that weights are not negative\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_the_mechanisms():
+    result = bench("--help")
+    assert result.returncode == 0
+    assert "polysketch_learned_local_r32" in result.stdout and "spectral_norm" in result.stdout
