@@ -58,7 +58,7 @@ class RandomSketch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, h)` -> `(batch, heads, seq_len, r)`."""
         first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
-        return (first @ self.matrices[0]) * (second @ self.matrices[1]) * self.sketch_size**-0.5
+        return _project(first, self.matrices[0]) * _project(second, self.matrices[1]) * self.sketch_size**-0.5
 
 
 class LearnedSketch(nn.Module):
@@ -111,8 +111,13 @@ class SketchNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
         for layernorm, (up, down) in zip(self.layernorms, (self.weights[:2], self.weights[2:]), strict=True):
-            x = F.gelu(layernorm(x) @ up, approximate="tanh") @ down
+            x = _project(F.gelu(_project(layernorm(x), up), approximate="tanh"), down)
         return x
+
+
+def _project(x: Tensor, matrices: Tensor) -> Tensor:
+    """`x @ matrices`, `(groups, in, out)`; one matrix for all heads is one product, not a batch of equal ones."""
+    return x @ (matrices[0] if len(matrices) == 1 else matrices)
 
 
 @register

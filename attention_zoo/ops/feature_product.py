@@ -24,6 +24,8 @@ class Local(NamedTuple):
     key: Tensor
     degree: int
 
+CPU_CACHE_BYTES = 2**21
+
 
 def feature_product(
     left: Tensor,
@@ -53,11 +55,22 @@ def feature_product(
     Returns:
         `(batch, heads, queries, k)` in the dtype of `value`, in float32 for a 16-bit `value`.
     """
-    heads = left.shape[:2]
     local_query, local_key, local_degree = local or (None, None, 1)
-    flat = [x if x is None else x.flatten(0, 1) for x in (left, right, value, local_query, local_key, log_scale)]
-    out: Tensor = _FeatureProduct.apply(*flat, causal, block_size, degree, local_degree)
-    return out.unflatten(0, heads)
+    tensors = (left, right, value, local_query, local_key, log_scale)
+    flat = [x if x is None else x.flatten(0, 1) for x in tensors]
+    outs = [
+        _FeatureProduct.apply(*(x if x is None else x[heads] for x in flat), causal, block_size, degree, local_degree)
+        for heads in _slices(len(flat[0]), _heads_at_once(left, block_size, degree))
+    ]
+    return (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, left.shape[:2])
+
+
+def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
+    """All of them on a GPU; on a CPU as many as keep a block's features in the cache."""
+    if left.device.type != "cpu":
+        return left.shape[0] * left.shape[1]
+    rows = min(block_size, left.shape[2])
+    return max(1, CPU_CACHE_BYTES // (rows * left.shape[3] ** degree * left.element_size()))
 
 
 def expand(x: Tensor, degree: int) -> Tensor:
