@@ -34,15 +34,20 @@ def main() -> None:
     """Read the job, watch the parent, measure, write the result."""
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, chain=True)
-    job = json.loads(sys.stdin.buffer.readline())
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        job = json.loads(stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     folder = Path(job["folder"])
     result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
     write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
+    sys.stderr.flush()
+    # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
+    os._exit(0)
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(1)
 
 
