@@ -169,7 +169,7 @@ def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFr
     those vary less. Cells that are not ok stay where nothing known of them contradicts.
 
     Returns:
-        The rows kept, and one sentence for each condition that had other values.
+        The rows kept, and a sentence where conditions had other values.
 
     Raises:
         MissingRecords: no cell of the frame is ok.
@@ -182,7 +182,7 @@ def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFr
     cells = measured.drop_duplicates("cell_id")
     chosen = cells.groupby(conditions, dropna=False, sort=True).size().idxmax()
     kept = pd.Series(True, index=frame.index)
-    notes = []
+    left_out = []
     for name, value in zip(conditions, chosen, strict=True):
         missing = frame[name].isna()
         agrees = missing if pd.isna(value) else frame[name] == value
@@ -191,11 +191,10 @@ def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFr
         kept &= agrees
         others = sorted({str(other) for other in measured.loc[measured[name] != value, name].dropna()})
         if others and name in ("settings", "input_settings"):
-            notes.append(f"Cells with other {name.replace('_', ' ')} are left out.")
+            left_out.append(f"other {name.replace('_', ' ')}")
         elif others:
-            only = "none" if pd.isna(value) else value
-            notes.append(f"Only {name}={only} is shown (recorded too: {', '.join(others)}).")
-    return frame[kept], notes
+            left_out.append(f"{name}={' or '.join(others)}")
+    return frame[kept], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
 
 
 def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:

@@ -268,7 +268,7 @@ def functions(rows: pd.DataFrame) -> str:
     said = []
     if other and softmax:
         kind = "another function" if len(other) == 1 else "other functions"
-        said.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: speeds compare, errors do not.")
+        said.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: costs compare, errors do not.")
     if approximate:
         said.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
     return " ".join(said)

@@ -134,7 +134,7 @@ def test_captions_name_the_conditions_and_the_functions(frame):
         assert words in text
     assert "polynomial and polysketch compute other functions than softmax" in text
     assert "linformer and performer approximate softmax" in text
-    assert "Only causal=True is shown (recorded too: False)" in text
+    assert "Left out: cells with causal=False" in text
 
 
 def test_memory_shows_mib_and_the_gap():
@@ -159,7 +159,7 @@ def test_conditions_are_never_mixed(rng):
     records += [latency("flash", n, rng, dtype="bfloat16") for n in LENGTHS[:3]]
     figure = polysketchformer.figure1(tidy(records))
     x, _, _ = curve(figure, panels(figure)["forward"], "flash")
-    assert list(x) == list(LENGTHS) and "recorded too: bfloat16" in caption(figure)
+    assert list(x) == list(LENGTHS) and "dtype=bfloat16" in caption(figure)
 
 
 def test_pareto_front_is_what_no_other_beats():
