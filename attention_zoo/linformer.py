@@ -61,15 +61,11 @@ class Linformer(Attention):
     ) -> None:
         super().__init__(**common)
         if self.max_seq_len is None:
-            raise ValueError(
-                "max_seq_len=None: must be an integer of at least 1, the columns of linformer's E"
-            )
+            raise ValueError("max_seq_len=None: must be an integer of at least 1, the columns of linformer's E")
         self.projection_dim = check_int("projection_dim", projection_dim)
         self.share_key_value = check_bool("share_key_value", share_key_value)
         self.trainable = check_bool("trainable", trainable)
-        self.init_std = (
-            projection_dim**-0.5 if init_std is None else check_float("init_std", init_std, above=0)
-        )
+        self.init_std = projection_dim**-0.5 if init_std is None else check_float("init_std", init_std, above=0)
         self.unreduced = check_bool("unreduced", unreduced)
         for name in ("E",) if share_key_value or unreduced else ("E", "F"):
             projection = torch.empty(projection_dim, self.max_seq_len)

@@ -185,7 +185,7 @@ class Polysketch(Attention):
         if sketch == "srht":
             check_power_of_two("sketch_size", sketch_size)
             check_power_of_two("head_dim", self.head_dim)
-        self.is_learned = sketch == "learned"
+        self.is_learned = sketch == "learned" and degree > 2
         self.sketch: nn.Module = nn.Identity()
         if degree > 2:
             arguments = degree // 2, self.head_dim, sketch_size, groups

@@ -72,9 +72,7 @@ class Skeinformer(SampledAttention):
         super().__init__(**common)
         self.num_features = check_int("num_features", num_features)
         self.column_sampling = check_choice("column_sampling", column_sampling, ("importance", "uniform"))
-        self.row_normalization = check_choice(
-            "row_normalization", row_normalization, ("adaptive", "simple", "none")
-        )
+        self.row_normalization = check_choice("row_normalization", row_normalization, ("adaptive", "simple", "none"))
         self.pilot_reuse = check_bool("pilot_reuse", pilot_reuse)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
@@ -125,9 +123,7 @@ class Skeinformer(SampledAttention):
 
     def _pilot(self, query: Tensor, key: Tensor, noise: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """J, `(batch, d)`, uniform over what is not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
-        pilots = sample_without_replacement(
-            torch.ones_like(noise), noise, self.num_features, visible[:, 0, 0]
-        )
+        pilots = sample_without_replacement(torch.ones_like(noise), noise, self.num_features, visible[:, 0, 0])
         scores = self._scores(query.take_along_dim(pilots[:, None, :, None], 2), key)
         return pilots, masked_softmax(scores, visible)
 
@@ -148,9 +144,7 @@ class Skeinformer(SampledAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Weights `(batch, heads, n, d)` of the columns and `(batch, heads, n, 1)` of each unselected key."""
         if self.row_normalization == "none":
-            return masked_softmax(self._scores(query, key), visible).take_along_dim(
-                columns[:, :, None], 3
-            ), None
+            return masked_softmax(self._scores(query, key), visible).take_along_dim(columns[:, :, None], 3), None
         scores = self._scores(query, key.take_along_dim(columns[..., None], 2))
         selected = visible.take_along_dim(columns[:, :, None], 3)
         if self.row_normalization == "simple":
@@ -163,9 +157,7 @@ class Skeinformer(SampledAttention):
     def flops(self, batch: int, seq_len: int) -> int:
         """Scores and weighted values of columns and pilots, and the fill; all scores where D is exact."""
         n, d = seq_len, min(self.num_features, seq_len)
-        products = {"adaptive": 2 * n * d + 2 * n, "simple": 2 * n * d, "none": n * n + n * d}[
-            self.row_normalization
-        ]
+        products = {"adaptive": 2 * n * d + 2 * n, "simple": 2 * n * d, "none": n * n + n * d}[self.row_normalization]
         products += n * d * (self.pilot_reuse or self.column_sampling == "importance")
         products += n * d * self.pilot_reuse
         return batch * self.num_heads * 2 * products * self.head_dim
@@ -182,9 +174,7 @@ def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> t
     log_a = scores.to(torch.promote_types(scores.dtype, torch.float32))
     count = selected.sum(-1, keepdim=True)
     # The ratio does not depend on the subtracted maximum, so no gradient needs to flow through it.
-    log_max = (
-        log_a.detach().masked_fill(~selected, -torch.inf).amax(-1, keepdim=True).masked_fill(count == 0, 0)
-    )
+    log_max = log_a.detach().masked_fill(~selected, -torch.inf).amax(-1, keepdim=True).masked_fill(count == 0, 0)
     a = (log_a - log_max).masked_fill(~selected, -torch.inf).exp()
     log_g = log_a.masked_fill(~selected, 0).sum(-1, keepdim=True) / count.clamp_min(1)
     g = (log_g - log_max).exp()

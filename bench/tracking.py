@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -265,26 +266,43 @@ def _cell_tags(record: Record) -> dict[str, str]:
 
 
 def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The ok records by the line of a plot that they are on: the mechanism and what else sets them apart.
-
-    Two cells of one mechanism at one step differ in an axis of the sweep, which then names the line. An axis
-    that only follows the step (a batch size of tokens / seq_len) does not.
-    """
-    points = [(record, flatten(record.config)) for record in records if record.status == "ok"]
-    at_step: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    for record, config in points:
-        at_step[_label(record), _benchmark(record), _step(record)].append(config)
-    axes = {
-        key
-        for configs in at_step.values()
-        for key in set().union(*configs)
-        if len({repr(config.get(key)) for config in configs}) > 1
-    }
+    """The ok records by the line of a plot that they are on: the mechanism, and what sets its lines apart."""
+    by_label: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.status == "ok":
+            by_label[_label(record)].append(record)
     lines: dict[str, list[Record]] = defaultdict(list)
-    for record, config in points:
-        apart = [f"{key}={config[key]}" for key in sorted(axes & config.keys())]
-        lines[" ".join([_label(record), *apart])].append(record)
+    for label, own in by_label.items():
+        configs = [_comparable(record) for record in own]
+        at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+        for record, config in zip(own, configs, strict=True):
+            at_step[_benchmark(record), _step(record)].append(config)
+        axes = _axes_apart(list(at_step.values()))
+        for record, config in zip(own, configs, strict=True):
+            lines[" ".join([label, *(f"{key}={config.get(key)}" for key in axes)])].append(record)
     return lines
+
+
+def _comparable(record: Record) -> dict[str, Any]:
+    """The settings of a cell that can tell lines apart: tokens instead of a batch size that follows the length."""
+    config = flatten(record.config)
+    config["tokens"] = config.pop("batch_size", 0) * config.get("seq_len", 0)
+    return {key: value for key, value in config.items() if not key.startswith("bench.")}
+
+
+def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A few settings that tell apart all cells of one mechanism and benchmark at one step."""
+    mixed = [
+        (one, other) for cells in points for one, other in itertools.combinations(cells, 2) if dict(one) != dict(other)
+    ]
+    keys = sorted({key for pair in mixed for cell in pair for key in cell})
+    axes: list[str] = []
+    while mixed:
+        told = {key: [pair for pair in mixed if pair[0].get(key) != pair[1].get(key)] for key in keys}
+        best = max(keys, key=lambda key: len(told[key]))
+        axes.append(best)
+        mixed = [pair for pair in mixed if pair not in told[best]]
+    return sorted(axes)
 
 
 def _digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:

@@ -1,5 +1,10 @@
 """Fixtures that several folders of tests share."""
 
+import os
+
+# Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from synthetic_records import everything
 

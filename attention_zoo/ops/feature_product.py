@@ -24,6 +24,7 @@ class Local(NamedTuple):
     key: Tensor
     degree: int
 
+
 CPU_CACHE_BYTES = 2**21
 
 
@@ -60,7 +61,7 @@ def feature_product(
     flat = [x if x is None else x.flatten(0, 1) for x in tensors]
     outs = [
         _FeatureProduct.apply(*(x if x is None else x[heads] for x in flat), causal, block_size, degree, local_degree)
-        for heads in _slices(len(flat[0]), _heads_at_once(left, block_size, degree))
+        for heads in _slices(left.shape[0] * left.shape[1], _heads_at_once(left, block_size, degree))
     ]
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, left.shape[:2])
 
