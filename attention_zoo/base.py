@@ -171,8 +171,9 @@ _COMMON = tuple(name for name in inspect.signature(Attention.__init__).parameter
 def register(cls: type[Attention]) -> type[Attention]:
     """Class decorator: make a mechanism known by its `info.name`."""
     name = cls.info.name
-    if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-        raise ValueError(f"attention={name!r}: already registered by {_REGISTRY[name].__qualname__}")
+    known = _REGISTRY.get(name, cls)
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"attention={name!r}: already registered by {known.__module__}.{known.__qualname__}")
     _REGISTRY[name] = cls
     return cls
 

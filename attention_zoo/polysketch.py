@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -254,7 +255,7 @@ class Polysketch(Attention):
         per_token = 2 * self._sketch_flops(self.degree // 2) + 4 * r**2 * columns
         total = per_token * seq_len
         if self.causal:
-            block = self._block_size(next(self.buffers(), torch.empty(0)).device)
+            block = self._block_size(next(chain(self.parameters(), self.buffers()), torch.empty(0)).device)
             widths = [min(block, seq_len - start) for start in range(0, seq_len, block)]
             inner = self.head_dim if self.local else r
             total += sum(2 * width**2 * (inner + columns) for width in widths)

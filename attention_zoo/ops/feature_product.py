@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class Local(NamedTuple):
@@ -69,7 +70,7 @@ def feature_product(
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
     """All of them on a GPU; on a CPU as many as keep a block's features in the cache."""
     if left.device.type != "cpu":
-        return left.shape[0] * left.shape[1]
+        return left.shape[:2].numel()
     rows = min(block_size, left.shape[2])
     return max(1, CPU_CACHE_BYTES // (rows * left.shape[3] ** degree * left.element_size()))
 
@@ -139,6 +140,7 @@ class _FeatureProduct(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         left, right, value, local_query, local_key, log_scale = ctx.saved_tensors
         causal, block_size, degree, local_degree = ctx.settings

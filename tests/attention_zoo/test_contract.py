@@ -47,9 +47,7 @@ def tolerance(name):
 def inputs(name, length=LENGTH, batch=3, seed=0, keys=None, heads=HEADS, head_dim=HEAD_DIM):
     generator = torch.Generator().manual_seed(seed)
     lengths = (length, keys or length, keys or length)
-    return tuple(
-        torch.randn(batch, heads, n, head_dim, generator=generator).to(best_dtype(name)) for n in lengths
-    )
+    return tuple(torch.randn(batch, heads, n, head_dim, generator=generator).to(best_dtype(name)) for n in lengths)
 
 
 def padding_mask(length=LENGTH):
@@ -366,9 +364,7 @@ def test_bad_inputs_are_refused(name):
         attention(query, key.half(), value)
     with pytest.raises(UnsupportedError, match="int64"):
         attention(query.long(), key.long(), value.long())
-    with pytest.raises(
-        ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"
-    ):
+    with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"):
         attention(*inputs(name, LENGTH + 1))
 
 

@@ -74,6 +74,23 @@ def test_causal_gradients_equal_those_of_the_dense_definition(degree, is_local, 
             assert_equal(one, other)
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_taken_a_few_at_a_time_change_nothing(causal, at_once, monkeypatch):
+    """A CPU takes as many of the four heads as its cache holds; three leave a rest of one."""
+    *given, query, key, log_scale = (x.requires_grad_() for x in causal_inputs())
+    own = {"local": Local(query, key, 4), "log_scale": log_scale} if causal else {}
+    leaves = [*given, query, key, log_scale] if causal else given
+    settings = {"causal": causal, "degree": 2, "block_size": 4}
+    expected = dense(*given, **settings, **own)
+    monkeypatch.setattr("attention_zoo.ops.feature_product.CPU_CACHE_BYTES", at_once * 4 * R**2 * 8)
+    actual = feature_product(*given, **settings, **own)
+    assert_equal(actual, expected)
+    gradients = (torch.autograd.grad(out.square().sum(), leaves) for out in (actual, expected))
+    for one, other in zip(*gradients, strict=True):
+        assert_equal(one, other)
+
+
 @every_degree
 @pytest.mark.parametrize("keys", [1, 7, 20])
 def test_non_causal_equals_the_dense_definition_with_gradients(degree, keys):

@@ -36,10 +36,7 @@ def slow_informer(query, key, value, mask, seed, u, samples, mask_samples):
     valid = [j for j in range(n) if not mask[j]]
     sparsity = {}
     for i in valid:
-        drawn = [
-            valid[math.floor(x * len(valid))] if mask_samples else math.floor(x * n)
-            for x in noise[i].tolist()
-        ]
+        drawn = [valid[math.floor(x * len(valid))] if mask_samples else math.floor(x * n) for x in noise[i].tolist()]
         scores = [float(query[i] @ key[j]) for j in drawn if not mask[j]]
         sparsity[i] = max(scores) - sum(scores) / len(scores) if scores else 0.0
     mean = torch.stack([value[j] for j in valid]).mean(0)
@@ -134,18 +131,16 @@ def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
     attention = make(num_samples=7)
     expected = attention.sparsity(query, key, scattered_padding())
     monkeypatch.setattr(informer, "GATHERED_KEYS", gathered)
-    torch.testing.assert_close(
-        attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14
-    )
+    torch.testing.assert_close(attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14)
 
 
 def test_flops_count_the_products():
     n, u, samples = 20, 5, 7
     counts = 2 * n * samples * H + 2 * (2 * u * n * H) + 2 * n * H
     assert make(num_features=u, num_samples=samples).flops(3, n) == 3 * 2 * counts
-    assert make(num_features=100, num_samples=samples).flops(1, n) == make(
-        num_features=n, num_samples=samples
-    ).flops(1, n)
+    assert make(num_features=100, num_samples=samples).flops(1, n) == make(num_features=n, num_samples=samples).flops(
+        1, n
+    )
 
 
 @pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}])

@@ -19,9 +19,7 @@ def test_a_cell_that_is_ok_ends_with_exit_code_0_and_little_overhead(tmp_path):
 
 
 def test_it_ends_when_its_parent_does():
-    child = subprocess.Popen(
-        [sys.executable, "-m", "bench.child"], stdin=subprocess.PIPE, cwd=ROOT, env=environment()
-    )
+    child = subprocess.Popen([sys.executable, "-m", "bench.child"], stdin=subprocess.PIPE, cwd=ROOT, env=environment())
     child.stdin.close()
     assert child.wait(30) != 0
 

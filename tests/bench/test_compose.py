@@ -1,15 +1,15 @@
 """Every YAML is a cell that can be built, and says what the Python says."""
 
-import attention_zoo
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 
+import attention_zoo
 from bench import api
 from bench.cell import make_cell, merge_compared
 from bench.compose import CONF, compose_jobs, expand
 from bench.config import check
 from bench.sweep import plan
-from hydra import compose, initialize_config_dir
 
 VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -68,7 +68,13 @@ def test_the_command_line_replaces_what_an_experiment_sweeps():
 
 
 def test_values_set_on_copies_are_what_hydra_composes():
-    job = ["attention=polysketch_learned_r64", "attention.degree=8", "seq_len=77", "bench.passes=[backward]", "dtype=bfloat16"]
+    job = [
+        "attention=polysketch_learned_r64",
+        "attention.degree=8",
+        "seq_len=77",
+        "bench.passes=[backward]",
+        "dtype=bfloat16",
+    ]
     config, label = composed(*job)[0]
     direct = compose("config", job)
     assert config == {key: value for key, value in direct.items() if key != "grids"}

@@ -1,9 +1,9 @@
 """The gate before a measurement: planted mistakes do not get through, rounding does."""
 
-import attention_zoo
 import pytest
 import torch
 
+import attention_zoo
 from bench.cell import build_attention
 from bench.correctness import check_output
 from bench.errors import IncorrectError, NonFiniteError

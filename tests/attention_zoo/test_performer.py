@@ -1,0 +1,291 @@
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import attention_zoo
+from attention_zoo.ops.sketches import orthogonal_features
+
+N, H, M, HEADS = 13, 4, 6, 2
+
+
+def qkv(n=N, h=H, heads=HEADS, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    common = {"head_dim": H, "num_heads": HEADS, "num_features": M, "dtype": torch.float64}
+    return attention_zoo.create("performer", **(common | given))
+
+
+def assert_close(actual, expected, tolerance=1e-11):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+# --- The kernel -----------------------------------------------------------------------------------
+
+
+def unit_pair(cosine, h=8):
+    first, second = torch.zeros(2, h, dtype=torch.float64)
+    first[0], second[:2] = 1, torch.tensor([cosine, math.sqrt(1 - cosine**2)])
+    return first, second
+
+
+def alike(entry, h=8):
+    """The directions in which the official orthogonal features err most: all coordinates alike."""
+    return 2 * [torch.full((h,), entry / math.sqrt(h), dtype=torch.float64)]
+
+
+PAIRS = [*(unit_pair(cosine) for cosine in (1.0, 0.3, 0.0, -0.5)), *(alike(x) for x in (1, -1, 0.5, -0.5))]
+
+
+def kernel_estimates(first, second, projections):
+    """`<phi(x), phi(y)>` for each projection `(draws, m, h)`: FAVOR+ by its formula."""
+    features = [(projections @ x - x @ x / 2).exp() for x in (first, second)]
+    return (features[0] * features[1]).mean(-1)
+
+
+def draws_of(attention, count):
+    matrices = []
+    for seed in range(count):
+        attention.resample(seed)
+        matrices.append(attention.projection.clone())
+    return torch.stack(matrices)
+
+
+def without_sign_fix(count, h, generator):
+    """Orthogonal features as in the official code, whose QR is not Haar distributed."""
+    q, _ = torch.linalg.qr(torch.randn(count, h, h, generator=generator, dtype=torch.float64))
+    return q.mT * torch.randn(count, h, h, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+
+
+def sigmas(samples, expected):
+    return abs(samples.mean() - expected) / (samples.std() / math.sqrt(len(samples)))
+
+
+@pytest.mark.parametrize("orthogonal, m", [(True, 8), (True, 5), (True, 20), (False, 8)])
+def test_kernel_is_unbiased(orthogonal, m):
+    """E <phi(x), phi(y)> = exp(<x, y>), x and y scaled: for m = h, less, and blocks of which one is cut."""
+    projections = draws_of(make(head_dim=8, num_features=m, orthogonal=orthogonal), 5000)
+    for x, y in PAIRS:
+        assert sigmas(kernel_estimates(x, y, projections), math.exp(x @ y)) < 4
+
+
+def test_unbiasedness_is_tested_well_enough_to_see_the_bias_of_the_official_features():
+    projections = without_sign_fix(5000, 8, torch.Generator().manual_seed(0))
+    assert max(sigmas(kernel_estimates(x, y, projections), math.exp(x @ y)) for x, y in PAIRS) > 20
+
+
+def test_features_are_those_of_the_formula():
+    attention, (query, key, _) = make(eps=0), qkv()
+    products = attention.features(query) @ attention.features(key).mT
+    scaled = [x * H**-0.25 for x in (query, key)]
+    expected = torch.stack(
+        [
+            kernel_estimates(scaled[0][b, head, i], scaled[1][b, head, j], attention.projection[None])
+            for b in range(2)
+            for head in range(HEADS)
+            for i in range(N)
+            for j in range(N)
+        ]
+    )
+    assert_close(products, expected.reshape(2, HEADS, N, N))
+
+
+@pytest.mark.parametrize("rows", [3, 8, 20])
+def test_orthogonal_features_are_orthogonal_in_blocks_with_chi_norms(rows):
+    h, draws = 8, 400
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.stack([orthogonal_features(rows, h, generator) for _ in range(draws)]).double()
+    for start in range(0, rows, h):
+        block = torch.nn.functional.normalize(matrices[:, start : start + h], dim=-1)
+        assert_close(block @ block.mT, torch.eye(block.shape[1]).double().expand(draws, -1, -1), 1e-6)  # float32
+    # Rows are N(0, I), so squared norms are chi^2 of h: mean h, variance 2h; 5 sigma.
+    squares = matrices.square().sum(-1).flatten()
+    assert abs(squares.mean() - h) < 5 * math.sqrt(2 * h / len(squares))
+    assert abs(squares.var() / (2 * h) - 1) < 5 * math.sqrt((2 + 12 / h) / len(squares))
+    # Every entry alone is N(0, 1), wherever it stands.
+    assert matrices.mean(0).abs().max() < 5 / math.sqrt(draws)
+    assert (matrices.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / draws)
+
+
+def test_orthogonal_features_have_the_smaller_variance():
+    x, y = unit_pair(0.3)
+    deviations = [
+        kernel_estimates(x, y, draws_of(make(head_dim=8, num_features=8, orthogonal=orthogonal), 4000)).std()
+        for orthogonal in (True, False)
+    ]
+    # The ratio is about 0.9; a standard deviation of 4,000 heavy-tailed draws is good to 3%.
+    assert deviations[0] < 0.97 * deviations[1]
+
+
+def test_error_falls_as_one_over_the_root_of_m():
+    x, y = unit_pair(0.3)
+
+    def error(m):
+        projections = draws_of(make(head_dim=8, num_features=m), 400)
+        return (kernel_estimates(x, y, projections) - math.exp(0.3)).square().mean().sqrt()
+
+    # 16 times the features: a quarter, to the 15% or so that 400 draws leave uncertain.
+    assert 0.2 < error(1024) / error(64) < 0.3
+
+
+# --- The attention --------------------------------------------------------------------------------
+
+
+def dense(query, key, value, attention, causal=False, mask=None):
+    """Unstabilised: `phi(Q) phi(K)^T` with the whole matrix, eps = 0."""
+    weights = attention.features(query) @ attention.features(key).mT
+    if mask is not None:
+        weights = weights * ~mask[:, None, None]
+    weights = weights.tril() if causal else weights
+    return weights @ value / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_algorithm_equals_the_dense_one(causal, padded):
+    given, mask = qkv(), None
+    if padded:
+        mask = torch.zeros(2, N, dtype=torch.bool)
+        mask[0, 5:9], mask[1, 10:] = True, True
+    expected = dense(*given, make(eps=0), causal, mask)
+    for block_size in (1, 2, 5, N, 64):
+        assert_close(make(eps=0, causal=causal, block_size=block_size)(*given, mask), expected)
+    assert_close(make(eps=0, causal=causal, causal_algorithm="cumulative_sum")(*given, mask), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("eps", [1e-6, 1e-2])
+def test_eps_is_relative_to_the_largest_feature_of_its_own_position(eps, causal):
+    query, key, value = qkv()
+
+    def lifted(x):
+        features = make(eps=0).features(x)
+        return features + eps * features.amax(-1, keepdim=True)
+
+    attention = make(eps=eps, causal=causal, block_size=5)
+    assert_close(attention.features(query), lifted(query))
+    weights = lifted(query) @ lifted(key).mT
+    weights = weights.tril() if causal else weights
+    assert_close(attention(query, key, value), weights @ value / weights.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_features_are_softmax_attention(causal):
+    query, key, value = (0.5 * x for x in qkv())
+    expected = attention_zoo.create("softmax", head_dim=H, num_heads=HEADS, causal=causal)(query, key, value)
+    errors = [
+        (make(num_features=m, causal=causal, seed=1)(query, key, value) - expected).norm() / expected.norm()
+        for m in (64, 65536)
+    ]
+    # 1024 times the features: about a thirtieth of the error.
+    assert errors[1] < 0.01 and errors[1] < errors[0] / 10
+
+
+def official(query, key, value, attention, eps):
+    """The released code's causal form: the keys' stabiliser is one maximum over all of them, future ones included."""
+    exponents = [x * H**-0.25 @ attention.projection.T for x in (query, key)]
+    left, right = (
+        (y - x.square().sum(-1, keepdim=True) / (2 * math.sqrt(H)) - y.amax(dims, keepdim=True)).exp() + eps
+        for x, y, dims in zip((query, key), exponents, (-1, (-1, -2)), strict=True)
+    )
+    weights = (left @ right.mT).tril()
+    return weights @ value / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("eps", [1e-4, 1e-6])
+def test_the_last_key_does_not_move_past_outputs(eps):
+    """Eightfold, so that it holds the maximum: that is when the official code leaks, and it is seen to here."""
+    query, key, value = qkv()
+    attention, moved = make(causal=True, block_size=4, eps=eps), key.clone()
+    moved[:, :, -1] *= 8
+    out, expected = attention(query, moved, value), attention(query, key, value)
+    assert_close(out[:, :, :-1], expected[:, :, :-1], 1e-14)
+    assert (out[:, :, -1] - expected[:, :, -1]).abs().max() > 1e-3
+
+    def leak(eps):
+        outputs = [official(query, k, value, attention, eps)[:, :, :-1] for k in (moved, key)]
+        return (outputs[0] - outputs[1]).abs().max()
+
+    assert leak(eps) > 1e-2 and leak(0) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [1, 32, 300])
+def test_large_norms_stay_finite(size, causal, dtype):
+    """|q| |k| up to 1e3 and beyond: exponents of hundreds, which would overflow, cancel before exp is taken."""
+    given = [(x / x.norm(dim=-1, keepdim=True) * (size if i < 2 else 1)).to(dtype) for i, x in enumerate(qkv(40))]
+    given[1][:, :, ::3] *= 0.01  # far apart, so that running maxima rise and small keys vanish
+    given = [x.requires_grad_() for x in given]
+    attention = make(causal=causal, block_size=8, num_features=32, dtype=dtype)
+    out = attention(*given)
+    assert out.isfinite().all()
+    # An average of values, so no larger than the largest; bfloat16 rounds at 2^-9 a few times.
+    assert out.abs().max() <= given[2].abs().max() * (1.05 if dtype == torch.bfloat16 else 1 + 1e-4)
+    gradients = torch.autograd.grad(out.float().square().sum(), given)
+    assert all(g.isfinite().all() for g in gradients) and (gradients[2] != 0).any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_keys_are_as_if_absent(causal):
+    """phi(0) > 0: a key that is zeroed, and not its features, would stay in the denominator."""
+    query, key, value = given = qkv()
+    attention, mask = make(causal=causal, block_size=4), torch.zeros(2, N, dtype=torch.bool)
+    mask[:, 7:] = True
+    assert_close(attention(*given, mask)[:, :, :7], attention(*(x[:, :, :7] for x in given)))
+    mask[:, :3] = True
+    seen = ~mask[0]
+    expected = attention(query[:, :, seen] if causal else query, key[:, :, seen], value[:, :, seen])
+    out = attention(query, 100 * mask[:, None, :, None] * key + key, value, mask)
+    assert_close(out[:, :, seen] if causal else out, expected)
+    assert not causal or (out[:, :, :3] == 0).all(), "these rows see padding only"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_sets_no_maximum(causal):
+    """Keys of norm 100 have features of e^-2500: relative to those of a padded zero vector they are nothing."""
+    query, key, value = qkv()
+    key = 100 * torch.nn.functional.normalize(key, dim=-1)
+    mask = (torch.arange(N) < 2).expand(2, N)
+    out = make(causal=causal, block_size=4)(query, torch.where(mask[:, None, :, None], 0, key), value, mask)
+    first = 2 if causal else 0
+    expected = make(causal=causal)(query[:, :, first:], key[:, :, 2:], value[:, :, 2:])
+    assert_close(out[:, :, first:], expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_sum_to_one(causal):
+    query, key, value = qkv()
+    constant = value[:, :, :1].expand_as(value)
+    assert_close(make(causal=causal)(query, key, constant), constant)
+
+
+@pytest.mark.parametrize("causal, algorithm", [(False, "block"), (True, "block"), (True, "cumulative_sum")])
+def test_flops_are_those_of_the_products_that_run(causal, algorithm):
+    def added_product(state, left, right, **_):
+        return 2 * math.prod(left) * right[-1]
+
+    attention = make(causal=causal, causal_algorithm=algorithm, block_size=5)
+    in_place = {torch.ops.aten.baddbmm_: added_product}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        attention(*qkv())
+    assert counter.get_total_flops() == attention.flops(2, N)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_features": 0},
+        {"eps": -1e-6},
+        {"orthogonal": 1},
+        {"block_size": 0},
+        {"causal_algorithm": "scan"},
+    ],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)

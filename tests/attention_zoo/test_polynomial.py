@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+import attention_zoo
+
+N, H, HEADS = 9, 4, 2
+
+
+def qkv(n=N, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    common = {"head_dim": H, "num_heads": HEADS, "dtype": torch.float64, "qk_layernorm": False}
+    return attention_zoo.create("polynomial", **(common | given))
+
+
+def assert_close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def tensor_power(x, degree):
+    """The explicit features x^{tensor p}, h^p of them."""
+    features = x
+    for _ in range(degree - 1):
+        features = torch.einsum("...i,...j->...ij", features, x).flatten(-2)
+    return features
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_equals_linear_attention_with_the_explicit_features(degree, causal):
+    query, key, value = qkv()
+    left, right = tensor_power(query, degree), tensor_power(key, degree)
+    sums = (right[..., :, None] * value[..., None, :]).cumsum(2), right.cumsum(2)
+    state, total = sums if causal else (x[:, :, -1:].expand_as(x) for x in sums)
+    expected = torch.einsum("bhnf,bhnfd->bhnd", left, state) / (1 + (left * total).sum(-1, keepdim=True))
+    assert_close(make(degree=degree, causal=causal)(query, key, value), expected)
+
+
+def test_a_small_case_by_hand():
+    """Degree 2, bias 1: <q_i, k_j> = [[1, 2, 0], [0, 1, 3], [2, 0, 1]]; rows of squares sum to 5, 10 and 5."""
+    query = torch.tensor([[1.0, 2, 0], [0, 1, 3], [2, 0, 1]])[None, None].double()
+    key = torch.eye(3).double()[None, None]
+    value = torch.tensor([[6.0, 0, 11], [0, 22, 0], [66, 0, 33]])[None, None].double()
+    expected = torch.tensor([[6, 88, 11], [594, 22, 297], [90, 0, 77]]) / torch.tensor([[6.0], [11], [6]]).double()
+    causal_expected = torch.tensor([[6, 0, 11], [0, 22, 0], [90, 0, 77]]) / torch.tensor([[2.0], [2], [6]]).double()
+    for causal, out in ((False, expected), (True, causal_expected)):
+        attention = make(head_dim=3, num_heads=1, degree=2, causal=causal)
+        assert_close(attention(query, key, value)[0, 0], out)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_layernorm_comes_first_and_is_shared(degree):
+    attention, (query, key, value) = make(qk_layernorm=True, degree=degree), qkv()
+    gain, shift = torch.randn(2, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        attention.layernorm.weight.copy_(gain)
+        attention.layernorm.bias.copy_(shift)
+
+    def normed(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain + shift
+
+    assert_close(attention(query, key, value), make(degree=degree)(normed(query), normed(key), value), 1e-10)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_the_sign_of_a_query_does_not_matter(degree):
+    query, key, value = qkv()
+    signs = torch.ones(N, 1).double()
+    signs[::2] = -1
+    for causal in (False, True):
+        attention = make(degree=degree, causal=causal)
+        assert_close(attention(signs * query, key, value), attention(query, key, value))
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_constant_value_shrinks_by_the_bias(degree, bias):
+    """Rows do not sum to 1 but to S / (bias + S)."""
+    query, key, value = qkv()
+    value = value[:, :, :1].expand_as(value)
+    for causal in (False, True):
+        weights = (query @ key.mT) ** degree
+        total = (weights.tril() if causal else weights).sum(-1, keepdim=True)
+        out = make(degree=degree, bias=bias, causal=causal)(query, key, value)
+        assert_close(out, value * total / (bias + total))
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_scale_moves_into_the_bias(degree):
+    """(s c)^p / (s^p + sum (s c')^p) = c^p / (1 + sum c'^p), and it is not the same with bias 1."""
+    expected, scale = make(degree=degree)(*qkv()), 0.5
+    assert_close(make(degree=degree, scale=scale, bias=scale**degree)(*qkv()), expected)
+    assert_close(make(degree=degree)(scale * qkv()[0], *qkv()[1:]), make(degree=degree, scale=scale)(*qkv()))
+    assert (make(degree=degree, scale=scale)(*qkv()) - expected).abs().max() > 0.01
+
+
+def test_the_first_causal_row_sees_itself_only():
+    query, key, value = (x[:, :, :1] for x in qkv())
+    weight = (query * key).sum(-1, keepdim=True) ** 4
+    assert_close(make(causal=True)(*qkv())[:, :, :1], value * weight / (1 + weight))
+
+
+def test_high_degree_in_float32_is_as_good_as_its_rounding():
+    """p = 8, h = 64, layer norm: self weights of 64^8 = 2.8e14 and sums of 1e13 stay far inside float32."""
+    h = 64
+    given = qkv(256, h)
+    common = {"head_dim": h, "degree": 8, "qk_layernorm": True, "causal": True}
+    exact, rounded = make(**common), make(**common, dtype=torch.float32)
+    out = rounded(*(x.float() for x in given)).double()
+    expected = exact(*(x.float().double() for x in given))
+    # A score rounds at 6e-8 times a few, and the eighth power makes that eight times as much.
+    assert out.isfinite().all() and (out - expected).norm() / expected.norm() < 1e-5
+
+
+def test_a_row_of_zero_weights_without_bias_is_zero():
+    query, key, value = qkv()
+    query = query.clone().requires_grad_()
+    out = make(bias=0)(torch.zeros_like(query) * query, key, value)
+    out.sum().backward()
+    assert (out == 0).all() and query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"degree": 3}, {"degree": 1}, {"degree": 0}, {"scale": 0}, {"scale": -1.0}, {"bias": -1}, {"qk_layernorm": 1}],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)

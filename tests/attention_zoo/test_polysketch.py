@@ -1,0 +1,412 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from attention_zoo.ops.sketches import hadamard, sampled_hadamard
+from attention_zoo.polysketch import SKETCHES, SketchNetwork
+
+N, H, R, HEADS = 13, 8, 4, 2
+
+every_sketch = pytest.mark.parametrize("sketch", SKETCHES)
+
+
+def qkv(n=N, h=H, heads=HEADS, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    common = {"head_dim": H, "num_heads": HEADS, "sketch_size": R, "dtype": torch.float64}
+    return attention_zoo.create("polysketch", **(common | given))
+
+
+def polynomial(**given):
+    return attention_zoo.create("polynomial", head_dim=H, num_heads=HEADS, dtype=torch.float64, **given)
+
+
+def scramble(attention):
+    """Affine parameters that are not ones and zeros, so that a norm left out or exchanged shows."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for module in attention.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                for parameter in module.parameters():
+                    parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return attention
+
+
+def assert_close(actual, expected, tolerance=1e-10):
+    """Weights are fourth powers: float64 rounding, 1e-16, times their range and the number of terms."""
+    scale = expected.detach().abs().max().clamp_min(1)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+# --- The random sketches --------------------------------------------------------------------------
+
+
+def unit_pair(cosine):
+    """Two unit vectors with this inner product and no zero entries, `(2, h)`."""
+    basis, _ = torch.linalg.qr(torch.randn(H, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64))
+    first, other = basis.T
+    return torch.stack([first, cosine * first + math.sqrt(1 - cosine**2) * other])
+
+
+def sketched_products(sketch, degree, r, pairs, draws):
+    """`<L_q, L_k>` of each pair under independent sketches, which are those of the heads: `(pairs, draws)`."""
+    attention = make(sketch=sketch, degree=degree, sketch_size=r, num_heads=draws, per_head=True, qk_layernorm=False)
+    features = attention.features(torch.stack(pairs)[:, None].expand(-1, draws, -1, -1))
+    return (features[:, :, 0] * features[:, :, 1]).sum(-1)
+
+
+def standard_error(samples):
+    return samples.std() / math.sqrt(len(samples))
+
+
+def assert_mean(samples, expected):
+    assert abs(samples.mean() - expected) < 5 * standard_error(samples)
+    assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
+
+
+@pytest.mark.parametrize("degree, r", [(4, 4), (4, 8), (8, 8), (8, 16)])
+@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
+def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
+    """Of <L, R>, not of its square, which is biased (below)."""
+    cosines, norm = (1.0, 0.7, 0.0), 1.1
+    products = sketched_products(sketch, degree, r, [norm * unit_pair(cosine) for cosine in cosines], 4000)
+    for samples, cosine in zip(products, cosines, strict=True):
+        assert_mean(samples, (norm**2 * cosine) ** (degree // 2))
+
+
+@pytest.mark.parametrize("r", [8, 32])
+def test_squared_gaussian_sketch_has_the_bias_of_the_closed_form(r):
+    """E <L, R>^2 = c^4 + [(|q|^2 |k|^2 + 2 c^2)^2 - c^4] / r: r products of two pairs of correlated Gaussians."""
+    cosines = (1.0, 0.5, 0.0)
+    squares = sketched_products("gaussian", 4, r, [unit_pair(c) for c in cosines], 40_000).square()
+    for samples, c in zip(squares, cosines, strict=True):
+        assert_mean(samples, c**4 + ((1 + 2 * c**2) ** 2 - c**4) / r)
+        assert abs(samples.mean() - c**4) > 10 * standard_error(samples), "the square is not unbiased"
+
+
+def test_error_falls_as_one_over_the_root_of_r():
+    """||(L R^T)^2 - (Q K^T)^4||_F over the norms that bound it (approximate matrix multiplication)."""
+    query, key = (F.normalize(x[:1, :1], dim=-1) for x in qkv(32)[:2])
+    exact, draws = (query @ key.mT) ** 4, 100
+
+    def ratio(r):
+        attention = make(sketch_size=r, num_heads=draws, per_head=True, qk_layernorm=False)
+        left, right = (attention.features(x.expand(-1, draws, -1, -1)) for x in (query, key))
+        error = ((left @ right.mT) ** 2 - exact).square().sum((-1, -2)).mean().sqrt()
+        return error / 32  # ||Q^{(4)}||_F ||K^{(4)}||_F, of 32 unit vectors each
+
+    # Sixteen times the columns: a quarter; the 1/r of the squared sketch's own variance makes it a little less.
+    assert 0.17 < ratio(1024) / ratio(64) < 0.3
+    assert ratio(64) < math.sqrt(5 / 64)
+
+
+@pytest.mark.parametrize("rows, columns", [(8, 8), (8, 3), (4, 16)])
+def test_sampled_hadamard(rows, columns):
+    """Columns are orthogonal or equal (sampled with replacement), and E[M M^T] = columns I."""
+    draws, mean, signs = 3000, torch.zeros(rows, rows), torch.zeros(rows, columns)
+    generator, equal = torch.Generator().manual_seed(0), 0.0
+    for _ in range(draws):
+        matrix = sampled_hadamard(rows, columns, generator)
+        assert matrix.shape == (rows, columns) and (matrix.abs() == 1).all()
+        gram = matrix.T @ matrix
+        assert ((gram == 0) | (gram == rows)).all()
+        mean += matrix @ matrix.T / (draws * columns)
+        signs += matrix / draws
+        equal += float(gram[0, 1] == rows) / draws
+    # 5 sigma: entries of M M^T / columns have variance 1/columns at most 1, each sign variance 1, each hit p(1-p).
+    assert (mean - torch.eye(rows)).abs().max() < 5 / math.sqrt(draws)
+    assert signs.abs().max() < 5 / math.sqrt(draws)
+    assert abs(equal - 1 / rows) < 5 / math.sqrt(draws * rows)
+    assert torch.equal(hadamard(rows) @ hadamard(rows).T, rows * torch.eye(rows))
+
+
+@every_sketch
+@pytest.mark.parametrize("per_head", [False, True])
+def test_heads_share_a_sketch_unless_told_otherwise(sketch, per_head):
+    given = [x[:, :1].expand(-1, HEADS, -1, -1) for x in qkv()]
+    for degree in (4, 8):
+        out = make(sketch=sketch, degree=degree, per_head=per_head)(*given)
+        assert torch.allclose(out[:, 0], out[:, 1]) != per_head
+
+
+def test_a_degree_of_p_has_p_minus_2_matrices_drawn_apart():
+    for degree in (4, 8, 16):
+        matrices = [m for group in make(degree=degree).buffers() for m in group.flatten(0, 1)]
+        assert len(matrices) == degree - 2
+        products = torch.stack([m.flatten()[: R * R] for m in matrices])
+        assert len(products.unique(dim=0)) == degree - 2
+
+
+# --- The attention --------------------------------------------------------------------------------
+
+
+@every_sketch
+@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
+def test_weights_are_never_negative_and_sum_to_less_than_one(sketch, causal, local):
+    attention, (query, key, value) = make(sketch=sketch, causal=causal, local=local, block_size=4), qkv()
+    weights = attention.attention_matrix(query, key)
+    assert (weights >= 0).all() and (weights.sum(-1) < 1).all() and (weights > 0).any()
+    # The forward pass itself: positive values cannot give negative outputs.
+    assert (attention(query, key, value.abs()) >= 0).all()
+
+
+def by_definition(attention, query, key, value, exact_query, exact_key, mask, block_size):
+    """One weight at a time. `block_size` 0 is no local block."""
+    left, right = attention.features(query), attention.features(key)
+    out = torch.zeros_like(value)
+    for b, head, i in np.ndindex(*query.shape[:3]):
+        total, weighted = torch.tensor(attention.bias, dtype=torch.float64), torch.zeros(H, dtype=torch.float64)
+        for j in range(i + 1):
+            if mask[b, j]:
+                continue
+            if block_size and i // block_size == j // block_size:
+                weight = torch.dot(exact_query[b, head, i], exact_key[b, head, j]) ** attention.degree
+            else:
+                weight = torch.dot(left[b, head, i], right[b, head, j]) ** 2
+            total, weighted = total + weight, weighted + weight * value[b, head, j]
+        out[b, head, i] = weighted / total
+    return out
+
+
+@torch.no_grad()
+@every_sketch
+@pytest.mark.parametrize("degree", [4, 8])
+@pytest.mark.parametrize("block_size", [0, 1, 5, N])
+def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_size):
+    query, key, value = (x[:1] for x in qkv())
+    mask = torch.zeros(1, N, dtype=torch.bool)
+    mask[0, [0, 6]] = True
+    local = {"local": True, "block_size": block_size} if block_size else {"block_size": 4}
+    attention = scramble(make(sketch=sketch, degree=degree, causal=True, bias=0.7, **local))
+    exact = query, key
+    if block_size:
+        norms = list(attention.local_norms) if sketch == "learned" else [attention.layernorm] * 2
+        assert len(norms) == 2
+        exact = [F.layer_norm(x, (H,), norm.weight, norm.bias) for x, norm in zip(exact, norms, strict=True)]
+    expected = by_definition(attention, query, key, value, *exact, mask, block_size)
+    assert_close(attention(query, key, value, mask), expected)
+
+
+@every_sketch
+def test_without_local_the_block_size_changes_nothing(sketch):
+    attention, given = make(sketch=sketch, causal=True, block_size=1), qkv()
+    expected = attention(*given)
+    for block_size in (None, 2, 3, 5, 8, N, N + 1):
+        assert_close(make(sketch=sketch, causal=True, block_size=block_size)(*given), expected)
+
+
+@every_sketch
+def test_with_local_the_block_size_is_part_of_the_function(sketch):
+    outputs = [make(sketch=sketch, causal=True, local=True, block_size=b)(*qkv()) for b in (2, 4, 8)]
+    for one, other in pairwise(outputs):
+        assert (one - other).norm() / other.norm() > 0.01
+
+
+@every_sketch
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("block_size", [N, N + 5, None])
+def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):
+    attention = make(sketch=sketch, degree=degree, causal=True, local=True, block_size=block_size)
+    exact = polynomial(degree=degree, causal=True)
+    assert_close(attention(*qkv()), exact(*qkv()))
+    if sketch != "learned":  # whose exact weights have norms of their own
+        scramble(attention)
+        exact.layernorm.load_state_dict(attention.layernorm.state_dict())
+        assert_close(attention(*qkv()), exact(*qkv()))
+
+
+@every_sketch
+@pytest.mark.parametrize("causal", [False, True])
+def test_degree_two_needs_no_sketch(sketch, causal):
+    settings = {"degree": 2, "causal": causal, "scale": 0.3, "bias": 2.0}
+    attention, exact = scramble(make(sketch=sketch, block_size=4, **settings)), polynomial(**settings)
+    exact.layernorm.load_state_dict(attention.layernorm.state_dict())
+    assert_close(attention(*qkv()), exact(*qkv()))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
+def test_scale_moves_into_the_bias(sketch, degree, local):
+    given, scale = {"sketch": sketch, "degree": degree, "causal": True, "local": local, "block_size": 4}, 0.5
+    expected = make(**given)(*qkv())
+    assert_close(make(**given, scale=scale, bias=scale**degree)(*qkv()), expected)
+    # With the scores small enough that 1 counts, the scale alone is another function.
+    assert (make(**given, scale=1 / 64)(*qkv()) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
+def test_layernorm_is_shared_by_queries_and_keys(sketch):
+    normed, plain = scramble(make(sketch=sketch)), make(sketch=sketch, qk_layernorm=False)
+    query, key, value = qkv()
+    norm = normed.layernorm
+    inputs = [F.layer_norm(x, (H,), norm.weight, norm.bias) for x in (query, key)]
+    assert_close(normed(query, key, value), plain(*inputs, value))
+
+
+@pytest.mark.parametrize("sketch, causal, local", [(s, c, lo) for s in SKETCHES for c, lo in [(0, 0), (1, 0), (1, 1)]])
+def test_padded_keys_are_as_if_absent(sketch, causal, local):
+    """Appended to a sequence they change nothing, and anywhere else they are as if removed (without blocks)."""
+    given, mask = qkv(), torch.zeros(2, N, dtype=torch.bool)
+    attention = scramble(make(sketch=sketch, causal=bool(causal), local=bool(local), block_size=4))
+    mask[:, 9:] = True
+    assert_close(attention(*given, mask)[:, :, :9], attention(*(x[:, :, :9] for x in given)))
+    if not causal:
+        query, key, value = given
+        mask[:, [0, 4]] = True
+        seen = ~mask[0]
+        assert_close(attention(query, key, value, mask), attention(query, key[:, :, seen], value[:, :, seen]))
+
+
+def test_local_needs_causal():
+    with pytest.raises(UnsupportedError, match=r"^local=true: .*causal=true"):
+        make(local=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sketch": "hash"},
+        {"degree": 6},
+        {"degree": 1},
+        {"block_size": 0},
+        {"scale": 0},
+        {"bias": -1.0},
+        {"local": 1},
+        {"per_head": "no"},
+        {"qk_layernorm": 0},
+        {"sketch_size": 6, "sketch": "srht"},
+        {"head_dim": 6, "sketch": "srht"},
+    ],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)
+
+
+# --- The learned sketch ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("r, weights", [(32, 81_920), (64, 262_144)])
+def test_learned_sketch_has_the_papers_number_of_parameters(r, weights):
+    h = 64
+    attention = make(sketch="learned", head_dim=h, sketch_size=r, num_heads=12)
+    count = sum(p.numel() for p in attention.parameters())
+    assert count == weights + 2 * (2 * h + 2 * r)  # two norms, of h and of r, in each of two networks
+    local = make(sketch="learned", head_dim=h, sketch_size=r, num_heads=12, local=True, causal=True)
+    assert sum(p.numel() for p in local.parameters()) == count + 2 * 2 * h
+    assert not list(attention.buffers())
+
+
+@pytest.mark.parametrize("degree, networks", [(2, 0), (4, 2), (8, 6), (16, 14)])
+def test_learned_sketch_has_p_minus_2_networks(degree, networks):
+    modules = make(sketch="learned", degree=degree).modules()
+    assert sum(isinstance(module, SketchNetwork) for module in modules) == networks
+
+
+def test_learned_weights_start_as_lecun_normal():
+    attention = make(sketch="learned", head_dim=64, sketch_size=32)
+    for network in attention.sketch.networks:
+        for weight in network.weights:
+            fan_in, m = weight.shape[1], weight.numel()
+            unit = weight.detach() * math.sqrt(fan_in)
+            # 5 sigma: a truncated normal's fourth moment is below 3.
+            assert abs(unit.mean()) < 5 / math.sqrt(m) and abs(unit.square().mean() - 1) < 5 * math.sqrt(2 / m)
+            assert unit.abs().max() <= 2 / 0.8796256610342398 + 1e-6  # two of the standard deviations it is cut at
+
+
+def algorithm_2(x, state, r):
+    """ICML version, Algorithm 2 for p = 4 in numpy: sqrt(r) tanh(f1(x) f2(x) / sqrt(r))."""
+
+    def layernorm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    def network(name):
+        first, second, third, fourth = (state[f"{name}.weights.{i}"][0] for i in range(4))
+        hidden = gelu(layernorm(x, f"{name}.layernorms.0") @ first) @ second
+        return gelu(layernorm(hidden, f"{name}.layernorms.1") @ third) @ fourth
+
+    return np.sqrt(r) * np.tanh(network("sketch.networks.0") * network("sketch.networks.1") / np.sqrt(r))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_learned_equals_algorithm_2(causal):
+    attention = scramble(make(sketch="learned", causal=causal, block_size=4))
+    state = {name: tensor.numpy() for name, tensor in attention.state_dict().items()}
+    given = qkv()
+    query, key, value = (x.numpy() for x in given)
+    left, right = algorithm_2(query, state, R), algorithm_2(key, state, R)
+    np.testing.assert_allclose(attention.features(given[0]).detach(), left, rtol=0, atol=1e-12)
+    weights = (left @ right.swapaxes(-1, -2)) ** 2
+    weights = np.tril(weights) if causal else weights
+    expected = weights @ value / (1 + weights.sum(-1, keepdims=True))
+    np.testing.assert_allclose(attention(*given).detach(), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("degree", [4, 8])
+def test_learned_sketch_is_bounded_by_the_root_of_r(degree):
+    attention, (query, *_) = make(sketch="learned", degree=degree), qkv()
+    modest = attention.features(query)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.mul_(10)
+    saturated = attention.features(query)
+    assert modest.abs().max() < 0.99 * math.sqrt(R)
+    assert 0.999 * math.sqrt(R) < saturated.abs().max() <= math.sqrt(R)
+
+
+def test_queries_and_keys_share_the_learned_networks():
+    query, _, _ = qkv()
+    attention = make(sketch="learned", degree=8)
+    weights = attention.attention_matrix(query, query)
+    scores = weights / (1 - weights.sum(-1, keepdim=True))  # w / (1 + S) and 1 - S / (1 + S)
+    torch.testing.assert_close(scores, scores.mT, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("degree", [4, 8])
+def test_training_moves_every_learned_parameter(degree):
+    attention = make(sketch="learned", degree=degree, causal=True, local=True, block_size=4)
+    before = {name: p.detach().clone() for name, p in attention.named_parameters()}
+    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
+    attention(*qkv()).square().sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(p, before[name]) for name, p in attention.named_parameters())
+
+
+# --- Its cost -------------------------------------------------------------------------------------
+
+
+@every_sketch
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
+def test_flops_are_those_of_the_products_that_run(sketch, degree, causal, local):
+    attention = make(sketch=sketch, degree=degree, causal=causal, local=local, block_size=5)
+
+    def added_product(state, left, right, **_):
+        return 2 * math.prod(left) * right[-1]
+
+    in_place = {torch.ops.aten.baddbmm_: added_product}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        attention(*qkv())
+    assert counter.get_total_flops() == attention.flops(2, N)
+
+
+@every_sketch
+def test_flops_count_the_blocks_of_the_device(sketch):
+    """Half a thousand rows at a time where it is not a CPU, also for a sketch of parameters only."""
+    elsewhere, same = make(sketch=sketch, causal=True, device="meta"), make(sketch=sketch, causal=True, block_size=512)
+    assert elsewhere.flops(1, 2048) == same.flops(1, 2048) != make(sketch=sketch, causal=True).flops(1, 2048)

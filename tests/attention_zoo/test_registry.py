@@ -1,0 +1,166 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import Attention, AttentionInfo, UnsupportedError, base
+
+ROOT = Path(attention_zoo.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+
+
+def described(name):
+    return AttentionInfo(
+        name=name,
+        paper="none",
+        approximates=None,
+        causal=False,
+        padding=False,
+        cross=False,
+        random=False,
+        complexity="O(n)",
+    )
+
+
+def python(code, **environment):
+    """The answer, as JSON, of a fresh interpreter."""
+    result = subprocess.run(
+        [sys.executable, "-c", f"import json\n{code}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_create_passes_on_what_it_is_given():
+    attention = attention_zoo.create(
+        "polysketch", head_dim=8, num_heads=3, causal=True, max_seq_len=16, seed=7, dtype=torch.float64, sketch_size=4
+    )
+    assert type(attention) is attention_zoo.attention_class("polysketch")
+    assert (attention.head_dim, attention.num_heads, attention.max_seq_len, attention.seed) == (8, 3, 16, 7)
+    assert attention.causal and attention.sketch_size == 4
+    state = [*attention.parameters(), *attention.buffers()]
+    assert state and all(x.dtype == torch.float64 for x in state)
+    assert all(
+        x.device.type == "meta"
+        for x in attention_zoo.create("polysketch", head_dim=8, num_heads=1, device="meta").buffers()
+    )
+
+
+def test_list_and_info_agree():
+    names = attention_zoo.list_attentions()
+    assert names == sorted(set(names)) and {"flash", "performer", "polynomial", "polysketch", "softmax"} <= set(names)
+    for name in names:
+        assert attention_zoo.info(name) is attention_zoo.attention_class(name).info
+        assert attention_zoo.info(name).name == name
+
+
+def test_hyperparameters_are_those_of_the_mechanism_with_their_defaults():
+    assert attention_zoo.hyperparameters("polynomial") == {
+        "degree": 4,
+        "qk_layernorm": True,
+        "scale": 1.0,
+        "bias": 1.0,
+    }
+    common = {"head_dim", "num_heads", "causal", "max_seq_len", "seed", "impl"}
+    for name in attention_zoo.list_attentions():
+        assert not common & set(attention_zoo.hyperparameters(name))
+
+
+@pytest.mark.parametrize(
+    "wrong, near", [("polisketch", "polysketch"), ("perform", "performer"), ("Softmax", "softmax"), ("flsh", "flash")]
+)
+@pytest.mark.parametrize("ask", ["info", "hyperparameters", "attention_class"])
+def test_an_unknown_name_suggests_a_near_one(wrong, near, ask):
+    with pytest.raises(ValueError, match=f"^attention='{wrong}': unknown; did you mean .*{near}"):
+        getattr(attention_zoo, ask)(wrong)
+
+
+def test_a_name_near_to_none_is_answered_with_all():
+    with pytest.raises(ValueError, match=f"known are {', '.join(attention_zoo.list_attentions())}$"):
+        attention_zoo.info("zzz")
+
+
+def test_register_makes_a_mechanism_known():
+    @attention_zoo.register
+    class Mean(Attention):
+        info = described("mean")
+
+        def __init__(self, *, power=1, seed=3, **common):
+            super().__init__(seed=seed, **common)
+            self.power = power
+
+        def _attend(self, query, key, value, padding):
+            return value.mean(2, keepdim=True).expand_as(query) ** self.power
+
+    value = torch.randn(2, 1, 5, 3, generator=torch.Generator().manual_seed(0))
+    out = attention_zoo.create("mean", head_dim=3, num_heads=1, power=2)(value, value, value)
+    assert torch.equal(out, value.mean(2, keepdim=True).expand_as(value) ** 2)
+    assert attention_zoo.hyperparameters("mean") == {"power": 1} and "mean" in attention_zoo.list_attentions()
+    with pytest.raises(UnsupportedError, match="causal=true: mean"):
+        attention_zoo.create("mean", head_dim=3, num_heads=1, causal=True)
+    with pytest.raises(UnsupportedError, match="mean does not support key_padding_mask"):
+        attention_zoo.create("mean", head_dim=3, num_heads=1)(value, value, value, torch.zeros(2, 5, dtype=torch.bool))
+
+
+def test_a_name_is_taken_once():
+    class Other(Attention):
+        info = described("softmax")
+
+    with pytest.raises(ValueError, match=r"^attention='softmax': already registered by attention_zoo.softmax.Softmax"):
+        attention_zoo.register(Other)
+    softmax = attention_zoo.attention_class("softmax")
+    assert softmax is not Other
+    assert attention_zoo.register(softmax) is softmax, "a module may be reloaded"
+
+
+PLUGIN = """
+from attention_zoo import Attention, AttentionInfo, register
+@register
+class Outside(Attention):
+    info = AttentionInfo("outside", "none", None, False, False, False, False, "O(n)")
+    def _attend(self, query, key, value, padding):
+        return 2 * value
+"""
+
+
+def test_a_plugin_outside_the_package_is_registered_on_import(tmp_path):
+    (tmp_path / "outside_plugin.py").write_text(PLUGIN)
+    (tmp_path / "second_plugin.py").write_text(PLUGIN.replace("outside", "second").replace("Outside", "Second"))
+    code = """
+import attention_zoo, torch
+value = torch.ones(1, 1, 2, 3)
+out = attention_zoo.create("outside", head_dim=3, num_heads=1)(value, value, value)
+print(json.dumps([attention_zoo.list_attentions(), out.sum().item()]))
+"""
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    names, total = python(code, PYTHONPATH=path, ATTENTION_ZOO_PLUGINS="outside_plugin,second_plugin")
+    assert set(names) == {"outside", "second", *attention_zoo.list_attentions()} and total == 12
+
+
+def test_the_zoo_imports_nothing_of_the_suite():
+    loaded = python("import attention_zoo, sys\nprint(json.dumps(list(sys.modules)))")
+    heavy = {"hydra", "omegaconf", "mlflow", "pandas", "matplotlib", "transformers", "bench", "analysis"}
+    assert not heavy & {name.partition(".")[0] for name in loaded}
+
+
+def test_a_class_of_the_same_name_from_elsewhere_replaces_nothing():
+    class Softmax(attention_zoo.attention_class("softmax")):
+        pass
+
+    Softmax.__qualname__ = "Softmax"
+    with pytest.raises(ValueError, match=r"already registered by attention_zoo\.softmax\.Softmax"):
+        attention_zoo.register(Softmax)

@@ -1,0 +1,127 @@
+import math
+
+import pytest
+import torch
+
+import attention_zoo
+
+N, H, HEADS = 7, 4, 2
+
+
+def qkv(n=N, keys=None, h=H):
+    generator = torch.Generator().manual_seed(0)
+    lengths = (n, keys or n, keys or n)
+    return [torch.randn(2, HEADS, length, h, generator=generator, dtype=torch.float64) for length in lengths]
+
+
+def make(**given):
+    return attention_zoo.create("softmax", **({"head_dim": H, "num_heads": HEADS} | given))
+
+
+def assert_close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_equals_the_formula_entry_by_entry(scale, causal):
+    query, key, value = qkv()
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[1, [2, 3]] = True
+    out = make(causal=causal, scale=scale)(query, key, value, mask)
+    factor = 1 / math.sqrt(H) if scale is None else scale
+    for b in range(2):
+        for head in range(HEADS):
+            for i in range(N):
+                seen = [j for j in range(N) if not mask[b, j] and (j <= i or not causal)]
+                weights = [math.exp(factor * float(query[b, head, i] @ key[b, head, j])) for j in seen]
+                expected = sum(w * value[b, head, j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
+                assert_close(out[b, head, i], expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_sum_to_one(causal):
+    query, key, value = qkv()
+    attention = make(causal=causal)
+    ones = torch.ones(2, HEADS, N, dtype=torch.float64)
+    assert_close(attention.attention_matrix(query, key).sum(-1), ones)
+    constant = value[:, :, :1].expand_as(value)
+    assert_close(attention(query, key, constant), constant)
+
+
+def test_permutations():
+    """The order of the keys does not matter, and outputs follow their queries."""
+    attention, (query, key, value) = make(), qkv()
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    expected = attention(query, key, value)
+    assert_close(attention(query, key[:, :, order], value[:, :, order]), expected)
+    assert_close(attention(query[:, :, order], key, value), expected[:, :, order])
+
+
+def test_scale_multiplies_the_scores():
+    query, key, value = qkv()
+    assert_close(make(scale=0.3)(query, key, value), make(scale=1)(0.3 * query, key, value))
+    assert_close(make()(query, key, value), make(scale=0.5)(query, key, value))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_vector_added_to_all_keys_shifts_a_row_and_changes_nothing(causal):
+    attention, (query, key, value) = make(causal=causal), qkv()
+    expected = attention(query, key, value)
+    for size in (1, 1000):  # exp(1000) overflows float64
+        assert_close(attention(query, key + size * torch.arange(H), value), expected, 1e-11)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_rows_that_see_nothing_are_zero_and_have_zero_gradients():
+    """Padding on the left hides all that the first causal rows may see."""
+    given = [x.requires_grad_() for x in qkv()]
+    mask = (torch.arange(N) < 3).expand(2, N)
+    with torch.autograd.detect_anomaly(check_nan=True):  # no NaN on the way either, hidden by a mask
+        out = make(causal=True)(*given, mask)
+        assert (out[:, :, :3] == 0).all()
+        assert_close(out[:, :, 3:], make(causal=True)(*(x[:, :, 3:] for x in given)))
+        out.square().sum().backward()
+    assert all(x.grad.isfinite().all() and (x.grad[:, :, :3] == 0).all() for x in given)
+
+
+def test_dropout_keeps_weights_with_its_probability_and_their_mean():
+    n, p = 64, 0.3
+    query, key, _ = qkv(n, h=n)
+    identity = torch.eye(n, dtype=torch.float64).expand(2, HEADS, n, n)  # the output is then the matrix
+    attention = make(head_dim=n, dropout=p).train()
+    weights, dropped = attention.attention_matrix(query, key), attention(query, key, identity)
+    kept = dropped != 0
+    assert_close(dropped, torch.where(kept, weights / (1 - p), 0))
+    # 5 sigma of a mean of 2 * 2 * 64 * 64 coin flips.
+    assert abs(kept.double().mean() - (1 - p)) < 5 * math.sqrt(p * (1 - p) / kept.numel())
+    # Weights are dropped one by one: rows, columns, heads and batch items all differ.
+    for dim in range(4):
+        assert (kept != kept.roll(1, dim)).any()
+
+
+def test_dropout_draws_from_the_seed_alone():
+    given = qkv()
+    before = torch.get_rng_state()
+    first, same, other = (make(dropout=0.5, seed=seed).train() for seed in (1, 1, 2))
+    outputs = [first(*given) for _ in range(3)]
+    torch.manual_seed(5)
+    assert all(torch.equal(same(*given), out) for out in outputs)
+    assert not torch.equal(outputs[0], outputs[1]), "every step drops other weights"
+    assert not torch.equal(other(*given), outputs[0])
+    first.resample(1)
+    assert torch.equal(first(*given), outputs[0])
+    torch.set_rng_state(before)
+    first(*given)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_off_in_evaluation():
+    assert torch.equal(make(dropout=0.5).eval()(*qkv()), make()(*qkv()))
+    assert not torch.equal(make(dropout=0.5).train()(*qkv()), make()(*qkv()))
+
+
+@pytest.mark.parametrize("given", [{"scale": 0}, {"scale": float("nan")}, {"dropout": 1.0}, {"dropout": -0.1}])
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)
