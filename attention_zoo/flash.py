@@ -58,6 +58,7 @@ class Flash(Softmax):
         super().__init__(scale=scale, **common)
         self.backend = check_choice("backend", backend, BACKENDS)
         self.backend_used: str | None = None
+        self._chosen: dict[tuple[object, ...], str] = {}
         if backend == "flash_attn" and not _is_installed(FLASH_ATTN_MODULE):
             raise UnsupportedError("backend=flash_attn: the package flash-attn is not installed")
 
@@ -86,11 +87,15 @@ class Flash(Softmax):
             if "flash" not in wanted:
                 raise UnsupportedError(f"backend={self.backend}: needs a GPU; a CPU has flash only")
             return "flash"
+        # Asking the backends takes longer than a short attention.
+        asked = (query.shape, key.shape, query.dtype, query.device, query.requires_grad, mask is None)
+        if asked in self._chosen:
+            return self._chosen[asked]
         reasons = []
         for name in wanted:
             reason = _refusal(name, query, key, value, mask, self.causal and mask is None)
             if reason is None:
-                return name
+                return self._chosen.setdefault(asked, name)
             reasons.append(f"{name}: {reason}")
         raise UnsupportedError(f"backend={self.backend}: cannot take the input ({'; '.join(reasons)})")
 

@@ -41,7 +41,7 @@ def classify(error: BaseException) -> tuple[str, str]:
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
         return "oom", text or "out of memory"
     if any(phrase in str(error).lower() for phrase in OUT_OF_MEMORY):
-        return "oom", text
+        return "oom", text.split("] err == 0. ")[-1]
     return "error", f"{kind}: {text}"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 
-from analysis.statistics import ratio_interval
+from analysis.statistics import crossover, ratio_interval
 from bench.record import Record
 from bench.summary import summarise
 
@@ -25,6 +27,29 @@ def table(records: Sequence[Record]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
+
+
+def crossovers(records: Sequence[Record]) -> list[str]:
+    """For each comparison over several lengths, the length from which one mechanism overtakes the other."""
+    groups: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(dict)
+    for record in records:
+        if record.status == "ok" and record.config["bench"]["name"] == "compare":
+            varies = ("seq_len", "batch_size")
+            setting = {key: value for key, value in record.config.items() if key not in varies}
+            groups[json.dumps(setting, sort_keys=True)][record.config["seq_len"]] = record.measurements["samples"]
+    return [said for samples in groups.values() for said in _overtakings(dict(sorted(samples.items())))]
+
+
+def _overtakings(samples: dict[int, dict[str, list[float]]]) -> list[str]:
+    baseline, *others = next(iter(samples.values()))
+    said = []
+    for other in others:
+        of_baseline, of_other = ([by_label[label] for by_label in samples.values()] for label in (baseline, other))
+        found = crossover(list(samples), of_baseline, of_other)
+        if found is not None:
+            winner, loser = (other, baseline) if found.faster == "b" else (baseline, other)
+            said.append(f"{winner} overtakes {loser} at n = {found.length:.0f} [{found.low:.0f}, {found.high:.0f}]")
+    return said
 
 
 def _row(record: Record) -> tuple[str, ...]:

@@ -47,14 +47,14 @@ class CellLauncher(Launcher):
         """Run the sweep; ends the process with its exit code."""
         from bench.compose import compose_jobs
         from bench.sweep import exit_code, plan, require_any_supported, run_sweep
-        from bench.table import table
+        from bench.table import crossovers, table
 
         def load(overrides: list[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
 
         records = run_sweep(plan(compose_jobs(load, job_overrides), self.config.hydra.overrides.task))
         require_any_supported(records)
-        print(table(records))
+        print("\n".join([table(records), *crossovers(records)]))
         raise SystemExit(exit_code(records))
 
 

@@ -5,6 +5,7 @@ import os
 # Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import pytest
 from synthetic_records import everything
 
@@ -19,3 +20,9 @@ def synthetic_results(tmp_path_factory):
     for record in everything():
         store.write(record)
     return results_dir
+
+
+@pytest.fixture
+def rng():
+    """A generator that is the same in every test."""
+    return np.random.default_rng(0)

@@ -20,11 +20,6 @@ def frame(synthetic_results):
     return load(synthetic_results)
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def panels(figure):
     return {axes.get_title(): axes for axes in figure.axes if axes.axison}
 

@@ -12,11 +12,6 @@ from analysis.frame import MissingRecords, load, newest, series, settle, tidy
 from bench.store import Store
 
 
-@pytest.fixture
-def rng():
-    return np.random.default_rng(0)
-
-
 def only(frame, **conditions):
     for name, value in conditions.items():
         frame = frame[frame[name] == value]
