@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
-from attention_zoo.ops.feature_product import feature_product
-from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.ops.feature_product import normalised_feature_product
+from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
@@ -93,16 +93,15 @@ class Performer(Attention):
             log_scale = log_scale.masked_fill(padding[:, None], PADDED_LOG_SCALE)
         if not self.causal:
             key_features = key_features * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None]
-        summed = feature_product(
+        return normalised_feature_product(
             query_features.to(value.dtype),
             key_features.to(value.dtype),
-            torch.cat([value, torch.ones_like(value[..., :1])], -1),
+            value,
+            bias=0,
             causal=self.causal,
             block_size=self.block_size,
             log_scale=log_scale if self.causal else None,
         )
-        total = summed[..., -1:]
-        return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
 
     def attention_matrix(
         self,
@@ -120,8 +119,7 @@ class Performer(Attention):
         highest = exponents.amax(-1, keepdim=True)
         scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
         weights = query_features @ key_features.transpose(-1, -2) * scale
-        total = weights.sum(-1, keepdim=True)
-        return (weights / total.masked_fill(total == 0, 1)).to(query.dtype)
+        return normalise_by_sum(weights, 0).to(query.dtype)
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""

@@ -8,13 +8,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
-from attention_zoo.ops.masking import visible_keys
-
-
-def normalise_by_sum(weights: Tensor, bias: float) -> Tensor:
-    """`weights / (bias + row sum)`; a row whose denominator is zero becomes zeros."""
-    total = bias + weights.sum(-1, keepdim=True)
-    return weights / total.masked_fill(total == 0, 1)
+from attention_zoo.ops.masking import normalise_by_sum, visible_keys
 
 
 @register

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
-from attention_zoo.ops.feature_product import Local, feature_product
-from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.ops.feature_product import Local, normalised_feature_product
+from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
-from attention_zoo.polynomial import normalise_by_sum
 
 SKETCHES = ("gaussian", "learned", "srht")
 EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appendix D
@@ -218,17 +217,16 @@ class Polysketch(Attention):
         if self.local:
             exact_query, exact_key = self._local_inputs(query, key)
             local = Local(exact_query, zero_padding(exact_key, padding), self.degree)
-        summed = feature_product(
+        return normalised_feature_product(
             self.features(query),
             zero_padding(self.features(key), padding),
-            torch.cat([value, torch.ones_like(value[..., :1])], -1),
+            value,
+            bias=self.bias,
             causal=self.causal,
             block_size=self._block_size(query.device),
             degree=2,
             local=local,
         )
-        total = self.bias + summed[..., -1:]
-        return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
 
     def attention_matrix(
         self,

@@ -67,6 +67,16 @@ def feature_product(
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, left.shape[:2])
 
 
+def normalised_feature_product(left: Tensor, right: Tensor, value: Tensor, *, bias: float, **options: Any) -> Tensor:
+    """`sum_j w_ij value_j / (bias + sum_j w_ij)` with the weights and options of `feature_product`.
+
+    A row whose denominator is zero becomes zeros.
+    """
+    summed = feature_product(left, right, torch.cat([value, torch.ones_like(value[..., :1])], -1), **options)
+    total = bias + summed[..., -1:]
+    return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
+
+
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
     """All of them on a GPU; on a CPU as many as keep a block's features in the cache."""
     if left.device.type != "cpu":

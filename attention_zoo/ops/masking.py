@@ -1,4 +1,4 @@
-"""Masks and the softmax that survives rows in which everything is masked."""
+"""Masks, and normalisers that survive rows in which everything is masked."""
 
 from __future__ import annotations
 
@@ -35,3 +35,9 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
     """`tensor` `(batch, heads, seq_len, ...)` with the padded positions set to zero."""
     return tensor if padding is None else tensor.masked_fill(padding[:, None, :, None], 0)
+
+
+def normalise_by_sum(weights: Tensor, bias: float) -> Tensor:
+    """`weights / (bias + row sum)`; a row whose denominator is zero becomes zeros."""
+    total = bias + weights.sum(-1, keepdim=True)
+    return weights / total.masked_fill(total == 0, 1)
