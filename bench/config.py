@@ -93,7 +93,7 @@ class Config:
     tracking: dict[str, Any]
     seq_len: int = setting(1024, "tokens of one sequence", minimum=1)
     batch_size: int | None = setting(None, "sequences; null: tokens_per_batch // seq_len", minimum=1)
-    tokens_per_batch: int = setting(32768, "held constant over seq_len", minimum=1)
+    tokens_per_batch: int = setting(16384, "held constant over seq_len", minimum=1)
     num_heads: int = setting(12, "heads", minimum=1)
     head_dim: int = setting(64, "h", minimum=1)
     dtype: str = setting("float32", "of queries, keys, values and parameters", choices=DTYPES)
