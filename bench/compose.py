@@ -32,12 +32,12 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     assert isinstance(grids, dict)
     if grids and config.size not in grids:
         raise ConfigError(f"size={config.size!r}: must be one of {', '.join(map(str, grids))}")
-    jobs: list[list[str]] = []
+    jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in grids[config.size] if grids else [{}]:
         swept = [f"{key}={value}" for key, value in grid.items() if key not in given]
         overrides = parser.parse_overrides([*swept, *arguments])
-        jobs += [list(job) for job in BasicSweeper.split_arguments(overrides, max_batch_size=None)[0]]
-    return jobs
+        jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, max_batch_size=None)[0])))
+    return [list(job) for job in jobs]
 
 
 def compose_jobs(
