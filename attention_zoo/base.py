@@ -24,7 +24,10 @@ class AttentionInfo:
     """What a mechanism is and what it can do.
 
     `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
-    function of its own. `size` names the hyperparameter that a paper's "number of features d" means.
+    function of its own. `size` names the hyperparameter that a paper's "number of features d" means. `decode` says
+    whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with `causal=True` it attends to the past
+    only, yet what it sees of the past depends on the future; `causal` is then False. `package` is what an optional
+    mechanism needs from the package index, `devices` where it runs.
     """
 
     name: str
@@ -35,7 +38,11 @@ class AttentionInfo:
     cross: bool
     random: bool
     complexity: str
+    decode: bool = False
+    approximately_causal: bool = False
     size: str | None = None
+    package: str | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda")
     implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -84,7 +91,7 @@ class Attention(nn.Module):
             raise UnsupportedError(f"impl={impl}: {self.info.name} has {', '.join(offered)} only")
         # The last implementation listed is the fastest one that is exact.
         self.impl = offered[-1] if impl == "auto" else impl
-        if causal and not self.info.causal:
+        if causal and not (self.info.causal or self.info.approximately_causal):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -143,6 +150,9 @@ class Attention(nn.Module):
             require(f"{name}.shape", shape, matches, expected)
             require(f"{name}.dtype", tensor.dtype, tensor.dtype == query.dtype, f"query's {query.dtype}")
             require(f"{name}.device", tensor.device, tensor.device == query.device, f"query's {query.device}")
+        if query.device.type not in self.info.devices:
+            runs_on = ", ".join(self.info.devices)
+            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {runs_on}")
         if query.dtype not in self.info.dtypes:
             supported = ", ".join(str(dtype) for dtype in self.info.dtypes)
             raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {supported}")

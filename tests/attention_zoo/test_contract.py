@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib.metadata
 import random
 
 import numpy as np
@@ -15,12 +16,31 @@ HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 8
 LENGTH = 37  # no block size divides it, and it is several blocks long
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
-NAMES = attention_zoo.list_attentions()
+
+def runs_here(name):
+    """Optional mechanisms need a package, and some a GPU: their own test modules say so."""
+    info = attention_zoo.info(name)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device in info.devices and (info.package is None or is_installed(info.package))
+
+
+def is_installed(package):
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def takes_causal(name):
+    return attention_zoo.info(name).causal or attention_zoo.info(name).approximately_causal
+
+
+NAMES = [name for name in attention_zoo.list_attentions() if runs_here(name)]
 CASES = [
     pytest.param(name, causal, id=f"{name}-causal" if causal else name)
     for name in NAMES
     for causal in (False, True)
-    if attention_zoo.info(name).causal or not causal
+    if takes_causal(name) or not causal
 ]
 every_case = pytest.mark.parametrize("name, causal", CASES)
 every_name = pytest.mark.parametrize("name", NAMES)
@@ -30,8 +50,7 @@ def make(name, **given):
     """A small instance: d of its family is SIZE and blocks, where it has them, are BLOCK long."""
     info, known = attention_zoo.info(name), attention_zoo.hyperparameters(name)
     small = {} if info.size is None else {info.size: SIZE}
-    if "block_size" in known:
-        small["block_size"] = BLOCK
+    small |= {key: BLOCK for key in ("block_size", "bucket_size") if key in known}
     common = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": LENGTH, "dtype": best_dtype(name)}
     return attention_zoo.create(name, **(common | small | given))
 
@@ -226,13 +245,13 @@ def test_the_future_is_not_seen(name, padded):
             assert padded or changes(output[:, :, cut:], expected[:, :, cut:])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).causal])
+@pytest.mark.parametrize("name", [name for name in NAMES if takes_causal(name)])
 def test_causal_attention_refuses_cross_attention(name):
     with pytest.raises(UnsupportedError, match="causal"):
         make(name, causal=True)(*inputs(name, LENGTH // 2, keys=LENGTH))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).causal])
+@pytest.mark.parametrize("name", [name for name in NAMES if not takes_causal(name)])
 def test_causal_is_refused_where_it_would_leak(name):
     with pytest.raises(UnsupportedError, match=f"causal=true: {name}"):
         make(name, causal=True)
