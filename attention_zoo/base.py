@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_zoo.checks import check_bool, check_choice, check_int, require
+from attention_zoo.ops.decoding import KeyValueCache, State
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
 
@@ -26,8 +27,9 @@ class AttentionInfo:
     `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
     function of its own. `size` names the hyperparameter that a paper's "number of features d" means. `decode` says
     whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with `causal=True` it attends to the past
-    only, yet what it sees of the past depends on the future; `causal` is then False. `package` is what an optional
-    mechanism needs from the package index, `devices` where it runs.
+    only, yet what it sees of the past depends on the future; `causal` is then False. `bidirectional`: it can be
+    made with `causal=False` too. `package` is what an optional mechanism needs from the package index, `devices` where
+    it runs.
     """
 
     name: str
@@ -40,6 +42,7 @@ class AttentionInfo:
     complexity: str
     decode: bool = False
     approximately_causal: bool = False
+    bidirectional: bool = True
     size: str | None = None
     package: str | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -93,6 +96,8 @@ class Attention(nn.Module):
         self.impl = offered[-1] if impl == "auto" else impl
         if causal and not (self.info.causal or self.info.approximately_causal):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
+        if not (causal or self.info.bidirectional):
+            raise UnsupportedError(f"causal=false: {self.info.name} sees the past only")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend.
@@ -110,6 +115,72 @@ class Attention(nn.Module):
         return self._attend(query, key, value, key_padding_mask)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    # Inference tensors cannot be updated outside of inference mode: states are none, whatever the mode around.
+    @torch.inference_mode(False)
+    def init_state(
+        self, batch_size: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> State:
+        """The state of decoding before the first token, for queries, keys and values of this device and dtype.
+
+        A state belongs to the instance that made it, and to its weights: `resample` makes it worthless.
+
+        Raises:
+            UnsupportedError: the mechanism has no recurrent form, or the instance is not causal.
+        """
+        self._check_decodes()
+        # PyTorch's word for a device is not always that of its tensors: `cuda` is `cuda:0`.
+        placed = torch.empty(0, device=device, dtype=dtype)
+        return self._new_state(check_int("batch_size", batch_size), placed.device, dtype)
+
+    def prefill(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`forward` of a prompt, and the state after it; the state takes no part in autograd.
+
+        The state remembers the padding: prompts of different lengths go together when padded on the left.
+
+        Raises:
+            UnsupportedError: as `init_state`.
+        """
+        self._check_decodes()
+        out = self(query, key, value, key_padding_mask)
+        with torch.inference_mode(False), torch.no_grad():
+            state = self._new_state(len(key), key.device, key.dtype)
+            self._absorb(state, key, value, key_padding_mask)
+        return out, state
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token in, one out: the row that the causal `forward` of the whole sequence would have added.
+
+        Args:
+            query: `(batch, heads, 1, head_dim)`; so are `key` and `value`.
+            state: of the tokens before; it is updated in place and returned.
+
+        Raises:
+            ValueError: the token or the state has another shape, dtype or device, or the sequence is full.
+            UnsupportedError: as `init_state`.
+        """
+        self._check_decodes()
+        self._check_inputs(query, key, value, None)
+        self._check_token(query, state)
+        self._absorb(state, key, value, None)
+        return self._read(state, query), state
+
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
+        """An empty state; by default, and with `_absorb`, a cache of keys and values."""
+        sizes = batch_size, self.num_heads, self.head_dim, self.head_dim
+        return KeyValueCache(*sizes, device, dtype, max_len=self.max_seq_len)
+
+    def _absorb(self, state: Any, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        """Add one or more tokens to the state."""
+        state.append(key, value, padding)
+
+    def _read(self, state: Any, query: Tensor) -> Tensor:
+        """The output of the token that was absorbed last."""
         raise NotImplementedError
 
     def attention_matrix(
@@ -172,6 +243,21 @@ class Attention(nn.Module):
             shape = (key.shape[0], key.shape[2])
             require("key_padding_mask.dtype", padding.dtype, padding.dtype == torch.bool, "torch.bool")
             require("key_padding_mask.shape", tuple(padding.shape), tuple(padding.shape) == shape, f"{shape}")
+
+    def _check_decodes(self) -> None:
+        if not self.info.decode:
+            raise UnsupportedError(f"{self.info.name} cannot decode: it has no recurrent form")
+        if not self.causal:
+            raise UnsupportedError(f"causal=false: {self.info.name} decodes only with causal=true")
+
+    def _check_token(self, query: Tensor, state: State) -> None:
+        shape, length = tuple(query.shape), state.length + 1
+        require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")
+        require("query.shape", shape, shape[0] == state.batch_size, f"of the state's batch size {state.batch_size}")
+        require("query.dtype", query.dtype, query.dtype == state.dtype, f"the state's {state.dtype}")
+        require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
+        limit = self.max_seq_len or length
+        require("seq_len", length, length <= limit, f"between 1 and max_seq_len={limit}")
 
 
 _REGISTRY: dict[str, type[Attention]] = {}

@@ -51,6 +51,7 @@ class Flash(Softmax):
         cross=True,
         random=False,
         complexity="O(n^2 h)",
+        decode=True,
         implementations=("reference", "fused"),
     )
 

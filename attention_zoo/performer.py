@@ -9,7 +9,8 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
-from attention_zoo.ops.feature_product import normalised_feature_product
+from attention_zoo.ops.decoding import FeatureSums
+from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 
@@ -20,7 +21,7 @@ PADDED_LOG_SCALE = -1e30
 
 @register
 class Performer(Attention):
-    """Softmax attention by positive random features `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, x scaled by h^(-1/4).
+    """Softmax attention by positive random features `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, x scaled by sqrt(scale).
 
     Where the official code subtracts the largest exponent over all keys, which leaks the future into the past, each
     key here has its own maximum t, and causal sums are kept relative to the running maximum of t; both cancel in the
@@ -34,6 +35,11 @@ class Performer(Attention):
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
         block_size: b of the block algorithm; speed depends on it, the result does not.
+        scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
+            keys by h^(1/4) twice, which is 1/head_dim.
+        redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
+            next one follows from the seed and its number, and makes a state of decoding worthless, as `resample` does.
+            Evaluation draws none. performer-pytorch waits one forward more from its second draw on.
     """
 
     info = AttentionInfo(
@@ -45,6 +51,7 @@ class Performer(Attention):
         cross=True,
         random=True,
         complexity="O(n m h)",
+        decode=True,
         size="num_features",
     )
 
@@ -56,41 +63,70 @@ class Performer(Attention):
         eps: float = 1e-6,
         causal_algorithm: str = "block",
         block_size: int = 128,
+        scale: float | None = None,
+        redraw_interval: int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self.scale = self.head_dim**-0.5 if scale is None else check_float("scale", scale, above=0)
         self.num_features = check_int("num_features", num_features)
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.eps = check_float("eps", eps, minimum=0)
         check_choice("causal_algorithm", causal_algorithm, CAUSAL_ALGORITHMS)
         self.block_size = check_int("block_size", block_size) if causal_algorithm == "block" else 1
+        self.redraw_interval = None if redraw_interval is None else check_int("redraw_interval", redraw_interval)
         self.projection: Tensor
         self.register_buffer("projection", torch.empty(num_features, self.head_dim))
         self._draw()
 
     def _draw(self) -> None:
+        self._forwards = 0
+        self._redraw(0)
+
+    @torch.inference_mode(False)
+    def _redraw(self, number: int) -> None:
+        generator = self._generator()
+        if number:
+            seeds = torch.randint(2**63 - 1, (number,), generator=generator)
+            generator.manual_seed(int(seeds[-1]))
         draw = orthogonal_features if self.orthogonal else gaussian_matrix
-        self.projection.copy_(draw(self.num_features, self.head_dim, self._generator()))
+        # Not in place: a forward before this one may still await its backward pass.
+        self.projection = draw(self.num_features, self.head_dim, generator).to(self.projection)
+
+    def _count_forward(self) -> None:
+        """In training mode: draw the projection that is due."""
+        if self.redraw_interval is None or not self.training:
+            return
+        number, shared_by = divmod(self._forwards, self.redraw_interval)
+        if number and not shared_by:
+            self._redraw(number)
+        self._forwards += 1
+
+    def get_extra_state(self) -> Tensor:
+        """The seed and the number of forward passes so far, for the state_dict: what the next projection needs."""
+        return torch.tensor([self.seed, self._forwards])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the schedule of the state_dict being loaded; the projection is a buffer of its own."""
+        self.seed, self._forwards = state.tolist()
 
     def _stable_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`phi(x) exp(-t)` and the log scale `t = max_f log phi_f(x) sqrt(m)`, `(batch, heads, seq_len)`."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.head_dim**-0.25
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
         exponents = x @ self.projection.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
         log_scale = exponents.amax(-1)
         features = (exponents - log_scale[..., None]).exp() + self.eps
         return features * self.num_features**-0.5, log_scale
 
     def features(self, x: Tensor) -> Tensor:
-        """`phi(x)`, `(batch, heads, seq_len, m)`: for eps = 0, `E <phi(q), phi(k)> = exp(<q, k> / sqrt(h))`."""
+        """`phi(x)`, `(batch, heads, seq_len, m)`: for eps = 0, `E <phi(q), phi(k)> = exp(scale <q, k>)`."""
         features, log_scale = self._stable_features(x)
         return features * log_scale.exp()[..., None]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        self._count_forward()
         query_features, _ = self._stable_features(query)
-        key_features, log_scale = self._stable_features(key)
-        key_features = zero_padding(key_features, padding)
-        if padding is not None:
-            log_scale = log_scale.masked_fill(padding[:, None], PADDED_LOG_SCALE)
+        key_features, log_scale = self._visible_features(key, padding)
         if not self.causal:
             key_features = key_features * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None]
         return normalised_feature_product(
@@ -102,6 +138,24 @@ class Performer(Attention):
             block_size=self.block_size,
             log_scale=log_scale if self.causal else None,
         )
+
+    def _visible_features(self, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        key_features, log_scale = self._stable_features(key)
+        key_features = zero_padding(key_features, padding)
+        if padding is not None:
+            log_scale = log_scale.masked_fill(padding[:, None], PADDED_LOG_SCALE)
+        return key_features, log_scale
+
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
+        sizes = batch_size, self.num_heads, self.num_features, self.head_dim
+        return FeatureSums(*sizes, device, dtype, scaled=True)
+
+    def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        features, log_scale = self._visible_features(key, padding)
+        state.add(features, value, log_scale)
+
+    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
+        return state.read(self._stable_features(query)[0])
 
     def attention_matrix(
         self,
@@ -123,11 +177,6 @@ class Performer(Attention):
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
-        m, columns = self.num_features, self.head_dim + 1
-        total = seq_len * (4 * m * self.head_dim + 4 * m * columns)
-        if self.causal:
-            widths = [min(self.block_size, seq_len - start) for start in range(0, seq_len, self.block_size)]
-            total += sum(2 * width**2 * (m + columns) for width in widths)
-            # The first block reads no state and the last one writes none.
-            total -= 2 * m * columns * (widths[0] + widths[-1])
-        return batch * self.num_heads * total
+        m, h = self.num_features, self.head_dim
+        product = product_flops(seq_len, m, h + 1, causal=self.causal, block_size=self.block_size)
+        return batch * self.num_heads * (4 * seq_len * m * h + product)

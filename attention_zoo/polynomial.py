@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
+from attention_zoo.ops.decoding import KeyValueCache
 from attention_zoo.ops.masking import normalise_by_sum, visible_keys
 
 
@@ -34,6 +36,7 @@ class Polynomial(Attention):
         cross=True,
         random=False,
         complexity="O(n^2 h)",
+        decode=True,
     )
 
     def __init__(
@@ -64,9 +67,23 @@ class Polynomial(Attention):
         value: Tensor | None = None,
     ) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""
-        scores = self.scale * (self.layernorm(query) @ self.layernorm(key).transpose(-1, -2))
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
-        return normalise_by_sum(scores.masked_fill(~visible, 0) ** self.degree, self.bias)
+        return self._weights(query, self.layernorm(key), visible)
+
+    def _weights(self, query: Tensor, normed_key: Tensor, visible: Tensor) -> Tensor:
+        scores = (self.scale * self.layernorm(query)) @ normed_key.transpose(-1, -2)
+        scores = scores.masked_fill(~visible, 0)
+        # High powers overflow or vanish; those of a row relative to its largest score, or to the bias, do not.
+        root = self.bias ** (1 / self.degree)
+        largest = torch.linalg.vector_norm(scores.detach(), torch.inf, dim=-1, keepdim=True)
+        unit = largest.clamp_min(max(root, torch.finfo(scores.dtype).tiny))
+        return normalise_by_sum((scores / unit) ** self.degree, (root / unit) ** self.degree)
+
+    def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        state.append(self.layernorm(key), value, padding)
+
+    def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
+        return self._weights(query, state.keys, state.visible) @ state.values
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Two n x n x h products; the reference computes both triangles of a causal matrix."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
-from attention_zoo.ops.feature_product import Local, normalised_feature_product
+from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
+from attention_zoo.ops.feature_product import Local, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
@@ -126,6 +127,7 @@ class Polysketch(Attention):
 
     The squared weights are never negative, and never form the n x n matrix or the n x r^2 features: the causal form is
     block lower-triangular multiplication. Its bias against exact polynomial attention has a closed form (tests).
+    Weights are not rescaled: beyond degree 8, `|q| |k|` of a few hundred without a layer norm overflows float32.
 
     Args:
         sketch: `gaussian` (ICML, Algorithm 1), `learned` (Algorithm 2) or `srht` (v1; r and head_dim powers of two).
@@ -154,6 +156,7 @@ class Polysketch(Attention):
         cross=True,
         random=True,
         complexity="O(n (r^2 h + b (r + h)))",
+        decode=True,
         size="sketch_size",
     )
 
@@ -228,6 +231,31 @@ class Polysketch(Attention):
             local=local,
         )
 
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
+        r, h = self.sketch_size if self.degree > 2 else self.head_dim, self.head_dim
+        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2)
+        if not self.local:
+            return sums
+        block_size = self._block_size(device)
+        capacity = min(block_size, self.max_seq_len or block_size)
+        block = KeyValueCache(batch_size, self.num_heads, h + r, h, device, dtype, capacity=capacity)
+        return BlockState(sums, block, block_size)
+
+    def _absorb(self, state: FeatureSums | BlockState, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        features = zero_padding(self.features(key), padding)
+        if isinstance(state, FeatureSums):
+            state.add(features, value)
+        else:
+            _, exact_key = self._local_inputs(key, key)
+            state.add(zero_padding(exact_key, padding), features, value)
+
+    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
+        features = self.features(query)
+        if isinstance(state, FeatureSums):
+            return state.read(features, self.bias)
+        exact_query, _ = self._local_inputs(query, query)
+        return state.read(exact_query, features, self.degree, self.bias)
+
     def attention_matrix(
         self,
         query: Tensor,
@@ -248,18 +276,16 @@ class Polysketch(Attention):
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
-        r = self.sketch_size if self.degree > 2 else self.head_dim
-        columns = self.head_dim + 1
-        per_token = 2 * self._sketch_flops(self.degree // 2) + 4 * r**2 * columns
-        total = per_token * seq_len
-        if self.causal:
-            block = self._block_size(next(chain(self.parameters(), self.buffers()), torch.empty(0)).device)
-            widths = [min(block, seq_len - start) for start in range(0, seq_len, block)]
-            inner = self.head_dim if self.local else r
-            total += sum(2 * width**2 * (inner + columns) for width in widths)
-            # The first block reads no state and the last one writes none.
-            total -= 2 * r**2 * columns * (widths[0] + widths[-1])
-        return batch * self.num_heads * total
+        product = product_flops(
+            seq_len,
+            self.sketch_size if self.degree > 2 else self.head_dim,
+            self.head_dim + 1,
+            causal=self.causal,
+            block_size=self._block_size(next(chain(self.parameters(), self.buffers()), torch.empty(0)).device),
+            degree=2,
+            inner=self.head_dim if self.local else None,
+        )
+        return batch * self.num_heads * (2 * self._sketch_flops(self.degree // 2) * seq_len + product)
 
     def _sketch_flops(self, degree: int) -> int:
         if degree == 1:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_float, require
+from attention_zoo.ops.decoding import KeyValueCache
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 
 
@@ -30,6 +31,7 @@ class Softmax(Attention):
         cross=True,
         random=False,
         complexity="O(n^2 h)",
+        decode=True,
     )
 
     def __init__(self, *, scale: float | None = None, dropout: float = 0.0, **common: Any) -> None:
@@ -58,9 +60,20 @@ class Softmax(Attention):
         value: Tensor | None = None,
     ) -> Tensor:
         """The softmax weights, without dropout."""
-        scores = (query * self.scale) @ key.transpose(-1, -2)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return self._weights(query, key, visible)
+
+    def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
+        scores = (query * self.scale) @ key.transpose(-1, -2)
         return masked_softmax(scores, visible)
+
+    def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
+        return self._weights(query, state.keys, state.visible) @ state.values
+
+    def _check_decodes(self) -> None:
+        super()._check_decodes()
+        if self.training and self.dropout > 0:
+            raise UnsupportedError(f"dropout={self.dropout}: {self.info.name} decodes in evaluation mode, call eval()")
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Two n x n x h products; the reference computes both triangles of a causal matrix."""

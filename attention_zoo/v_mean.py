@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.masking import visible_keys, zero_padding
 
 
@@ -59,6 +60,7 @@ class VMean(Attention):
         cross=True,
         random=False,
         complexity="O(n h)",
+        decode=True,
     )
 
     def __init__(self, **common: Any) -> None:
@@ -67,6 +69,15 @@ class VMean(Attention):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         mean = cumulative_mean if self.causal else masked_mean
         return mean(value, padding).expand_as(query).contiguous()
+
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
+        return FeatureSums(batch_size, self.num_heads, 1, self.head_dim, device, dtype)
+
+    def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        state.add(zero_padding(torch.ones_like(value[..., :1]), padding), value)
+
+    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
+        return state.read(torch.ones_like(query[..., :1]))
 
     def attention_matrix(
         self,
@@ -82,5 +93,5 @@ class VMean(Attention):
         return mean_weights(visible, query.dtype).expand(*query.shape[:2], queries, keys).contiguous()
 
     def flops(self, batch: int, seq_len: int) -> int:
-        """One pass over V: the vector-matrix product `1^T V`."""
-        return batch * self.num_heads * 2 * seq_len * self.head_dim
+        """The sum over V: one addition for each of its entries."""
+        return batch * self.num_heads * seq_len * self.head_dim

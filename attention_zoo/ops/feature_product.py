@@ -73,8 +73,42 @@ def normalised_feature_product(left: Tensor, right: Tensor, value: Tensor, *, bi
     A row whose denominator is zero becomes zeros.
     """
     summed = feature_product(left, right, torch.cat([value, torch.ones_like(value[..., :1])], -1), **options)
+    return divide_by_last(summed, bias).to(value.dtype)
+
+
+def divide_by_last(summed: Tensor, bias: float) -> Tensor:
+    """`summed / (bias + its last column)` without that column; a row whose denominator is zero becomes zeros."""
     total = bias + summed[..., -1:]
-    return (summed[..., :-1] / total.masked_fill(total == 0, 1)).to(value.dtype)
+    return summed[..., :-1] / total.masked_fill(total == 0, 1)
+
+
+def product_flops(
+    seq_len: int,
+    features: int,
+    columns: int,
+    *,
+    causal: bool,
+    block_size: int,
+    degree: int = 1,
+    inner: int | None = None,
+) -> int:
+    """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
+
+    Args:
+        seq_len: n, of queries and keys.
+        features: r.
+        columns: of the value, the normaliser's included.
+        causal: as in `feature_product`; so are `block_size` and `degree`.
+        inner: the dimension of `local` queries and keys; None without.
+    """
+    state = features**degree * columns
+    total = 4 * seq_len * state
+    if causal:
+        widths = [rows.stop - rows.start for rows in _slices(seq_len, block_size)]
+        total += sum(2 * width**2 * ((inner or features) + columns) for width in widths)
+        # The first block reads no state and the last one writes none.
+        total -= 2 * state * (widths[0] + widths[-1])
+    return total
 
 
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:

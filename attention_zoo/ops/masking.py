@@ -37,7 +37,7 @@ def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
     return tensor if padding is None else tensor.masked_fill(padding[:, None, :, None], 0)
 
 
-def normalise_by_sum(weights: Tensor, bias: float) -> Tensor:
+def normalise_by_sum(weights: Tensor, bias: float | Tensor) -> Tensor:
     """`weights / (bias + row sum)`; a row whose denominator is zero becomes zeros."""
     total = bias + weights.sum(-1, keepdim=True)
     return weights / total.masked_fill(total == 0, 1)

@@ -1,0 +1,180 @@
+"""States of token-by-token decoding: a cache of keys and values, and sums over the keys whose size does not grow."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention_zoo.ops.feature_product import divide_by_last, expand
+
+# Keys whose tensored features are in memory together while a prompt is summed.
+ROWS = 128
+
+
+class State:
+    """What decoding remembers of a batch of sequences; methods update it in place, `copy.deepcopy` forks it.
+
+    `length` counts the tokens absorbed, padding among them; `dtype` is that of the tokens.
+    """
+
+    def __init__(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.batch_size, self.device, self.dtype = batch_size, device, dtype
+        self.length = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors held, spare capacity included."""
+        parts = vars(self).values()
+        return sum(x.nbytes if isinstance(x, Tensor) else x.num_bytes for x in parts if isinstance(x, Tensor | State))
+
+
+class KeyValueCache(State):
+    """All keys and values, and which of them are padding.
+
+    Kept in the dtype of the keys: that is what `forward` multiplies, so wider copies would add bytes and no digits.
+    The capacity doubles when it is exhausted, so that a token costs one copy on average, up to `max_len` if given.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        capacity: int = 0,
+        max_len: int | None = None,
+    ) -> None:
+        super().__init__(batch_size, device, dtype)
+        self.max_len = max_len
+        self._keys = torch.zeros(batch_size, heads, capacity, key_dim, device=device, dtype=dtype)
+        self._values = torch.zeros(batch_size, heads, capacity, value_dim, device=device, dtype=dtype)
+        self._padding = torch.zeros(batch_size, capacity, device=device, dtype=torch.bool)
+
+    @property
+    def keys(self) -> Tensor:
+        """`(batch, heads, length, key_dim)`."""
+        return self._keys[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        """`(batch, heads, length, value_dim)`."""
+        return self._values[:, :, : self.length]
+
+    @property
+    def visible(self) -> Tensor:
+        """`(batch, 1, 1, length)` bool, False at padding."""
+        return ~self._padding[:, None, None, : self.length]
+
+    def append(self, key: Tensor, value: Tensor, padding: Tensor | None = None) -> None:
+        """Add tokens: `(batch, heads, tokens, dim)` keys and values, `(batch, tokens)` padding."""
+        new = slice(self.length, self.length + key.shape[2])
+        self._reserve(new.stop)
+        self._keys[:, :, new], self._values[:, :, new] = key, value
+        self._padding[:, new] = False if padding is None else padding
+        self.length = new.stop
+
+    def clear(self) -> None:
+        """Forget the tokens, keep the capacity."""
+        self.length = 0
+
+    def _reserve(self, needed: int) -> None:
+        capacity = self._keys.shape[2]
+        if needed <= capacity:
+            return
+        doubled = max(needed, 2 * capacity)
+        spare = (doubled if self.max_len is None else min(doubled, self.max_len)) - capacity
+        self._keys, self._values = (F.pad(x, (0, 0, 0, spare)) for x in (self._keys, self._values))
+        self._padding = F.pad(self._padding, (0, spare))
+
+
+class FeatureSums(State):
+    """`sum_j phi(k_j)^{tensor degree} [v_j, 1]^T` in at least float32, `(batch, heads, features^degree, head_dim + 1)`.
+
+    Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log scale t_j and the sums are
+    `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T cancels in a ratio.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        heads: int,
+        features: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        degree: int = 1,
+        scaled: bool = False,
+    ) -> None:
+        super().__init__(batch_size, device, dtype)
+        self.degree = degree
+        precision = torch.promote_types(dtype, torch.float32)
+        shape = batch_size, heads, features**degree, head_dim + 1
+        self._sums = torch.zeros(shape, device=device, dtype=precision)
+        self._log_scale = torch.full(shape[:2], -torch.inf, device=device, dtype=precision) if scaled else None
+
+    def add(self, features: Tensor, value: Tensor, log_scale: Tensor | None = None) -> None:
+        """Add tokens: `(batch, heads, tokens, features)`, zero at padding, and `(batch, heads, tokens, head_dim)`.
+
+        `log_scale` is `(batch, heads, tokens)`, and given if and only if the sums are scaled.
+        """
+        self.length += features.shape[2]
+        features, value = features.to(self._sums.dtype), F.pad(value.to(self._sums.dtype), (0, 1), value=1.0)
+        if log_scale is not None:
+            features = features * self._rescale(log_scale)[..., None]
+        sums = self._sums.flatten(0, 1)
+        for some, their_values in zip(features.split(ROWS, 2), value.split(ROWS, 2), strict=True):
+            sums.baddbmm_(expand(some, self.degree).flatten(0, 1).mT, their_values.flatten(0, 1))
+
+    def _rescale(self, log_scale: Tensor) -> Tensor:
+        """Make the sums relative to the new largest scale; returns the new keys' scales relative to it."""
+        assert self._log_scale is not None
+        largest = torch.maximum(self._log_scale, log_scale.amax(-1))
+        self._sums *= (self._log_scale - largest).exp()[..., None, None]
+        self._log_scale = largest
+        return (log_scale - largest[..., None]).exp()
+
+    def product(self, features: Tensor) -> Tensor:
+        """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, 1, head_dim + 1)`."""
+        return expand(features.to(self._sums.dtype), self.degree) @ self._sums
+
+    def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
+        """`sum_j w_j v_j / (bias + sum_j w_j)` for one query; zeros where the denominator is."""
+        return divide_by_last(self.product(features), bias).to(self.dtype)
+
+
+class BlockState(State):
+    """Feature sums of the blocks that are full, and a cache of the current one for the exact weights inside it.
+
+    The cache holds a whole block from the start: the size does not depend on the number of tokens.
+    """
+
+    def __init__(self, sums: FeatureSums, block: KeyValueCache, block_size: int) -> None:
+        super().__init__(sums.batch_size, sums.device, sums.dtype)
+        self.sums, self.block, self.block_size = sums, block, block_size
+
+    def add(self, key: Tensor, features: Tensor, value: Tensor) -> None:
+        """Add tokens: keys and features `(batch, heads, tokens, ...)`, both zero at padding."""
+        both, done = torch.cat([key, features], -1), 0
+        while done < key.shape[2]:
+            # A full block stays in the cache until the next token: its last query needs the exact weights.
+            if self.block.length == self.block_size:
+                self.sums.add(self.block.keys[..., key.shape[-1] :], self.block.values)
+                self.block.clear()
+            rows = slice(done, done + self.block_size - self.block.length)
+            self.block.append(both[:, :, rows], value[:, :, rows])
+            done = min(rows.stop, key.shape[2])
+        self.length += key.shape[2]
+
+    def read(self, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
+        """Weights `<query, key>^degree` inside the block and those of the features before it, normalised."""
+        summed = self.sums.product(features)
+        precision = summed.dtype
+        keys = self.block.keys[..., : query.shape[-1]].to(precision)
+        weights = (query.to(precision) @ keys.mT) ** degree
+        summed = summed + weights @ F.pad(self.block.values.to(precision), (0, 1), value=1.0)
+        return divide_by_last(summed, bias).to(self.dtype)

@@ -1,0 +1,375 @@
+"""Token by token is the same function as the whole sequence at once, whatever the state is made of."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from attention_zoo.ops.decoding import ROWS
+
+HEADS, HEAD_DIM, LENGTH = 2, 8, 23
+NAMES = attention_zoo.list_attentions()
+
+
+def sketch(name, **given):
+    return pytest.param("polysketch", {"sketch_size": 4, **given}, id=name)
+
+
+VARIANTS = [
+    pytest.param("softmax", {}, id="softmax"),
+    pytest.param("softmax", {"scale": 0.7}, id="softmax-scale"),
+    pytest.param("flash", {}, id="flash"),
+    pytest.param("polynomial", {}, id="polynomial"),
+    pytest.param("polynomial", {"degree": 2, "scale": 0.3, "bias": 5.0}, id="polynomial-scale-bias"),
+    pytest.param("polynomial", {"degree": 8, "qk_layernorm": False, "bias": 0.0}, id="polynomial-no-norm"),
+    pytest.param("flex_polynomial", {}, id="flex_polynomial"),
+    pytest.param("polynomial_square", {"alpha": 0.5, "scale": 0.3}, id="polynomial_square"),
+    pytest.param("v_mean", {}, id="v_mean"),
+    pytest.param("linear", {}, id="linear"),
+    pytest.param("linear", {"eps": 0.5}, id="linear-eps"),
+    pytest.param("performer", {"num_features": 16}, id="performer"),
+    pytest.param("performer", {"num_features": 16, "eps": 0.1, "block_size": 4}, id="performer-eps"),
+    pytest.param("performer", {"num_features": 5, "causal_algorithm": "cumulative_sum"}, id="performer-cumulative"),
+    sketch("gaussian"),
+    sketch("gaussian-p2", degree=2, scale=0.3, bias=5.0),
+    sketch("gaussian-p8", degree=8, block_size=4),
+    sketch("per-head", per_head=True, block_size=4),
+    sketch("srht", sketch="srht", scale=0.5, bias=0.0),
+    sketch("learned", sketch="learned"),
+    sketch("local-b1", local=True, block_size=1),
+    sketch("local-b4", local=True, block_size=4, scale=0.3, bias=5.0),
+    sketch("local-b64", local=True, block_size=64),
+    sketch("local-no-norm", local=True, block_size=4, qk_layernorm=False),
+    sketch("local-p2", local=True, block_size=4, degree=2),
+    sketch("local-srht-p8", local=True, block_size=4, sketch="srht", degree=8),
+    sketch("local-learned", local=True, block_size=4, sketch="learned", per_head=True),
+    sketch("local-learned-p8", local=True, block_size=5, sketch="learned", degree=8),
+]
+SUMS = [variant for variant in VARIANTS if variant.values[0] in ("v_mean", "linear", "performer", "polysketch")]
+# One for each kind of state, where the rest of the mechanism does not matter.
+STATES = [v for v in VARIANTS if v.id in ("softmax", "polynomial", "performer", "linear", "gaussian", "local-b4")]
+every_state = pytest.mark.parametrize("name, given", STATES)
+every_variant = pytest.mark.parametrize("name, given", VARIANTS)
+every_sum = pytest.mark.parametrize("name, given", SUMS)
+
+
+def make(name, given, **common):
+    """With parameters away from their initial values: a query's norm must not pass for a key's."""
+    settings = {"head_dim": HEAD_DIM, "num_heads": HEADS, "causal": True, "dtype": torch.float64, **common}
+    attention = attention_zoo.create(name, **settings, **given).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return attention
+
+
+def tokens(length=LENGTH, batch=3, seed=0, dtype=torch.float64):
+    """Query, key and value; the values have a mean, so that a long average is not all noise."""
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = torch.randn(3, batch, HEADS, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+    return query.to(dtype), key.to(dtype), (value + 0.5).to(dtype)
+
+
+def decode(attention, inputs, state, start=0):
+    """The outputs of steps from position `start` on, side by side."""
+    outs = []
+    for position in range(start, inputs[0].shape[2]):
+        out, state = attention.step(*(x[:, :, position : position + 1] for x in inputs), state)
+        outs.append(out)
+    return torch.cat(outs, 2)
+
+
+def assert_equal(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1, expected.abs().max().item()))
+
+
+def test_every_mechanism_that_decodes_is_tested_here():
+    assert {variant.values[0] for variant in VARIANTS} == {
+        name for name in NAMES if attention_zoo.info(name).decode and attention_zoo.info(name).package is None
+    }
+
+
+# --- It is the same function ------------------------------------------------------------------------
+
+
+@every_variant
+def test_steps_equal_the_causal_forward_at_every_position(name, given):
+    attention, inputs = make(name, given), tokens()
+    expected = attention(*inputs)
+    assert_equal(decode(attention, inputs, attention.init_state(3, dtype=torch.float64)), expected)
+    assert_equal(attention.attention_matrix(*inputs[:2]) @ inputs[2], expected)
+
+
+@every_variant
+@pytest.mark.parametrize("prompt", [1, 4, 5, 11, 12])
+def test_steps_after_a_prompt_of_any_length(name, given, prompt):
+    """Blocks of 4 and 5 end before, at and after these."""
+    attention, inputs = make(name, given), tokens()
+    expected = attention(*inputs)
+    out, state = attention.prefill(*(x[:, :, :prompt] for x in inputs))
+    assert state.length == prompt
+    assert_equal(out, expected[:, :, :prompt])
+    assert_equal(decode(attention, inputs, state, prompt), expected[:, :, prompt:])
+    assert state.length == LENGTH
+
+
+@every_state
+def test_steps_after_a_prompt_that_is_summed_in_several_parts(name, given):
+    attention, inputs = make(name, given), tokens(2 * ROWS + 9)
+    _, state = attention.prefill(*(x[:, :, : 2 * ROWS + 5] for x in inputs))
+    assert_equal(decode(attention, inputs, state, 2 * ROWS + 5), attention(*inputs)[:, :, 2 * ROWS + 5 :])
+
+
+@every_variant
+@pytest.mark.parametrize("prompt", [6, 9])
+def test_padding_of_a_prompt_is_remembered(name, given, prompt):
+    """Left padding, none, padding all over, padding only; what is padded is large, to be seen if it is."""
+    attention, (query, key, value) = make(name, given), tokens(batch=4)
+    padding = torch.zeros(4, LENGTH, dtype=torch.bool)
+    padding[0, :5], padding[2, 1:prompt:2], padding[3, :prompt] = True, True, True
+    hidden = padding[:, None, :, None]
+    inputs = query, torch.where(hidden, 3 * key, key), torch.where(hidden, 100 + value, value)
+    expected = attention(*inputs, padding)
+    out, state = attention.prefill(*(x[:, :, :prompt] for x in inputs), padding[:, :prompt])
+    assert_equal(out, expected[:, :, :prompt])
+    assert_equal(decode(attention, inputs, state, prompt), expected[:, :, prompt:])
+
+
+@every_variant
+def test_left_padding_does_not_change_a_sequence(name, given):
+    """Where the function does not depend on the position: exact blocks begin at multiples of b."""
+    if given.get("local") and given["block_size"] < LENGTH:
+        pytest.skip("the function depends on where blocks begin")
+    attention, inputs = make(name, given), tokens(batch=1)
+    alone = decode(attention, inputs, attention.init_state(1, dtype=torch.float64))
+    shifted = [torch.cat([torch.full_like(x[:, :, :4], 7), x], 2) for x in inputs]
+    padding = torch.arange(6)[None] < 4
+    _, state = attention.prefill(*(x[:, :, :6] for x in shifted), padding)
+    assert_equal(decode(attention, shifted, state, 6), alone[:, :, 2:])
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.1])
+@pytest.mark.parametrize("order", [1, -1], ids=["rising", "falling"])
+def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, order):
+    """Norms from 1 to 1000: exp(-|k|^2 / 2) alone would be 0 or, relative to another key's, infinite."""
+    attention = make("performer", {"num_features": 16, "eps": eps}, dtype=torch.float32)
+    query, key, value = tokens(dtype=torch.float32)
+    norms = torch.logspace(0, 3, LENGTH)[::order, None] if order == 1 else torch.logspace(3, 0, LENGTH)[:, None]
+    inputs = query, key * norms, value
+    out = decode(attention, inputs, attention.init_state(3))
+    assert out.isfinite().all()
+    exact = copy.deepcopy(attention).double()
+    # A score of 1e6 has an error of 0.1 in float32: only the order of the scales is the same.
+    assert_equal(out, attention(*inputs), 1e-4)
+    moderate = [x.double() for x in (query, key * norms.sqrt(), value)]
+    assert_equal(decode(exact, moderate, exact.init_state(3, dtype=torch.float64)), exact(*moderate))
+
+
+# --- What the state is -------------------------------------------------------------------------------
+
+
+@every_sum
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_size_of_sums_is_known_and_never_grows(name, given, dtype):
+    attention, inputs = make(name, given, dtype=dtype), tokens(dtype=dtype)
+    state = attention.init_state(3, dtype=dtype)
+    empty = state.num_bytes
+    decode(attention, inputs, state)
+    _, prefilled = attention.prefill(*inputs)
+    assert state.num_bytes == prefilled.num_bytes == empty
+    wide = 8 if dtype == torch.float64 else 4
+    r = HEAD_DIM if given.get("degree") == 2 else given.get("sketch_size")
+    features = {"v_mean": 1, "linear": HEAD_DIM, "performer": given.get("num_features"), "polysketch": r and r * r}
+    expected = features[name] * (HEAD_DIM + 1) * wide
+    if name == "performer":
+        expected += wide
+    rows = 3 * HEADS
+    if given.get("local"):
+        expected += given["block_size"] * (2 * HEAD_DIM + r) * dtype.itemsize
+        assert empty == rows * expected + 3 * given["block_size"]
+    else:
+        assert empty == rows * expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_cache_holds_keys_and_values_in_their_dtype_and_doubles_up_to_the_longest_sequence(dtype):
+    attention, inputs = make("softmax", {}, dtype=dtype, max_seq_len=LENGTH), tokens(dtype=dtype)
+    state, sizes = attention.init_state(3, dtype=dtype), []
+    for position in range(LENGTH):
+        attention.step(*(x[:, :, position : position + 1] for x in inputs), state)
+        sizes.append(state.num_bytes)
+    per_position = 3 * (HEADS * 2 * HEAD_DIM * dtype.itemsize + 1)
+    capacities = [1, 2, 4, 4, 8, 8, 8, 8, *8 * [16], *7 * [LENGTH]]
+    assert sizes == [capacity * per_position for capacity in capacities]
+    assert attention.prefill(*inputs)[1].num_bytes == LENGTH * per_position
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [v for v in SUMS if v.id in ("v_mean", "linear", "performer", "gaussian", "gaussian-p2", "local-b64")],
+)
+def test_no_drift_in_bfloat16_over_2000_steps(name, given):
+    """Inputs and outputs have 8 bits; a sum of 2000 terms that had no more would stop growing at 256."""
+    length = 2000
+    rounded, inputs = make(name, given, dtype=torch.bfloat16), tokens(length, batch=1, dtype=torch.bfloat16)
+    exact = copy.deepcopy(rounded).double()
+    out = decode(rounded, inputs, rounded.init_state(1, dtype=torch.bfloat16))
+    expected = exact(*(x.double() for x in inputs))
+    error, scale = (torch.linalg.vector_norm(x, dim=(0, 1, 3)) for x in (out.double() - expected, expected))
+    error = error / scale
+    # Half a unit in the last of 8 bits is 2^-9 at most, and the output is rounded in any case.
+    assert error[100:300].mean() < 2**-8 and error[-200:].mean() < 2**-8
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of entries of the largest tensor that any operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.entries = max(self.entries, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_long_prompt_never_has_all_its_tensored_features_in_memory(local):
+    length, r = 2048, 16
+    attention = make("polysketch", {"sketch_size": r, "local": local, "block_size": 256}, dtype=torch.float32)
+    inputs = [x.float() for x in tokens(length, batch=1)]
+    with LargestTensor() as largest, torch.no_grad():
+        attention.prefill(*inputs)
+    assert 0 < largest.entries <= HEADS * length * r * r // 4
+
+
+# --- What it must not depend on ----------------------------------------------------------------------
+
+
+@every_state
+def test_interleaved_sequences_do_not_meet(name, given):
+    attention, first, second = make(name, given), tokens(seed=1), tokens(seed=2)
+    states = [attention.init_state(3, dtype=torch.float64) for _ in range(2)]
+    outs = [[], []]
+    for position in range(LENGTH):
+        for inputs, state, out in zip((first, second), states, outs, strict=True):
+            out.append(attention.step(*(x[:, :, position : position + 1] for x in inputs), state)[0])
+    for inputs, out in zip((first, second), outs, strict=True):
+        assert_equal(torch.cat(out, 2), attention(*inputs))
+
+
+@every_state
+def test_batch_items_do_not_see_each_other(name, given):
+    attention, inputs = make(name, given), tokens()
+    together = decode(attention, inputs, attention.init_state(3, dtype=torch.float64))
+    for item in range(3):
+        alone = decode(attention, [x[item : item + 1] for x in inputs], attention.init_state(1, dtype=torch.float64))
+        assert_equal(together[item : item + 1], alone, 1e-12)
+
+
+@every_state
+def test_a_copied_state_is_a_fork(name, given):
+    attention, inputs, others = make(name, given), tokens(), tokens(seed=5)
+    _, state = attention.prefill(*(x[:, :, :9] for x in inputs))
+    fork = copy.deepcopy(state)
+    decode(attention, others, fork, 9)
+    assert state.length == 9 and fork.length == LENGTH
+    assert_equal(decode(attention, inputs, state, 9), attention(*inputs)[:, :, 9:])
+
+
+def tensors(part):
+    return [x for x in getattr(part, "__dict__", {}).values() if isinstance(x, torch.Tensor)]
+
+
+@every_state
+def test_a_step_has_no_gradient_and_a_prompt_has(name, given):
+    attention = make(name, given)
+    inputs = [x.requires_grad_() for x in tokens()]
+    out, state = attention.prefill(*(x[:, :, :9] for x in inputs))
+    assert out.requires_grad
+    stepped, returned = attention.step(*(x[:, :, 9:10] for x in inputs), state)
+    assert returned is state and not stepped.requires_grad
+    assert not any(x.requires_grad for part in (state, *vars(state).values()) for x in tensors(part))
+    assert torch.autograd.grad(out.sum(), inputs[2])[0].isfinite().all()
+
+
+@every_state
+def test_a_state_made_in_inference_mode_can_be_used_outside_and_back(name, given):
+    attention, inputs = make(name, given), tokens()
+    expected = attention(*inputs)
+    with torch.inference_mode():
+        _, state = attention.prefill(*(x[:, :, :4] for x in inputs))
+        empty = attention.init_state(3, dtype=torch.float64)
+        decode(attention, [x[:, :, :7] for x in inputs], state, 4)
+    assert_equal(decode(attention, inputs, state, 7), expected[:, :, 7:])
+    assert_equal(decode(attention, inputs, empty), expected)
+
+
+# --- What it refuses ---------------------------------------------------------------------------------
+
+
+def attempts(attention):
+    """Each public way in."""
+    one = tokens(1)
+    yield lambda: attention.init_state(3)
+    yield lambda: attention.prefill(*one)
+    yield lambda: attention.step(*one, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_cannot_decode_says_why(name):
+    info = attention_zoo.info(name)
+    if info.package is not None:
+        pytest.skip("its own module tests it where the package is installed")
+    settings = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": LENGTH}
+    attention = attention_zoo.create(name, **settings)
+    reason = f"causal=false: {name} decodes only with causal=true" if info.decode else f"{name} cannot decode"
+    for attempt in attempts(attention):
+        with pytest.raises(UnsupportedError, match=reason) as error:
+            attempt()
+        assert "\n" not in str(error.value)
+
+
+def test_dropout_in_training_mode_is_refused():
+    attention = make("softmax", {"dropout": 0.5}).train()
+    for attempt in attempts(attention):
+        with pytest.raises(UnsupportedError, match=r"dropout=0\.5: softmax decodes in evaluation mode"):
+            attempt()
+    inputs = tokens()
+    attention.eval()
+    assert_equal(decode(attention, inputs, attention.init_state(3, dtype=torch.float64)), attention(*inputs))
+
+
+@every_state
+def test_a_full_sequence_takes_no_more(name, given):
+    attention, inputs = make(name, given, max_seq_len=LENGTH), tokens(LENGTH + 1)
+    fits = [x[:, :, :LENGTH] for x in inputs]
+    for state in (attention.prefill(*fits)[1], attention.init_state(3, dtype=torch.float64)):
+        if not state.length:
+            decode(attention, fits, state)
+        with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}$"):
+            attention.step(*(x[:, :, LENGTH:] for x in inputs), state)
+        assert state.length == LENGTH
+
+
+@every_state
+def test_a_token_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given):
+    attention, (query, key, value) = make(name, given), tokens(1)
+    state = attention.init_state(3, dtype=torch.float64)
+    for bad, message in [
+        (tokens(2), r"^query\.shape=.*: must be one token, \(3, 2, 1, 8\)"),
+        (tokens(1, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),
+        ((query, key[..., :-1], value), r"^key\.shape="),
+        ((query, key, value[:, :1]), r"^value\.shape="),
+        (tokens(1, dtype=torch.float32), r"^query\.dtype=torch\.float32: must be the state's torch\.float64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            attention.step(*bad, state)
+    with pytest.raises(ValueError, match=r"^batch_size=0: must be"):
+        attention.init_state(0)
+    assert state.length == 0
+    assert_equal(attention.step(query, key, value, state)[0], attention(query, key, value))
