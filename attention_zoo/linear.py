@@ -1,0 +1,89 @@
+"""Linear attention with `phi(x) = elu(x) + 1`: Katharopoulos et al. 2020, Transformers are RNNs, section 3.2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_float, check_int
+from attention_zoo.ops.decoding import FeatureSums
+from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
+from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
+
+
+@register
+class Linear(Attention):
+    """`out_i = phi(q_i) Z / (phi(q_i) z + eps)` with `Z = sum_j phi(k_j)^T v_j` and `z = sum_j phi(k_j)^T`.
+
+    The causal sums end at j = i (Katharopoulos et al., equation 8; equation 3.7 of Reizin's thesis, Fast Algorithms
+    for Attention Mechanism, lets them run over all keys: a slip). There is no 1 / sqrt(h). Padded keys lose their
+    features, not only their vectors (phi(0) = 1 would stay in the denominator). Below -17 the official `elu(x) + 1`
+    is zero in float32, here it is `exp(x)`; the "linear" of the Skeinformer code has no denominator and is another
+    function.
+
+    Args:
+        eps: added to the sum of a row, which therefore is a little less than 1 after the division.
+        block_size: b of the causal block algorithm; speed depends on it, the result does not.
+    """
+
+    info = AttentionInfo(
+        name="linear",
+        paper="Katharopoulos et al. 2020 (Transformers are RNNs), section 3.2",
+        approximates=None,
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n h^2)",
+        decode=True,
+    )
+
+    def __init__(self, *, eps: float = 1e-6, block_size: int = 128, **common: Any) -> None:
+        super().__init__(**common)
+        self.eps = check_float("eps", eps, minimum=0)
+        self.block_size = check_int("block_size", block_size)
+
+    def features(self, x: Tensor) -> Tensor:
+        """`phi(x) = elu(x) + 1`, `(batch, heads, seq_len, head_dim)`, positive."""
+        return x.clamp(max=0).exp() + x.relu()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        return normalised_feature_product(
+            self.features(query),
+            zero_padding(self.features(key), padding),
+            value,
+            bias=self.eps,
+            causal=self.causal,
+            block_size=self.block_size,
+        )
+
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
+        return FeatureSums(batch_size, self.num_heads, self.head_dim, self.head_dim, device, dtype)
+
+    def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        state.add(zero_padding(self.features(key), padding), value)
+
+    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
+        return state.read(self.features(query), self.eps)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The normalised kernel matrix; a row sums to S / (S + eps)."""
+        weights = self.features(query) @ self.features(key).transpose(-1, -2)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return normalise_by_sum(weights.masked_fill(~visible, 0), self.eps)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Both products with the state, and the diagonal blocks of the causal form."""
+        h = self.head_dim
+        product = product_flops(seq_len, h, h + 1, causal=self.causal, block_size=self.block_size)
+        return batch * self.num_heads * product

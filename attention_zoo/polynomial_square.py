@@ -1,0 +1,150 @@
+"""Attention by the square of a polynomial: Reizin 2024, Fast Algorithms for Attention Mechanism, section 4.3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_bool, check_float, check_int, require
+from attention_zoo.ops.decoding import KeyValueCache
+from attention_zoo.ops.masking import normalise_by_sum, visible_keys
+
+# The thesis' largest; float32 holds f up to scores of about a million.
+MAX_DEGREE = 6
+DEFAULT_DEGREE = 3
+# Section 5.3: U(-1, 1) and U(-500, 500) trained worse.
+LARGEST_INITIAL_COEFFICIENT = 50.0
+
+
+@register
+class PolynomialSquare(Attention):
+    """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3), with the n x n matrix in memory.
+
+    The argument is that of the thesis' kernel `((<q, k> + alpha) / beta)^p` in section 4.1: `x = (<q, k> + alpha) /
+    beta` with `beta = 1 / scale`. A monomial f is that kernel with p = 2 d. Section 4.3 divides by the sum of a row
+    alone (`bias = 0`), whereas section 4.1 adds 1 to it (`bias = 1`). With `bias = 0`, multiples of f are the same
+    function, and so is, for a monomial, every `scale`.
+
+    A row whose denominator is zero gives zeros. A learned polynomial is frozen, as in section 5.4, by giving its
+    coefficients to an instance that does not train them: `coefficients=learned.coefficients.tolist()`.
+
+    Args:
+        degree: d, 1 to 6; None: that of `coefficients`, or 3 where neither is given.
+        coefficients: a_0 to a_d, any sequence of numbers. None: all ones, the polynomial `1 + x + ... + x^d` of
+            section 5.2; where they are trained, initial values U(-50, 50) from the seed (section 5.3).
+        trainable: learn the coefficients, one polynomial for all heads.
+        qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
+        scale: 1 / beta.
+        alpha: added to `<q, k>`.
+        bias: added to the sum of a row.
+    """
+
+    info = AttentionInfo(
+        name="polynomial_square",
+        paper="Reizin 2024 (Fast Algorithms for Attention Mechanism), section 4.3",
+        approximates=None,
+        causal=True,
+        padding=True,
+        cross=True,
+        random=False,
+        complexity="O(n^2 h)",
+        decode=True,
+    )
+
+    def __init__(
+        self,
+        *,
+        degree: int | None = None,
+        coefficients: Sequence[float] | None = None,
+        trainable: bool = False,
+        qk_layernorm: bool = True,
+        scale: float = 1.0,
+        alpha: float = 0.0,
+        bias: float = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        given = _check_coefficients(degree, coefficients)
+        self.degree = len(given) - 1
+        self._drawn = check_bool("trainable", trainable) and coefficients is None
+        if trainable:
+            self.coefficients = nn.Parameter(torch.tensor(given))
+        else:
+            # Decimals stay what was given when the module is cast to float64.
+            self.register_buffer("coefficients", torch.tensor(given, dtype=torch.float64))
+        self.scale = check_float("scale", scale, above=0)
+        self.alpha = check_float("alpha", alpha)
+        self.bias = check_float("bias", bias, minimum=0)
+        self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._drawn:
+            unit = 2 * torch.rand(self.degree + 1, generator=self._generator()) - 1
+            with torch.no_grad():
+                self.coefficients.copy_(LARGEST_INITIAL_COEFFICIENT * unit)
+
+    def _polynomial(self, x: Tensor) -> Tensor:
+        """f(x), by Horner's rule."""
+        *lower, f = self.coefficients.to(x.dtype).unbind()
+        for coefficient in reversed(lower):
+            f = f * x + coefficient
+        return f
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        return self.attention_matrix(query, key, padding) @ value
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The normalised weights; a row sums to S / (bias + S)."""
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        return self._weights(query, self.layernorm(key), visible)
+
+    def _weights(self, query: Tensor, normed_key: Tensor, visible: Tensor) -> Tensor:
+        scores = (self.scale * self.layernorm(query)) @ normed_key.transpose(-1, -2)
+        # The terms of f cancel: in 16 bits little would be left of it.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        # After f, because a hidden score of zero would weigh a_0^2.
+        f = self._polynomial(scores + self.scale * self.alpha).masked_fill(~visible, 0)
+        # Squares overflow; those relative to the largest of a row, or to the bias, do not.
+        root = math.sqrt(self.bias)
+        largest = torch.linalg.vector_norm(f.detach(), torch.inf, dim=-1, keepdim=True)
+        unit = largest.clamp_min(max(root, torch.finfo(f.dtype).tiny))
+        return normalise_by_sum((f / unit) ** 2, (root / unit) ** 2).to(query.dtype)
+
+    def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        state.append(self.layernorm(key), value, padding)
+
+    def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
+        return self._weights(query, state.keys, state.visible) @ state.values
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products; the reference computes both triangles of a causal matrix."""
+        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
+
+
+def _check_coefficients(degree: int | None, coefficients: Sequence[float] | None) -> tuple[float, ...]:
+    """a_0 to a_d: those given, or ones."""
+    if degree is not None:
+        check_int("degree", degree)
+        require("degree", degree, degree <= MAX_DEGREE, f"at most {MAX_DEGREE}")
+    if coefficients is None:
+        return (1.0,) * ((degree or DEFAULT_DEGREE) + 1)
+    is_list = isinstance(coefficients, Sequence) and not isinstance(coefficients, str)
+    lengths = range(2, MAX_DEGREE + 2) if degree is None else (degree + 1,)
+    allowed = f"a list of {' to '.join(str(n) for n in sorted({lengths[0], lengths[-1]}))} numbers"
+    require("coefficients", coefficients, is_list and len(coefficients) in lengths, allowed)
+    numbers = tuple(check_float("coefficients", a) for a in coefficients)
+    require("coefficients", coefficients, any(numbers), "not all zero")
+    return numbers

@@ -1,0 +1,183 @@
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import attention_zoo
+
+N, H, HEADS = 13, 4, 2
+
+
+def qkv(n=N, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(**given):
+    common = {"head_dim": H, "num_heads": HEADS, "dtype": torch.float64}
+    return attention_zoo.create("linear", **(common | given))
+
+
+def assert_close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def phi(x):
+    """elu(x) + 1 without the sum that rounds away small features."""
+    return torch.where(x > 0, x + 1, x.exp())
+
+
+def some_padding():
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[0, 5:9], mask[1, :3] = True, True
+    return mask
+
+
+# --- The features ---------------------------------------------------------------------------------
+
+
+def test_features_are_elu_plus_one():
+    x = 3 * qkv()[0]
+    assert_close(make().features(x), torch.nn.functional.elu(x) + 1)
+    grid = torch.tensor([-1.0, 0.0, 2.5], dtype=torch.float64)
+    assert_close(make().features(grid), torch.tensor([math.exp(-1), 1, 3.5], dtype=torch.float64))
+
+
+def test_features_have_the_slope_of_elu_at_zero_too():
+    x = torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(make().features(x).sum(), x)
+    assert_close(slope, torch.tensor([math.exp(-2), 1, 1], dtype=torch.float64))
+
+
+def test_features_of_very_negative_numbers_are_not_rounded_to_zero():
+    """In float32 `elu(x) + 1` is zero below -17, and the row with it."""
+    x = torch.tensor([-20.0, -50.0])
+    assert (torch.nn.functional.elu(x) + 1 == 0).all()
+    torch.testing.assert_close(make().features(x), x.double().exp().float())
+    query, key, value = (x.float() for x in qkv())
+    given = (query - 30, key, value)
+    out = make(eps=0, dtype=torch.float32)(*given)
+    assert_close(out.double(), dense(*(x.double() for x in given)), 1e-5)
+
+
+# --- The attention --------------------------------------------------------------------------------
+
+
+def dense(query, key, value, eps=0.0, causal=False, mask=None):
+    """Katharopoulos et al., equation 4 and, causal, equation 8, with the whole matrix."""
+    weights = torch.einsum("bhif,bhjf->bhij", phi(query), phi(key))
+    if mask is not None:
+        weights = weights * ~mask[:, None, None]
+    weights = weights.tril() if causal else weights
+    total = weights.sum(-1, keepdim=True) + eps
+    return torch.where(total > 0, weights @ value / total, 0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("eps", [0, 1e-6, 0.5])
+def test_it_equals_the_dense_one_in_blocks_of_any_size(causal, padded, eps):
+    mask = some_padding() if padded else None
+    expected = dense(*qkv(), eps, causal, mask)
+    for block_size in (1, 2, 5, N, 64):
+        attention = make(eps=eps, causal=causal, block_size=block_size)
+        assert_close(attention(*qkv(), mask), expected)
+        assert_close(attention.attention_matrix(*qkv()[:2], mask) @ qkv()[2], expected)
+
+
+def test_eps_is_by_default_that_of_the_official_code():
+    """1e-6, seen where sums are as small: phi(-16) = 1e-7."""
+    query, key, value = qkv()
+    assert_close(make()(query - 16, key, value), dense(query - 16, key, value, 1e-6))
+    assert (dense(query - 16, key, value, 1e-6) - dense(query - 16, key, value)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_constant_value_comes_back_but_for_eps(causal):
+    query, key, value = qkv()
+    constant, weights = value[:, :, :1].expand_as(value), phi(query) @ phi(key).mT
+    assert_close(make(eps=0, causal=causal)(query, key, constant), constant)
+    total = (weights.tril() if causal else weights).sum(-1, keepdim=True)
+    assert_close(make(eps=0.3, causal=causal)(query, key, constant), constant * total / (total + 0.3))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_keys_are_as_if_absent(causal):
+    """phi(0) = 1: a key that is zeroed, and not its features, would stay in the denominator."""
+    query, key, value = qkv()
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[:, :3], mask[:, 8:10] = True, True
+    seen = ~mask[0]
+    expected = make(causal=causal)(query[:, :, seen], key[:, :, seen], value[:, :, seen])
+    out = make(causal=causal, block_size=4)(query, torch.where(mask[:, None, :, None], 0, key), value, mask)
+    assert_close(out[:, :, seen], expected)
+    assert not causal or (out[:, :, :3] == 0).all(), "these rows see padding only"
+
+
+def test_queries_may_be_scaled_where_they_are_positive():
+    """There phi(x) = x + 1, so that phi(q) is what scales; the normaliser takes it out again. Keys do not scale."""
+    query, key, value = qkv()
+    query = query.abs()
+    assert_close(make(eps=0)(3 * (query + 1) - 1, key, value), make(eps=0)(query, key, value))
+
+
+def test_one_key_gets_all_the_weight():
+    query, key, value = qkv()
+    assert_close(make(eps=0)(query, key[:, :, :1], value[:, :, :1]), value[:, :, :1].expand_as(query))
+    assert_close(make(eps=0, causal=True)(query, key, value)[:, :, 0], value[:, :, 0])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_row_of_features_that_underflow_is_zero(causal):
+    """phi(-200) is zero in float32; without eps so is the denominator."""
+    query, key, value = (x.float().requires_grad_() for x in qkv())
+    out = make(eps=0, causal=causal, dtype=torch.float32)(query - 200, key, value)
+    gradients = torch.autograd.grad(out.sum(), (query, key, value))
+    assert (out == 0).all() and all(g.isfinite().all() for g in gradients)
+
+
+# --- Other people's implementations ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [64, 192])
+def test_causal_equals_the_naive_chunks_of_fla(n):
+    """Its features are what it is given, its layout is (batch, seq_len, heads, head_dim), and its eps is 1e-10."""
+    naive = pytest.importorskip("fla.ops.linear_attn.naive", exc_type=ImportError)
+    query, key, value = qkv(n)
+    given = [x.transpose(1, 2) for x in (phi(query), phi(key), value)]
+    expected = naive.naive_chunk_linear_attn(*given, scale=1.0, normalize=True).transpose(1, 2)
+    assert_close(make(causal=True, eps=1e-10, block_size=24)(query, key, value), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_it_equals_the_linear_attention_of_performer_pytorch(causal):
+    """Without eps, which it adds to every entry of the causal sum of keys, as a multiple of the query's features."""
+    other = pytest.importorskip("performer_pytorch.performer_pytorch", exc_type=ImportError)
+    query, key, value = qkv()
+    if causal:
+        expected = other.causal_linear_attention_noncuda(phi(query), phi(key), value, chunk_size=3, eps=0)
+    else:
+        expected = other.linear_attention(phi(query), phi(key), value)
+    assert_close(make(causal=causal, eps=0, block_size=5)(query, key, value), expected)
+
+
+# --- The rest -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n, block_size", [(256, 128), (256, 256), (N, 5)])
+def test_flops_are_those_of_the_products_that_run(causal, n, block_size):
+    def added_product(state, left, right, **_):
+        return 2 * math.prod(left) * right[-1]
+
+    attention = make(head_dim=32, causal=causal, block_size=block_size)
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added_product}) as counter:
+        attention(*qkv(n, 32))
+    assert counter.get_total_flops() == attention.flops(2, n)
+
+
+@pytest.mark.parametrize("given", [{"eps": -1e-9}, {"eps": "0"}, {"eps": math.nan}, {"block_size": 0}])
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
+        make(**given)

@@ -1,0 +1,340 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.utils.flop_counter import FlopCounterMode
+
+import attention_zoo
+
+N, H, HEADS = 9, 3, 2
+MIXED = (0.7, -1.1, 0.3, 0.45)
+POLYNOMIALS = [(1, 1), (2, -1, 1), MIXED, (0.5, 0, -0.3, 0, 0.1), (1,) * 6, (3, -1, 0, 2, 0, 0, -0.2)]
+every_polynomial = pytest.mark.parametrize("coefficients", POLYNOMIALS, ids=lambda given: f"d{len(given) - 1}")
+
+
+def qkv(n=N, h=H, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def make(name="polynomial_square", **given):
+    common = {"head_dim": H, "num_heads": HEADS, "qk_layernorm": False, "dtype": torch.float64}
+    return attention_zoo.create(name, **(common | given))
+
+
+def assert_close(actual, expected, tolerance=1e-11):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+# --- The kernel -----------------------------------------------------------------------------------
+
+
+def by_the_formula(query, key, value, coefficients, *, alpha=0.0, beta=1.0, bias=0.0, causal=False, mask=None):
+    """Section 4.3 with the argument of section 4.1, entry by entry, f by numpy."""
+    out = np.zeros(query.shape)
+    q, k, v = (x.numpy() for x in (query, key, value))
+    for b, head, i in itertools.product(*map(range, query.shape[:3])):
+        seen = [j for j in range(key.shape[2]) if not (causal and j > i) and (mask is None or not mask[b, j])]
+        arguments = (k[b, head, seen] @ q[b, head, i] + alpha) / beta
+        weights = np.polynomial.polynomial.polyval(arguments, coefficients) ** 2
+        out[b, head, i] = weights @ v[b, head, seen] / (bias + weights.sum()) if seen else 0
+    return torch.from_numpy(out)
+
+
+@every_polynomial
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("given", [{}, {"bias": 1.0}, {"alpha": 0.8, "scale": 0.5, "bias": 0.3}, {"alpha": -1.5}])
+def test_it_is_the_formula(coefficients, causal, given):
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[0, 2:4], mask[1, :3] = True, True
+    formula = {"alpha": given.get("alpha", 0), "beta": 1 / given.get("scale", 1), "bias": given.get("bias", 0)}
+    out = make(coefficients=coefficients, causal=causal, **given)(*qkv(), mask)
+    assert_close(out, by_the_formula(*qkv(), coefficients, causal=causal, mask=mask, **formula))
+
+
+def kronecker_power(x, power):
+    features = torch.ones_like(x[..., :1])
+    for _ in range(power):
+        features = torch.einsum("...i,...j->...ij", features, x).flatten(-2)
+    return features
+
+
+@pytest.mark.parametrize("coefficients", POLYNOMIALS[:3], ids=lambda given: f"d{len(given) - 1}")
+def test_it_equals_the_explicit_features(coefficients):
+    """f^2 = sum_r b_r <q, k>^r with b = a * a, summed over keys before it meets a query (section 4.3)."""
+    query, key, value = qkv()
+    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    summed = 0
+    for power, b in enumerate(np.convolve(coefficients, coefficients)):
+        state = kronecker_power(key, power).mT @ value
+        summed = summed + b * kronecker_power(query, power) @ state
+    assert_close(make(coefficients=coefficients)(*qkv()), summed[..., :-1] / summed[..., -1:], 1e-9)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize(
+    "given", [{}, {"scale": 0.4, "bias": 0.7}, {"bias": 0}, {"causal": True, "qk_layernorm": True}]
+)
+def test_the_square_of_a_monomial_is_polynomial_attention(degree, given):
+    monomial = [0] * degree + [1]
+    expected = make("polynomial", degree=2 * degree, **({"bias": 1} | given))(*qkv())
+    assert_close(make(coefficients=monomial, **({"bias": 1} | given))(*qkv()), expected)
+
+
+def test_alpha_and_beta_are_a_rescaling_and_a_shift_of_vectors_of_mean_zero():
+    """Section 4.1: <x', y'> = (<x, y> + alpha) / beta with x' = x / sqrt(beta) + sqrt(alpha / (beta h)) 1."""
+    alpha, beta = 0.8, 2.5
+    query, key, value = qkv()
+    query, key = (x - x.mean(-1, keepdim=True) for x in (query, key))
+    moved = [x / math.sqrt(beta) + math.sqrt(alpha / (beta * H)) for x in (query, key)]
+    expected = make(coefficients=MIXED)(*moved, value)
+    assert_close(make(coefficients=MIXED, alpha=alpha, scale=1 / beta)(query, key, value), expected)
+
+
+def test_without_bias_beta_changes_no_monomial_and_a_factor_changes_no_polynomial():
+    monomial, given = (0, 0, 0, 1), qkv()
+    assert_close(make(coefficients=monomial, scale=0.2)(*given), make(coefficients=monomial)(*given))
+    multiple = [-3 * a for a in MIXED]
+    assert_close(make(coefficients=multiple)(*given), make(coefficients=MIXED)(*given))
+    assert_close(make(coefficients=multiple, bias=9)(*given), make(coefficients=MIXED, bias=1)(*given))
+    assert (make(coefficients=MIXED, scale=0.2)(*given) - make(coefficients=MIXED)(*given)).abs().max() > 0.01
+    assert (make(coefficients=multiple, bias=1)(*given) - make(coefficients=MIXED, bias=1)(*given)).abs().max() > 0.01
+
+
+@every_polynomial
+@pytest.mark.parametrize("bias", [0, 2.5])
+def test_a_row_sums_to_s_over_bias_plus_s(coefficients, bias):
+    query, key, value = qkv()
+    constant = value[:, :, :1].expand_as(value)
+    total = torch.from_numpy(np.polynomial.polynomial.polyval((query @ key.mT).numpy(), coefficients) ** 2)
+    total = total.sum(-1, keepdim=True)
+    assert_close(make(coefficients=coefficients, bias=bias)(query, key, constant), constant * total / (bias + total))
+
+
+@pytest.mark.parametrize("degree", range(1, 7))
+def test_a_degree_means_ones(degree):
+    expected = make(coefficients=[1] * (degree + 1))
+    assert_close(make(degree=degree)(*qkv()), expected(*qkv()), 0)
+    assert make(degree=degree).degree == expected.degree == degree
+
+
+def test_defaults_are_those_of_the_thesis():
+    """1 + x + x^2 + x^3 behind a layer norm, and nothing added to the row sum, unlike in section 4.1."""
+    attention = attention_zoo.create("polynomial_square", head_dim=H, num_heads=HEADS, dtype=torch.float64)
+    query, key, value = qkv()
+    normed = [torch.nn.functional.layer_norm(x, (H,)) for x in (query, key)]
+    assert_close(attention(query, key, value), by_the_formula(*normed, value, (1, 1, 1, 1)).detach())
+
+
+def test_the_layernorm_is_affine_and_of_queries_and_keys():
+    attention, (query, key, value) = make(coefficients=MIXED, qk_layernorm=True), qkv()
+    with torch.no_grad():
+        attention.layernorm.weight.copy_(torch.tensor([1.5, 0.3, -0.8]))
+        attention.layernorm.bias.copy_(torch.tensor([0.1, 0.4, -0.2]))
+        normed = [attention.layernorm(x) for x in (query, key)]
+    assert_close(attention(query, key, value), by_the_formula(*normed, value, MIXED))
+
+
+# --- Learning -------------------------------------------------------------------------------------
+
+
+def drawn(seeds, degree=6):
+    return torch.stack([make(degree=degree, trainable=True, seed=seed).coefficients.detach() for seed in range(seeds)])
+
+
+def test_learned_coefficients_start_uniform_on_minus_fifty_to_fifty():
+    samples = drawn(500)
+    assert samples.shape == (500, 7) and samples.abs().max() <= 50 and samples.abs().max() > 49
+    # The variance of U(-50, 50) is 100^2 / 12, and its square's is (50^4 / 5 - (50^2 / 3)^2); five standard errors.
+    assert samples.mean().abs() < 5 * 100 / math.sqrt(12 * samples.numel())
+    spread = math.sqrt((50**4 / 5 - (50**2 / 3) ** 2) / samples.numel())
+    assert (samples.square().mean() - 100**2 / 12).abs() < 5 * spread
+    # Independent: the correlation of 500 pairs is N(0, 1 / 500).
+    correlation = torch.corrcoef(samples.T) - torch.eye(7, dtype=torch.float64)
+    assert correlation.abs().max() < 5 / math.sqrt(500)
+
+
+def test_the_seed_decides_the_initial_coefficients_and_nothing_else_does():
+    assert torch.equal(drawn(3), drawn(3)) and not torch.equal(drawn(2)[0], drawn(2)[1])
+    attention = make(degree=6, trainable=True)
+    attention.resample(1)
+    assert torch.equal(attention.coefficients.detach(), drawn(2)[1])
+    for trainable in (False, True):
+        given = make(coefficients=MIXED, trainable=trainable)
+        given.resample(1)
+        assert_close(given.coefficients.detach(), torch.tensor(MIXED, dtype=torch.float64), 1e-7)  # float32
+    assert torch.equal(make(degree=2).coefficients, torch.ones(3, dtype=torch.float64))
+
+
+def test_fixed_coefficients_are_in_the_state_and_not_trained():
+    fixed, learned = make(coefficients=MIXED), make(degree=3, trainable=True)
+    assert [name for name, _ in learned.named_parameters()] == ["coefficients"] and not list(fixed.parameters())
+    assert "coefficients" in fixed.state_dict()
+
+
+def test_a_learned_polynomial_can_be_frozen():
+    learned = make(degree=3, trainable=True, seed=3)
+    expected = learned(*qkv()).detach()
+    assert_close(make(coefficients=learned.coefficients.tolist())(*qkv()), expected, 0)
+    frozen = make(degree=3)
+    frozen.load_state_dict(learned.state_dict())
+    assert_close(frozen(*qkv()), expected, 0)
+
+
+def test_decimals_are_not_rounded_to_float32():
+    assert make(coefficients=(0.1, 0.3)).coefficients.tolist() == [0.1, 0.3]
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_the_coefficients_equal_finite_differences(bias, causal):
+    attention = make(degree=4, trainable=True, causal=causal, bias=bias, scale=0.3, seed=2)
+
+    def of(coefficients):
+        return torch.func.functional_call(attention, {"coefficients": coefficients}, tuple(qkv(5)))
+
+    given = (attention.coefficients.detach() / 50).requires_grad_()
+    assert torch.autograd.gradcheck(of, given)
+
+
+def test_the_gradient_of_the_coefficients_is_orthogonal_to_them():
+    """Without bias the output is homogeneous of degree 0 in them (Euler)."""
+    attention = make(degree=5, trainable=True, scale=0.3)
+    attention(*qkv()).square().sum().backward()
+    a, gradient = attention.coefficients.detach(), attention.coefficients.grad
+    assert (a @ gradient).abs() < 1e-10 * a.norm() * gradient.norm()
+    assert (gradient != 0).all()
+
+
+def test_learning_finds_a_polynomial():
+    """From the initial values on, gradients lead to x^2, up to a factor."""
+    learned, target = make(degree=2, trainable=True), make("polynomial", degree=4, bias=0)
+    optimizer = torch.optim.Adam(learned.parameters(), lr=1.0)
+    given = qkv(32)
+    losses = []
+    for _ in range(400):
+        loss = (learned(*given) - target(*given)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 1e-3 * losses[0]
+    a = learned.coefficients.detach()
+    assert a[:2].abs().max() < 0.1 * a[2].abs()
+
+
+# --- Extreme inputs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degree", [1, 3, 6])
+@pytest.mark.parametrize("given", [{"trainable": True}, {"trainable": True, "causal": True, "bias": 1.0}, {}])
+def test_large_scores_are_exact_in_float32_and_have_gradients(degree, given):
+    """Scores of +-1e3: f is up to 5e19 and its square 2e39, beyond float32."""
+    query, key, value = qkv(12)
+    query, key = (1e3**0.5 * x / x.norm(dim=-1, keepdim=True) for x in (query, key))
+    key[:, :, 1::4] = query[:, :, 1::4]
+    query, key, value = (x.float() for x in (query, key, value))
+    attention, exact = make(degree=degree, dtype=torch.float32, **given), make(degree=degree, **given)
+    exact.load_state_dict(attention.state_dict())
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    out = attention(*inputs)
+    expected = exact(*(x.detach().double() for x in inputs))
+    # A score of a thousand is rounded in its 7th digit, a small one among them to 1e-4 of itself: f to d times that.
+    assert out.isfinite().all() and (out - expected).norm() / expected.norm() < 1e-4 * degree
+    leaves = [*inputs, *attention.parameters()]
+    gradients = torch.autograd.grad(out.square().sum(), leaves)
+    assert all(g.isfinite().all() and (g != 0).any() for g in gradients)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_row_of_zero_weights_is_zero(bias):
+    """1 + x is zero where every score is -1."""
+    query = torch.zeros(1, HEADS, 4, H, dtype=torch.float64)
+    query[..., 0] = 1
+    key, value = -query.clone(), qkv(4)[2][:1]
+    query.requires_grad_(), key.requires_grad_()
+    attention = make(coefficients=(1.0, 1.0), trainable=True, bias=bias)
+    out = attention(query, key, value)
+    out.sum().backward()
+    assert (out == 0).all()
+    assert all(x.grad.isfinite().all() for x in (query, key, attention.coefficients))
+
+
+def test_tiny_weights_keep_their_ratio_in_float32():
+    """Squares of 1e-30 are below float32; their ratio is not."""
+    query, key, value = (x.float() for x in qkv())
+    given = {"coefficients": (0.0, 1e-25, 1e-25), "dtype": torch.float32}
+    out = make(**given)(1e-3 * query, key, value)
+    expected = by_the_formula(1e-3 * query.double(), key.double(), value.double(), (0, 1, 1))
+    assert_close(out.double(), expected, 1e-4)
+
+
+def test_terms_that_cancel_are_not_added_in_16_bits():
+    """(x - 1)(x - 2)(x - 3) at scores that bfloat16 holds exactly, just beside the roots."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randint(55, 240, (2, HEADS, N, 1), generator=generator).double() / 64
+    query, value = torch.ones_like(key), torch.randn(key.shape, generator=generator, dtype=torch.float64).bfloat16()
+    coefficients = (-6.0, 11.0, -6.0, 1.0)
+    out = make(head_dim=1, coefficients=coefficients, dtype=torch.bfloat16)(query.bfloat16(), key.bfloat16(), value)
+    expected = by_the_formula(query, key, value.double(), coefficients)
+    # The weights, their products and the output round at 2^-9 of at most 1, a few times.
+    assert_close(out.double(), expected, 0.02)
+
+
+def test_a_hidden_key_does_not_weigh_f_of_zero():
+    query, key, value = qkv()
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[:, 5:] = True
+    assert_close(make(degree=3)(query, key, value, mask), make(degree=3)(query, key[:, :, :5], value[:, :, :5]))
+    assert_close(make(degree=3, causal=True)(query, key, value)[:, :, 0], value[:, :, 0])
+
+
+# --- The rest -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flops_are_those_of_the_products_that_run(causal):
+    attention = make(head_dim=32, degree=6, causal=causal)
+    with FlopCounterMode(display=False) as counter:
+        attention(*qkv(256, 32))
+    assert counter.get_total_flops() == attention.flops(2, 256)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, OmegaConf.create, lambda a: [int(x) for x in a]])
+def test_coefficients_may_be_any_sequence_of_numbers(kind):
+    assert make(coefficients=kind([1.0, -2.0, 3.0])).coefficients.tolist() == [1, -2, 3]
+
+
+@pytest.mark.parametrize(
+    "given, allowed",
+    [
+        ({"degree": 0}, "an integer of at least 1"),
+        ({"degree": 7}, "at most 6"),
+        ({"degree": 2.0}, "an integer of at least 1"),
+        ({"coefficients": ()}, "a list of 2 to 7 numbers"),
+        ({"coefficients": [1.0]}, "a list of 2 to 7 numbers"),
+        ({"coefficients": [1.0] * 8}, "a list of 2 to 7 numbers"),
+        ({"coefficients": 3}, "a list of 2 to 7 numbers"),
+        ({"coefficients": "123"}, "a list of 2 to 7 numbers"),
+        ({"coefficients": {0: 1.0, 1: 1.0}}, "a list of 2 to 7 numbers"),
+        ({"coefficients": [1.0, 2.0], "degree": 2}, "a list of 3 numbers"),
+        ({"coefficients": [1.0, "2"]}, "a finite number"),
+        ({"coefficients": [1.0, None]}, "a finite number"),
+        ({"coefficients": [1.0, True]}, "a finite number"),
+        ({"coefficients": [1.0, math.nan]}, "a finite number"),
+        ({"coefficients": [1.0, [2.0]]}, "a finite number"),
+        ({"coefficients": [0, 0.0, 0]}, "not all zero"),
+        ({"trainable": 1}, "true or false"),
+        ({"qk_layernorm": None}, "true or false"),
+        ({"scale": 0}, "a finite number above 0"),
+        ({"scale": -1.0}, "a finite number above 0"),
+        ({"alpha": math.inf}, "a finite number"),
+        ({"bias": -1}, "a finite number at least 0"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(given, allowed):
+    with pytest.raises(ValueError, match=rf"^{next(iter(given))}=.*: must be {allowed}$"):
+        make(**given)
