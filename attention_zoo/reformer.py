@@ -1,0 +1,152 @@
+"""Reformer's LSH attention: Kitaev et al. 2020, Reformer: The Efficient Transformer, section 2 and appendix A."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention_zoo.base import AttentionInfo, register
+from attention_zoo.checks import check_int
+from attention_zoo.ops.sampling import SampledAttention
+
+# Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
+HIDDEN = -1e30
+# The uniform noise is a multiple of 2^-24, and 0 has no Gaussian quantile.
+LEAST_NOISE = 2.0**-25
+
+
+@register
+class Reformer(SampledAttention):
+    """Softmax attention of every query to the keys that random rotations sort next to it.
+
+    Queries and keys are shared: a key is its query's direction, `k_j = q_j / |q_j|`, and the argument `key` is not
+    read. In each round positions are sorted by their bucket `argmax [x R; -x R]` and cut into chunks; a query scores
+    `<q_i, k_j>` for the keys of its own and of the previous chunk. The rounds are joined by their sums of exponentials:
+    the weight of key j is `c_ij exp <q_i, k_j>`, normalised, where c_ij is the number of rounds in which i sees j. A
+    position attends to itself only if it sees no other key in any round.
+
+    Scores are those of trax and transformers; reformer-pytorch divides them by sqrt(h) once more. As in all three, a
+    pair that meets again counts again; appendix A subtracts `log c_ij` from its scores. As in the paper, the first
+    chunk has none before it; the codes let it look at the last one of the round before. Rotations are drawn per head
+    and round, from the seed; the codes draw others in every forward pass, in evaluation too.
+
+    Padding is left out before anything else: as many buckets and chunks as a sequence without it would have, so that
+    its output is the one of the shorter sequence.
+
+    With `causal=True` a query attends to the past only, yet which keys of the past share its chunks depends on how the
+    future is sorted: a change of the future moves past outputs.
+
+    Args:
+        num_hashes: rounds of hashing.
+        bucket_size: m, the length of a chunk, twice the mean length of a bucket (`m = 2n / buckets`). From n on it is
+            dense shared-QK attention, whatever the rounds; this is not softmax attention.
+    """
+
+    info = AttentionInfo(
+        name="reformer",
+        paper="Kitaev et al. 2020, section 2 and appendix A",
+        approximates=None,
+        causal=False,
+        padding=True,
+        cross=False,
+        random=True,
+        complexity="O(n r (m + n / m) h), r rounds",
+        approximately_causal=True,
+    )
+
+    def __init__(self, *, num_hashes: int = 2, bucket_size: int = 64, **common: Any) -> None:
+        super().__init__(**common)
+        self.num_hashes = check_int("num_hashes", num_hashes)
+        self.bucket_size = check_int("bucket_size", bucket_size)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        m = min(self.bucket_size, query.shape[2])
+        order = self._order(query, padding)
+        weights, _, alone = self._weights(query, order, padding)
+        out = _unsort(weights @ _chunks(_sort(value, order), m, m), order).sum(2)
+        return torch.where(alone[..., None], value, out)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The weights of all rounds, each at the position of its key; rows that see a key sum to 1."""
+        order = self._order(query, key_padding_mask)
+        weights, seen, alone = self._weights(query, order, key_padding_mask)
+        per_query = [_unsort(x, order).transpose(2, 3).flatten(3) for x in (weights, seen.expand_as(weights))]
+        empty = query.new_zeros(*query.shape[:3], query.shape[2])
+        return empty.scatter_add(3, per_query[1].clamp_min(0), per_query[0]) + alone.diag_embed()
+
+    @torch.no_grad()
+    def _order(self, query: Tensor, padding: Tensor | None) -> Tensor:
+        """The positions sorted by bucket, then position, `(batch, heads, rounds, n)`; padding comes last."""
+        heads, n, h = query.shape[1:]
+        m = min(self.bucket_size, n)
+        columns = -(-n // m)
+        noise = self._noise((columns, heads * self.num_hashes * h), query.device)
+        rotations = torch.special.ndtri(noise.clamp_min(LEAST_NOISE)).view(columns, heads, self.num_hashes, h)
+        precision = torch.promote_types(query.dtype, torch.float32)
+        rotated = torch.einsum("bhnd,chrd->bhrnc", query.to(precision), rotations.to(precision))
+        length = rotated.abs()
+        if padding is not None:
+            needed = ((~padding).sum(1) + m - 1) // m
+            unneeded = torch.arange(columns, device=query.device) >= needed[:, None]
+            length = length.masked_fill(unneeded[:, None, None, None], -1)
+        column = length.argmax(-1, keepdim=True)
+        bucket = (column + columns * (rotated.take_along_dim(column, -1) < 0)).squeeze(-1)
+        if padding is not None:
+            bucket = bucket.masked_fill(padding[:, None, None], 2 * columns)
+        return bucket.argsort(dim=-1, stable=True)
+
+    def _weights(self, query: Tensor, order: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights over all rounds, the keys they belong to, and which positions see no key but themselves.
+
+        Returns:
+            Weights `(batch, heads, rounds, chunks, m, 2m)`; positions of the keys `(batch, heads, rounds, chunks, 1,
+            2m)`, -1 where there is none; `(batch, heads, n)` bool.
+        """
+        n = query.shape[2]
+        m = min(self.bucket_size, n)
+        precision = torch.promote_types(query.dtype, torch.float32)
+        key = F.normalize(query.to(precision), dim=-1, eps=1e-6).to(query.dtype)
+        at, seen = _chunks(order[..., None], m), order[..., None]
+        if padding is not None:
+            seen = seen.masked_fill(_sort(padding[:, None, :, None], order), -1)
+        seen = _chunks(seen, m, m, fill=-1).mT
+        hidden = (seen < 0) | (seen == at) | (seen > at if self.causal else False)
+        scores = (_chunks(_sort(query, order), m) @ _chunks(_sort(key, order), m, m).mT).to(precision)
+        scores = scores.masked_fill(hidden, HIDDEN)
+        total = _unsort(scores.logsumexp(-1, keepdim=True), order).logsumexp(2)
+        weights = (scores - _chunks(_sort(total, order), m)).exp().masked_fill(hidden, 0)
+        alone = total.squeeze(-1) < HIDDEN / 2
+        return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Rotations, and both products of every chunk with two chunks of keys."""
+        m = min(self.bucket_size, seq_len)
+        chunks = -(-seq_len // m)
+        multiply_adds = seq_len * chunks + 2 * chunks * m * 2 * m
+        return batch * self.num_heads * self.num_hashes * 2 * multiply_adds * self.head_dim
+
+
+def _sort(x: Tensor, order: Tensor) -> Tensor:
+    """`x` `(batch, heads, n, ...)` in the order of every round, `(batch, heads, rounds, n, ...)`."""
+    return x[:, :, None].take_along_dim(order[..., None], 3)
+
+
+def _unsort(chunks: Tensor, order: Tensor) -> Tensor:
+    """Undo `_chunks` and `_sort`, but for the sum over rounds: `(batch, heads, rounds, n, ...)`."""
+    return chunks.flatten(3, 4)[:, :, :, : order.shape[-1]].take_along_dim(order.argsort(-1)[..., None], 3)
+
+
+def _chunks(x: Tensor, m: int, back: int = 0, fill: float = 0) -> Tensor:
+    """Chunks of m rows, each after the `back` rows before it: `(..., n, k)` to `(..., chunks, back + m, k)`."""
+    padded = F.pad(x, (0, 0, back, -x.shape[-2] % m), value=fill)
+    return padded.unfold(-2, back + m, m).mT
