@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ class Informer(SampledAttention):
             for `mask_samples`) for the batch; None is `num_features`.
         mask_samples: sample among the keys that are not padding. Otherwise sampled padding is left out of max
             and mean, which leaves fewer samples.
+        use_sampling_factor: the paper's `u = U = c ceil(ln n)`, with the sampling factor `c = ceil(num_features /
+            ln max_seq_len)` (n where that is None) by which Skeinformer's code gives Informer d features: so
+            num_features = 256 are 259 rows at n = max_seq_len = 1024.
     """
 
     info = AttentionInfo(
@@ -53,12 +57,14 @@ class Informer(SampledAttention):
         num_features: int = 256,
         num_samples: int | None = None,
         mask_samples: bool = False,
+        use_sampling_factor: bool = False,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self.num_features = check_int("num_features", num_features)
-        self.num_samples = num_features if num_samples is None else check_int("num_samples", num_samples)
+        self.num_samples = None if num_samples is None else check_int("num_samples", num_samples)
         self.mask_samples = check_bool("mask_samples", mask_samples)
+        self.use_sampling_factor = check_bool("use_sampling_factor", use_sampling_factor)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         rows, row_weights = self._exact_rows(query, key, padding)
@@ -83,9 +89,17 @@ class Informer(SampledAttention):
     def _exact_rows(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """The selected queries `(batch, heads, u, 1)` and their softmax weights `(batch, heads, u, n)`."""
         sparsity = self.sparsity(query, key, padding)
-        rows = sparsity.topk(min(self.num_features, query.shape[2])).indices[..., None]
+        rows = sparsity.topk(self.counts(query.shape[2])[0]).indices[..., None]
         scores = query.take_along_dim(rows, 2) @ key.transpose(-1, -2) * self.head_dim**-0.5
         return rows, masked_softmax(scores, visible_keys(1, key.shape[2], False, padding, key.device))
+
+    def counts(self, seq_len: int) -> tuple[int, int]:
+        """u, at most n, and U for a sequence of n = `seq_len`."""
+        rows = self.num_features
+        if self.use_sampling_factor and seq_len > 1:  # ln 1 = 0 would leave neither rows nor samples
+            factor = math.ceil(rows / math.log(self.max_seq_len or seq_len))
+            rows = factor * math.ceil(math.log(seq_len))
+        return min(rows, seq_len), self.num_samples or rows
 
     @torch.no_grad()
     def sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -94,8 +108,9 @@ class Informer(SampledAttention):
         A query whose samples are all padding gets 0, the least that M can be.
         """
         n = query.shape[2]
-        noise = self._noise((n, self.num_samples), query.device)
-        step = max(1, GATHERED_KEYS * n // self.num_samples)
+        _, samples = self.counts(n)
+        noise = self._noise((n, samples), query.device)
+        step = max(1, GATHERED_KEYS * n // samples)
         chunks = zip(query.split(step, dim=2), noise.split(step), strict=True)
         statistic = torch.cat([self._chunk_sparsity(q, key, padding, u) for q, u in chunks], dim=2)
         return statistic if padding is None else statistic.masked_fill(padding[:, None], -torch.inf)
@@ -125,6 +140,6 @@ class Informer(SampledAttention):
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Sampled scores, the exact rows' scores and values, and the mean of V."""
-        rows = min(self.num_features, seq_len)
-        multiply_adds = seq_len * (self.num_samples + 2 * rows + 1) * self.head_dim
+        rows, samples = self.counts(seq_len)
+        multiply_adds = seq_len * (samples + 2 * rows + 1) * self.head_dim
         return batch * self.num_heads * 2 * multiply_adds

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.informer.modeling_informer import InformerProbSparseAttention
 
 import attention_zoo
 from attention_zoo import informer
@@ -61,6 +62,31 @@ def test_equals_a_slow_implementation(padded, mask_samples, u, samples):
             one = (query[b, head], key[b, head], value[b, head])
             expected, _, valid = slow_informer(*one, mask[b], 3, u, samples, mask_samples)
             torch.testing.assert_close(output[b, head, valid], expected[valid], rtol=0, atol=1e-13)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_equals_transformers_given_its_samples(factor):
+    """It draws n keys, the same for all queries; elsewhere its sum over the samples divided by n is no mean."""
+    d, n = 2 * H, 20
+    module = InformerProbSparseAttention(d, 2, sampling_factor=factor).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    x = torch.randn(2, n, d, generator=generator, dtype=torch.float64)
+    before = torch.get_rng_state()
+    torch.manual_seed(factor)
+    expected = module(x)[0]
+    torch.manual_seed(factor)
+    samples = torch.randint(0, n, (n,))
+    torch.set_rng_state(before)
+    attention = make(num_features=factor * math.ceil(math.log1p(n)), num_samples=n)
+    attention._noise = lambda shape, device: ((samples + 0.5) / n).expand(shape)
+    query, key, value = (
+        layer(x).unflatten(-1, (2, H)).transpose(1, 2) for layer in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    out = module.out_proj(attention(query, key, value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("u", [1, 5, 22])
@@ -143,7 +169,44 @@ def test_flops_count_the_products():
     )
 
 
-@pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}])
+PAPER_ROWS = {1024: [14, 21, 35, 70, 133, 259], 4096: [9, 18, 36, 72, 144, 279]}
+
+
+@pytest.mark.parametrize("longest", [False, True], ids=["length", "max_seq_len"])
+@pytest.mark.parametrize("n", PAPER_ROWS)
+def test_rows_of_the_number_of_features_mapping(n, longest):
+    """`c ceil(ln n)` rows and samples, `c = ceil(d / ln n)`: of d = 256, 7 * 37 at n = 1024 and 9 * 31 at 4096."""
+    for d, rows in zip((8, 16, 32, 64, 128, 256), PAPER_ROWS[n], strict=True):
+        attention = make(num_features=d, use_sampling_factor=True, max_seq_len=n if longest else None)
+        assert attention.counts(n) == (rows, rows)
+        assert attention.flops(1, n) == make(num_features=rows).flops(1, n)
+    assert make(num_features=256).counts(n) == (256, 256)
+
+
+def test_the_sampling_factor_is_that_of_the_longest_sequence():
+    """d = 256 at most 4096 long: a factor of 31, times ceil(ln 100) = 5 at n = 100, capped, and 7 at n = 1000."""
+    attention = make(num_features=256, use_sampling_factor=True, max_seq_len=4096)
+    assert attention.counts(100) == (100, 155) and attention.counts(1000) == (217, 217)
+
+
+def test_mapped_rows_are_computed():
+    """d = 4 of 23 positions: c = ceil(4 / 3.14) = 2, times ceil(3.14) = 4 rows are 8."""
+    given = qkv()
+    mapped, direct = make(num_features=4, use_sampling_factor=True), make(num_features=8)
+    assert torch.equal(mapped(*given), direct(*given))
+    few = make(num_features=4, num_samples=3, use_sampling_factor=True)
+    assert torch.equal(few(*given), make(num_features=8, num_samples=3)(*given))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("max_seq_len", [None, 2])
+def test_the_shortest_sequences_have_a_sampling_factor(n, max_seq_len):
+    given = qkv(n)
+    attention = make(num_features=1, use_sampling_factor=True, max_seq_len=max_seq_len)
+    torch.testing.assert_close(attention(*given), softmax(*given), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}, {"use_sampling_factor": 1}])
 def test_bad_hyperparameters_are_refused(given):
     with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
         make(**given)

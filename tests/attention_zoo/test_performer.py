@@ -2,10 +2,11 @@ import math
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from performer_pytorch import performer_pytorch
 
 import attention_zoo
 from attention_zoo.ops.sketches import orthogonal_features
+from bench.measures.flops import count
 
 N, H, M, HEADS = 13, 4, 6, 2
 
@@ -55,12 +56,6 @@ def draws_of(attention, count):
     return torch.stack(matrices)
 
 
-def without_sign_fix(count, h, generator):
-    """Orthogonal features as in the official code, whose QR is not Haar distributed."""
-    q, _ = torch.linalg.qr(torch.randn(count, h, h, generator=generator, dtype=torch.float64))
-    return q.mT * torch.randn(count, h, h, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
-
-
 def sigmas(samples, expected):
     return abs(samples.mean() - expected) / (samples.std() / math.sqrt(len(samples)))
 
@@ -74,7 +69,11 @@ def test_kernel_is_unbiased(orthogonal, m):
 
 
 def test_unbiasedness_is_tested_well_enough_to_see_the_bias_of_the_official_features():
-    projections = without_sign_fix(5000, 8, torch.Generator().manual_seed(0))
+    """Those of performer-pytorch, as those of the authors, leave the signs of QR to LAPACK."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        official = [performer_pytorch.gaussian_orthogonal_random_matrix(8, 8) for _ in range(5000)]
+    projections = torch.stack(official).double()
     assert max(sigmas(kernel_estimates(x, y, projections), math.exp(x @ y)) for x, y in PAIRS) > 20
 
 
@@ -185,15 +184,34 @@ def test_many_features_are_softmax_attention(causal):
     assert errors[1] < 0.01 and errors[1] < errors[0] / 10
 
 
-def official(query, key, value, attention, eps):
-    """The released code's causal form: the keys' stabiliser is one maximum over all of them, future ones included."""
-    exponents = [x * H**-0.25 @ attention.projection.T for x in (query, key)]
+def official(query, key, value, attention, eps, causal=True):
+    """performer-pytorch: the keys' stabiliser is one maximum over all of them, future ones included."""
     left, right = (
-        (y - x.square().sum(-1, keepdim=True) / (2 * math.sqrt(H)) - y.amax(dims, keepdim=True)).exp() + eps
-        for x, y, dims in zip((query, key), exponents, (-1, (-1, -2)), strict=True)
+        performer_pytorch.softmax_kernel(x, projection_matrix=attention.projection, is_query=x is query, eps=eps)
+        for x in (query, key)
     )
-    weights = (left @ right.mT).tril()
-    return weights @ value / weights.sum(-1, keepdim=True)
+    if causal:
+        return performer_pytorch.causal_linear_attention_noncuda(left, right, value, eps=0)
+    return performer_pytorch.linear_attention(left, right, value)
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_performer_pytorch_without_its_eps(causal, orthogonal):
+    attention, given = make(causal=causal, orthogonal=orthogonal, eps=0, block_size=4), qkv()
+    assert_close(attention(*given), official(*given, attention, 0, causal))
+
+
+def test_performer_pytorch_itself_differs_by_its_eps():
+    """1e-4 of the largest feature of all keys, which drowns those of a key far below it: it cannot be turned off."""
+    module = performer_pytorch.FastAttention(dim_heads=H, nb_features=M)
+    attention, (query, key, value) = make(eps=0), qkv()
+    module.projection_matrix = attention.projection
+    errors = [
+        (module(size * query, size * key, value) - attention(size * query, size * key, value)).abs().max()
+        for size in (0.1, 1, 4)
+    ]
+    assert errors[0] < 1e-3 and errors[1] < 0.1 < errors[2]
 
 
 @pytest.mark.parametrize("eps", [1e-4, 1e-6])
@@ -264,16 +282,105 @@ def test_rows_sum_to_one(causal):
     assert_close(make(causal=causal)(query, key, constant), constant)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_scale_multiplies_the_scores(causal):
+    """`exp(scale <q, k>)` of some vectors is `exp(<q', k'> / sqrt(h))` of rescaled ones."""
+    query, key, value = qkv()
+    factor = math.sqrt(0.03 * math.sqrt(H))
+    rescaled = make(causal=causal)(factor * query, factor * key, value)
+    assert_close(make(causal=causal, scale=0.03)(query, key, value), rescaled)
+
+
+# --- The schedule of redraws ----------------------------------------------------------------------
+
+
+def projections_of(attention, forwards):
+    """The projection that each of the next forward passes uses."""
+    used = []
+    for _ in range(forwards):
+        attention(*qkv())
+        used.append(attention.projection.clone())
+    return used
+
+
+def runs_of(projections):
+    """How many forward passes in a row share each projection."""
+    changes = [i for i in range(1, len(projections)) if not torch.equal(projections[i - 1], projections[i])]
+    return [b - a for a, b in zip([0, *changes], [*changes, len(projections)], strict=True)]
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_projection_serves_one_interval_of_training(interval):
+    projections = projections_of(make(redraw_interval=interval).train(), 3 * interval + 1)
+    assert runs_of(projections) == [interval, interval, interval, 1]
+    assert torch.equal(projections[0], make().projection)
+    assert len({tuple(p.flatten().tolist()) for p in projections}) == 4, "a projection came back"
+    # Blocks of orthogonal rows, as the first draw: the schedule changes when, not what is drawn.
+    block = torch.nn.functional.normalize(projections[-1][:H], dim=-1)
+    assert_close(block @ block.mT, torch.eye(H, dtype=torch.float64), 1e-6)
+
+
+def test_neighbouring_seeds_share_no_projection():
+    """As `seed + number` would: layers have neighbouring seeds."""
+    drawn = [p for seed in (0, 1, 2) for p in projections_of(make(redraw_interval=1, seed=seed).train(), 3)]
+    assert len({tuple(p.flatten().tolist()) for p in drawn}) == 9
+
+
+def test_evaluation_neither_draws_nor_counts():
+    attention = make(redraw_interval=2).train()
+    (first,) = projections_of(attention, 1)
+    assert runs_of([first, *projections_of(attention.eval(), 5)]) == [6]
+    assert runs_of([first, *projections_of(attention.train(), 2)]) == [2, 1]
+
+
+def test_without_an_interval_training_draws_none():
+    assert runs_of(projections_of(make().train(), 5)) == [5]
+
+
+@pytest.mark.parametrize("forwards", [1, 2, 5])
+def test_a_resumed_training_redraws_at_the_same_forwards(forwards, tmp_path):
+    """Also into an instance of another seed, and in the middle of an interval."""
+    attention = make(redraw_interval=2, seed=1).train()
+    projections_of(attention, forwards)
+    torch.save(attention.state_dict(), tmp_path / "state.pt")
+    resumed = make(redraw_interval=2, seed=2).train()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for actual, expected in zip(projections_of(resumed, 5), projections_of(attention, 5), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_resample_restarts_the_schedule():
+    attention = make(redraw_interval=2, seed=1).train()
+    projections_of(attention, 3)
+    attention.resample(1)
+    fresh = make(redraw_interval=2, seed=1).train()
+    for actual, expected in zip(projections_of(attention, 5), projections_of(fresh, 5), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_a_redraw_does_not_disturb_the_backward_pass_of_the_forward_before():
+    attention, (query, key, value) = make(redraw_interval=1).train(), qkv()
+    query.requires_grad_()
+    outputs = [attention(query, key, value).sum() for _ in range(2)]
+    (delayed,) = torch.autograd.grad(outputs[0], query)
+    (prompt,) = torch.autograd.grad(make()(query, key, value).sum(), query)
+    assert torch.equal(delayed, prompt)
+
+
+def test_redraws_in_inference_mode_do_not_spoil_training():
+    attention, given = make(redraw_interval=1).train(), [x.requires_grad_() for x in qkv()]
+    with torch.inference_mode():
+        projections_of(attention, 2)
+    attention.redraw_interval = None
+    assert torch.autograd.grad(attention(*given).square().sum(), given)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("causal, algorithm", [(False, "block"), (True, "block"), (True, "cumulative_sum")])
 def test_flops_are_those_of_the_products_that_run(causal, algorithm):
-    def added_product(state, left, right, **_):
-        return 2 * math.prod(left) * right[-1]
-
     attention = make(causal=causal, causal_algorithm=algorithm, block_size=5)
-    in_place = {torch.ops.aten.baddbmm_: added_product}
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
-        attention(*qkv())
-    assert counter.get_total_flops() == attention.flops(2, N)
+    counted = count(lambda: attention(*qkv()))
+    del counted["sum"]  # the norms of queries and keys
+    assert sum(counted.values()) == attention.flops(2, N)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +391,7 @@ def test_flops_are_those_of_the_products_that_run(causal, algorithm):
         {"orthogonal": 1},
         {"block_size": 0},
         {"causal_algorithm": "scan"},
+        {"redraw_interval": 0},
     ],
 )
 def test_bad_hyperparameters_are_refused(given):
