@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "transformers")
+LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "transformers")
 
 
 @functools.cache

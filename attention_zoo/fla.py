@@ -1,0 +1,314 @@
+"""Linear-time operators of the fla-core package (Yang and Zhang 2024, Flash Linear Attention).
+
+What is here runs on queries, keys and values alone. Decays and step sizes that the papers compute from the hidden
+state are parameters here, one for each head or channel, with the papers' usual initial value: the operator, not the
+layer around it. Operators that need further projections of the hidden state (slots, second keys) are left out.
+
+All are linear in the values and see the past only. A padded position leaves the state as it is, decays included:
+the others see what they would see if it were not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.ops.masking import zero_padding
+from attention_zoo.packages import require_package
+
+
+class Function(NamedTuple):
+    """A function of the package, and how it is called.
+
+    `decay` is its name for log-decays, None if it takes none. `heads_first` says that it takes `(batch, heads, seq_len,
+    ...)` as we do, instead of `(batch, seq_len, heads, ...)`.
+    """
+
+    module: str
+    name: str
+    decay: str | None = None
+    heads_first: bool = False
+    options: Mapping[str, Any] = {}
+
+
+def _info(name: str, paper: str, complexity: str = "O(n h^2)", padding: bool = True) -> AttentionInfo:
+    return AttentionInfo(
+        name=name,
+        paper=f"{paper}; Yang, Zhang 2024 (fla)",
+        approximates=None,
+        causal=True,
+        bidirectional=False,
+        padding=padding,
+        cross=False,
+        random=False,
+        complexity=complexity,
+        package="fla-core",
+        implementations=("reference", "fused"),
+        # The package's own references compute in float32.
+        dtypes=(torch.float32, torch.bfloat16),
+    )
+
+
+class FlaAttention(Attention):
+    """An operator of fla-core: `reference` is its own plain PyTorch function, `fused` its Triton kernel on a GPU.
+
+    `auto` picks by the device of the input, and `backend_used` says which function ran. Scores are scaled by
+    1/sqrt(head_dim), as all functions of the package do by default.
+
+    Raises:
+        UnsupportedError: the package is not installed, `causal=False`, or `impl=fused` without a GPU.
+    """
+
+    reference: ClassVar[Function]
+    fused: ClassVar[Function]
+    has_beta: ClassVar[bool] = False
+    # Products of a vector with the h x h state for each token: one to write, one to read.
+    state_products: ClassVar[int] = 2
+
+    def __init__(self, *, impl: str = "auto", **common: Any) -> None:
+        super().__init__(impl=impl, **common)
+        require_package(self.info, "fla", "triton")
+        self.impl = impl  # `auto` is settled by the input's device
+        self.backend_used: str | None = None
+        rate = self._initial_rate()
+        self.log_rate = None if rate is None else nn.Parameter(rate.log())
+        self.beta_logit = nn.Parameter(torch.zeros(self.num_heads)) if self.has_beta else None
+
+    def _initial_rate(self) -> Tensor | None:
+        """The learned decay rates, `(heads,)` or `(heads, head_dim)`: a state decays by `exp(-rate)` each token."""
+        return None
+
+    def _log_decay(self) -> Tensor | None:
+        return None if self.log_rate is None else -self.log_rate.float().exp()
+
+    def _features(self, x: Tensor) -> Tensor:
+        """What the operator is given for a query or key."""
+        return x
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        device = query.device.type
+        if self.impl == "fused" and device != "cuda":
+            raise UnsupportedError(f"impl=fused: the kernels of fla-core need a GPU, the input is on {device}")
+        function = self.fused if device == "cuda" and self.impl != "reference" else self.reference
+        self.backend_used = f"{function.module}.{function.name}"
+        return self._call(function, query, key, value, padding)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """The reference's outputs for the values `e_1, ..., e_n`: the operator is linear in the values."""
+        keys = key.shape[2]
+        basis = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:2], keys, keys)
+        return self._call(self.reference, query, key, basis, key_padding_mask)
+
+    def _call(self, function: Function, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        dtype = query.dtype
+        if function is self.reference:
+            precision = torch.promote_types(dtype, torch.float32)
+            query, key, value = (x.to(precision) for x in (query, key, value))
+        tensors = {"q": self._features(query), "k": self._features(key), "v": value}
+        log_decay = self._log_decay()
+        if function.decay is not None and log_decay is not None:
+            tensors[function.decay] = self._at_every_position(log_decay, key)
+        if self.beta_logit is not None:
+            tensors["beta"] = self._at_every_position(self.beta_logit.float().sigmoid(), key)
+        tensors = {name: x if name == "q" else _zero_padding(x, padding) for name, x in tensors.items()}
+        if not function.heads_first:
+            tensors = {name: x.transpose(1, 2) for name, x in tensors.items()}
+        out = _imported(function)(**tensors, **function.options)
+        out = out[0] if isinstance(out, tuple) else out
+        return (out if function.heads_first else out.transpose(1, 2)).to(dtype)
+
+    def _at_every_position(self, x: Tensor, key: Tensor) -> Tensor:
+        """`(heads, ...)` as `(batch, heads, seq_len, ...)`."""
+        return x.to(key.device)[None, :, None].expand(*key.shape[:3], *x.shape[1:])
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """The products with the state in the recurrent form; the kernels trade more FLOPs for fewer steps."""
+        return batch * self.num_heads * seq_len * self.state_products * 2 * self.head_dim**2
+
+
+class DeltaAttention(FlaAttention):
+    """Writes `beta (v_t - S k_t)`, what the state has wrong about the value at the key, instead of `v_t`.
+
+    Queries and keys have length 1: the state would explode otherwise (Yang et al. 2024, section 3.3). beta starts at
+    sigmoid(0) = 1/2 and is learned for each head.
+    """
+
+    has_beta = True
+    state_products = 3
+
+    def _features(self, x: Tensor) -> Tensor:
+        return (x * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
+@register
+class FlaRetention(FlaAttention):
+    """Decays by the fixed `1 - 2^(-5 - head)`.
+
+    Its functions take no decay for each position, so padding would shift distances; it is refused.
+    """
+
+    info = _info("fla_retention", "Sun et al. 2023 (RetNet), section 2.1", padding=False)
+    reference = Function("fla.ops.retention.naive", "naive_retention", heads_first=True)
+    fused = Function("fla.ops.retention", "chunk_retention")
+
+
+@register
+class FlaLightningAttn(FlaAttention):
+    """Decays by the fixed `exp(-8 head / heads)`, that of its first layer. Padding is refused, as in retention.
+
+    The package has no plain function of this name: the reference is that of simple_gla, given these decays.
+    """
+
+    info = _info("fla_lightning_attn", "Qin et al. 2024 (Lightning Attention-2)", padding=False)
+    reference = Function("fla.ops.simple_gla.naive", "naive_chunk_simple_gla", decay="g")
+    fused = Function("fla.ops.lightning_attn", "chunk_lightning_attn", options={"layer_idx": 0, "num_layers": 1})
+
+    def _log_decay(self) -> Tensor:
+        return -8 / self.num_heads * torch.arange(self.num_heads)
+
+
+@register
+class FlaLinearAttn(FlaAttention):
+    """Features ELU + 1, normalised by their sum."""
+
+    info = _info("fla_linear_attn", "Katharopoulos et al. 2020, sections 3.2 and 3.3")
+    reference = Function("fla.ops.linear_attn.naive", "naive_recurrent_linear_attn", options={"normalize": True})
+    fused = Function("fla.ops.linear_attn", "chunk_linear_attn", options={"normalize": True})
+
+    def _features(self, x: Tensor) -> Tensor:
+        return F.elu(x) + 1
+
+
+@register
+class FlaSimpleGla(FlaAttention):
+    """One learned decay for each head, as in Mamba-2; initial rates as in gated_delta_rule."""
+
+    info = _info("fla_simple_gla", "Dao, Gu 2024 (Mamba-2)")
+    reference = Function("fla.ops.simple_gla.naive", "naive_chunk_simple_gla", decay="g")
+    fused = Function("fla.ops.simple_gla", "chunk_simple_gla", decay="g")
+
+    def _initial_rate(self) -> Tensor:
+        return _mamba_rate(self.num_heads)
+
+
+@register
+class FlaGla(FlaAttention):
+    """One learned decay for each channel of the keys; all start at `sigmoid(0)^(1/16)`."""
+
+    info = _info("fla_gla", "Yang et al. 2024 (Gated Linear Attention), sections 4.1 and 4.4")
+    reference = Function("fla.ops.gla.naive", "naive_recurrent_gla", decay="gk")
+    fused = Function("fla.ops.gla", "chunk_gla", decay="g")
+
+    def _initial_rate(self) -> Tensor:
+        return torch.full((self.num_heads, self.head_dim), math.log(2) / 16)
+
+
+@register
+class FlaDeltaRule(DeltaAttention):
+    """The delta rule without decay."""
+
+    info = _info(
+        "fla_delta_rule", "Yang et al. 2024 (Parallelizing Linear Transformers with the Delta Rule), section 2.2"
+    )
+    reference = Function("fla.ops.delta_rule.naive", "delta_rule_recurrence", heads_first=True)
+    fused = Function("fla.ops.delta_rule", "chunk_delta_rule")
+
+
+@register
+class FlaGatedDeltaRule(DeltaAttention):
+    """The delta rule on a state that decays by one learned factor for each head.
+
+    The package's layer draws the initial rates; here they are spread evenly over the same range.
+    """
+
+    info = _info("fla_gated_delta_rule", "Yang, Kautz, Hatamizadeh 2025 (Gated DeltaNet), section 3.1")
+    reference = Function("fla.ops.gated_delta_rule.naive", "naive_chunk_gated_delta_rule", decay="g")
+    fused = Function("fla.ops.gated_delta_rule", "chunk_gated_delta_rule", decay="g")
+
+    def _initial_rate(self) -> Tensor:
+        return _mamba_rate(self.num_heads)
+
+
+@register
+class FlaKda(DeltaAttention):
+    """The delta rule on a state that decays by one learned factor for each channel of the keys.
+
+    Initial rates are those of Gated DeltaNet for the heads, times a step size for each channel, spread over its range.
+    """
+
+    info = _info("fla_kda", "Kimi Team 2025 (Kimi Linear), section 3")
+    reference = Function("fla.ops.kda.naive", "naive_recurrent_kda", decay="g")
+    fused = Function("fla.ops.kda", "chunk_kda", decay="g")
+
+    def _initial_rate(self) -> Tensor:
+        return _mamba_rate(self.num_heads)[:, None] * 10 ** (2 * _quantiles(self.head_dim) - 1)
+
+
+@register
+class FlaBased(FlaAttention):
+    """Weights `1 + s + s^2/2` of the scaled scores, normalised: the Taylor expansion of exp.
+
+    Both functions of the package compute the n x n weights, block by block on a GPU (its linear-time kernel takes
+    head_dim <= 16 only). A key of zeros has weight 1, so padding cannot be zeroed away; it is refused.
+    """
+
+    info = _info("fla_based", "Arora et al. 2024 (Based)", complexity="O(n^2 h)", padding=False)
+    reference = Function("fla.ops.based.naive", "naive_parallel_based", heads_first=True)
+    fused = Function("fla.ops.based", "parallel_based")
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products."""
+        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
+
+
+@register
+class FlaRebased(FlaAttention):
+    """Weights `s^2` of the scaled scores over 1e-6 plus their sum, without the learned affine map of the layer.
+
+    Both functions of the package compute the n x n weights, block by block on a GPU.
+    """
+
+    info = _info("fla_rebased", "Aksenov et al. 2024 (ReBased)", complexity="O(n^2 h)")
+    reference = Function("fla.ops.rebased.naive", "naive_parallel_rebased", heads_first=True)
+    # Its own default, 1e-5, is not that of the reference.
+    fused = Function("fla.ops.rebased", "parallel_rebased", options={"eps": 1e-6})
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products."""
+        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
+
+
+def _imported(function: Function) -> Callable[..., Any]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Triton is not supported on current platform")
+        return getattr(importlib.import_module(function.module), function.name)
+
+
+def _quantiles(count: int) -> Tensor:
+    """Of the uniform distribution on [0, 1]: what `count` sorted draws are on average, nearly."""
+    return (torch.arange(count) + 0.5) / count
+
+
+def _mamba_rate(heads: int) -> Tensor:
+    """`A dt` with A uniform in [0, 16] and dt at 0.01, the middle of its logarithmic range from 0.001 to 0.1."""
+    return 16 * _quantiles(heads) * 0.01
+
+
+def _zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
+    """`zero_padding` for `(batch, heads, seq_len)` tensors too."""
+    return zero_padding(x, padding) if x.dim() == 4 else zero_padding(x[..., None], padding)[..., 0]

@@ -1,0 +1,106 @@
+"""Exact polynomial attention without the n x n matrix, by PyTorch's FlexAttention (Dong et al. 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+from attention_zoo.base import UnsupportedError, register
+from attention_zoo.polynomial import Polynomial
+
+
+@register
+class FlexPolynomial(Polynomial):
+    """`polynomial` as a softmax of the scores `p log|c|`, whose exponentials are the weights `c^p`.
+
+    A softmax divides by their sum S. Its logarithm, which the kernel returns, turns that into `bias + S`:
+    `S / (bias + S) = sigmoid(log S - log bias)`.
+
+    FlexAttention has no backward pass on a CPU and returns no log S from its kernel there: `fused` needs a GPU, where
+    `auto` picks it unless the input is float64; everywhere else `auto` is the reference, `polynomial` itself.
+    `backend_used` says which one ran.
+
+    Args:
+        degree, qk_layernorm, scale, bias: as in `polynomial`.
+
+    Raises:
+        UnsupportedError: `impl=fused` without a GPU.
+    """
+
+    info = dataclasses.replace(
+        Polynomial.info,
+        name="flex_polynomial",
+        paper=f"{Polynomial.info.paper}; Dong et al. 2024 (FlexAttention)",
+        implementations=("reference", "fused"),
+    )
+
+    def __init__(
+        self,
+        *,
+        degree: int = 4,
+        qk_layernorm: bool = True,
+        scale: float = 1.0,
+        bias: float = 1.0,
+        impl: str = "auto",
+        **common: Any,
+    ) -> None:
+        super().__init__(degree=degree, qk_layernorm=qk_layernorm, scale=scale, bias=bias, impl=impl, **common)
+        self.impl = impl  # `auto` is settled by the input's device
+        self.backend_used: str | None = None
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        on_gpu = query.device.type == "cuda"
+        if self.impl == "fused" and not on_gpu:
+            raise UnsupportedError(f"impl=fused: FlexAttention needs a GPU here, the input is on {query.device.type}")
+        if self.impl == "reference" or not on_gpu or (self.impl == "auto" and query.dtype == torch.float64):
+            self.backend_used = "polynomial"
+            return super()._attend(query, key, value, padding)
+        self.backend_used = "flex_attention"
+        return self._flex(_compiled(), query, key, value, padding)
+
+    def _flex(self, kernel: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """By `flex_attention`, compiled or not."""
+        degree = self.degree
+
+        def log_weight(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # The logarithm sees a 1 where the weight is 0: its slope at 0 is infinite.
+            hidden = score == 0 if padding is None else (score == 0) | padding[batch, j]
+            return torch.where(hidden, -math.inf, degree * torch.where(hidden, 1, score).abs().log())
+
+        mask = _causal_mask(query.shape[2], query.device) if self.causal else None
+        given = self.layernorm(query), self.layernorm(key), value, log_weight, mask
+        if hasattr(flex, "AuxRequest"):
+            out, auxiliary = kernel(*given, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
+            log_sum = auxiliary.lse
+        else:  # PyTorch before 2.9
+            out, log_sum = kernel(*given, scale=self.scale, return_lse=True)
+        if self.bias == 0:
+            return out
+        return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products, half of them if causal once the kernel has run: it skips the blocks of the future."""
+        skips = self.causal and self.backend_used == "flex_attention"
+        return super().flops(batch, seq_len) // (2 if skips else 1)
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(flex.flex_attention)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_mask(length: int, device: torch.device) -> flex.BlockMask:
+    # Uncompiled it holds the n x n mask in memory.
+    create = torch.compile(flex.create_block_mask) if device.type == "cuda" else flex.create_block_mask
+    return create(_is_past, None, None, length, length, device=device)
+
+
+def _is_past(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j

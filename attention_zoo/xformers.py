@@ -1,0 +1,75 @@
+"""The exact fused softmax by the kernels of the xformers package (Rabe and Staats 2021; Lefaudeux et al. 2022)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import UnsupportedError, register
+from attention_zoo.ops.masking import visible_keys
+from attention_zoo.packages import require_package
+from attention_zoo.softmax import Softmax
+
+# The kernels read a row of the bias in 128-bit words: it must start at a multiple of 8 sixteen-bit numbers.
+ALIGNMENT = 8
+
+
+@register
+class XformersMemoryEfficient(Softmax):
+    """Softmax attention by `xformers.ops.memory_efficient_attention`, whichever of its kernels takes the input.
+
+    With padding the mask is a bias of batch x seq_len numbers, and of batch x seq_len^2 if causal.
+
+    Args:
+        scale: factor of the scores; None is 1/sqrt(head_dim).
+
+    Raises:
+        UnsupportedError: the package is not installed, or none of its kernels takes the input.
+    """
+
+    info = dataclasses.replace(
+        Softmax.info,
+        name="xformers_memory_efficient",
+        paper="Rabe, Staats 2021, as in Lefaudeux et al. 2022 (xformers)",
+        package="xformers",
+        devices=("cuda",),
+        implementations=("reference", "fused"),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+    )
+
+    def __init__(self, *, scale: float | None = None, **common: Any) -> None:
+        super().__init__(scale=scale, **common)
+        require_package(self.info, "xformers")
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        if self.impl == "reference":
+            return super()._attend(query, key, value, padding)
+        ops = importlib.import_module("xformers.ops")
+        bias, blind = ops.LowerTriangularMask() if self.causal else None, None
+        if padding is not None:
+            visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+            # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
+            blind = ~visible.any(-1, keepdim=True)
+            bias = _aligned_bias(visible | blind, query)
+        by_position = (x.transpose(1, 2) for x in (query, key, value))
+        try:
+            out = ops.memory_efficient_attention(*by_position, attn_bias=bias, scale=self.scale).transpose(1, 2)
+        except NotImplementedError as error:
+            reasons = " ".join(str(error).split())
+            raise UnsupportedError(f"{self.info.name}: no kernel takes the input ({reasons})") from error
+        return out if blind is None else out.masked_fill(blind, 0)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Two n x n x h products, half of them if causal: the kernels skip the blocks of the future."""
+        return super().flops(batch, seq_len) // (2 if self.causal and self.impl == "fused" else 1)
+
+
+def _aligned_bias(visible: Tensor, query: Tensor) -> Tensor:
+    """0 where `visible` `(batch, 1, 1 or queries, keys)`, -inf elsewhere, for every head and query, rows aligned."""
+    *rows, keys = visible.shape
+    bias = query.new_zeros(*rows, keys + -keys % ALIGNMENT)[..., :keys]
+    return bias.masked_fill_(~visible, -torch.inf).expand(*query.shape[:3], keys)

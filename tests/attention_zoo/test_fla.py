@@ -1,0 +1,333 @@
+"""Against formulas of our own in float64, one token at a time where the paper's form is a recurrence."""
+
+import importlib
+import importlib.util
+import inspect
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from bench.measures.flops import count
+
+NAMES = [name for name in attention_zoo.list_attentions() if name.startswith("fla_")]
+INSTALLED = all(importlib.util.find_spec(module) for module in ("fla", "triton"))
+needs_package = pytest.mark.skipif(not INSTALLED, reason="needs fla-core and triton")
+N, H, HEADS = 23, 4, 3
+
+
+def qkv(n=N, h=H, seed=0, batch=2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, HEADS, n, h, generator=generator) for _ in range(3)]
+
+
+def make(name, h=H, **given):
+    """With decays and step sizes that differ from head to head and channel to channel."""
+    attention = attention_zoo.create(name, **({"head_dim": h, "num_heads": HEADS, "causal": True} | given))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return attention
+
+
+# --- What the papers say, in float64 ---------------------------------------------------------------
+
+
+def kernel(weigh, eps=0.0):
+    """Weights of the scores, normalised."""
+
+    def attend(attention, query, key, value):
+        weights = weigh(query @ key.mT / query.shape[-1] ** 0.5).tril()
+        return weights @ value / (weights.sum(-1, keepdim=True) + eps)
+
+    return attend
+
+
+def linear(attention, query, key, value):
+    left, right = (torch.where(x > 0, x + 1, x.exp()) for x in (query, key))
+    weights = (left @ right.mT).tril()
+    return weights @ value / weights.sum(-1, keepdim=True)
+
+
+def recurrence(log_decay, delta=False):
+    """`S_t = Diag(exp g) S_{t-1} + k_t v_t^T` and `o_t = S_t^T q_t / sqrt(h)`; or the delta rule."""
+
+    def attend(attention, query, key, value):
+        if delta:
+            query, key = (x / x.norm(dim=-1, keepdim=True) for x in (query, key))
+        h = query.shape[-1]
+        decay = log_decay(attention).exp().reshape(HEADS, -1, 1)
+        beta = 1 / (1 + (-attention.beta_logit.double()).exp()).reshape(HEADS, 1, 1) if delta else 1
+        state, rows = query.new_zeros(*query.shape[:2], h, value.shape[-1]), []
+        for t in range(query.shape[2]):
+            q, k, v = (x[:, :, t, None] for x in (query, key, value))
+            state = decay * state
+            target = v - k @ state if delta else v
+            state = state + beta * k.mT @ target
+            rows.append(q @ state / h**0.5)
+        return torch.cat(rows, 2)
+
+    return attend
+
+
+def fixed(rates):
+    return recurrence(lambda attention: torch.tensor(rates).double().log())
+
+
+def learned(attention):
+    return -attention.log_rate.double().exp()
+
+
+def none(attention):
+    return torch.zeros(HEADS, dtype=torch.float64)
+
+
+FORMULAS = {
+    "fla_retention": fixed([1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128]),
+    "fla_lightning_attn": fixed([1, torch.e ** (-8 / 3), torch.e ** (-16 / 3)]),
+    "fla_linear_attn": linear,
+    "fla_simple_gla": recurrence(learned),
+    "fla_gla": recurrence(learned),
+    "fla_delta_rule": recurrence(none, delta=True),
+    "fla_gated_delta_rule": recurrence(learned, delta=True),
+    "fla_kda": recurrence(learned, delta=True),
+    "fla_based": kernel(lambda s: 1 + s + s**2 / 2),
+    "fla_rebased": kernel(lambda s: s**2, eps=1e-6),
+}
+every_name = pytest.mark.parametrize("name", FORMULAS)
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    """Float32 rounds at 6e-8; a recurrence of a few dozen steps and a normaliser lose two digits."""
+    scale = expected.abs().max().clamp_min(1)
+    torch.testing.assert_close(actual.double() / scale, expected.double() / scale, rtol=0, atol=tolerance)
+
+
+def test_every_operator_has_its_formula():
+    assert set(FORMULAS) == set(NAMES)
+
+
+@needs_package
+@every_name
+@pytest.mark.parametrize("n", [1, N, 70])  # more than a chunk of 64
+def test_equals_the_papers_formula(name, n):
+    attention, given = make(name), qkv(n)
+    assert_close(attention(*given), FORMULAS[name](attention, *(x.double() for x in given)))
+
+
+@needs_package
+@every_name
+def test_gradients_equal_those_of_the_formula(name):
+    """Of the decays and step sizes too."""
+    attention, given = make(name), [x.requires_grad_() for x in qkv()]
+    leaves = [*given, *attention.parameters()]
+    direction = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(2))
+    actual = torch.autograd.grad(attention(*given), leaves, direction)
+    formula = FORMULAS[name](attention, *(x.double() for x in given))
+    for one, other in zip(actual, torch.autograd.grad(formula, leaves, direction.double()), strict=True):
+        assert_close(one, other, 1e-4)
+
+
+@needs_package
+@every_name
+def test_padding_is_as_if_it_were_not_there(name):
+    """Decays included, wherever the padding is: the others stand next to each other."""
+    attention, (query, key, value) = make(name), qkv(batch=1)
+    padded = torch.zeros(1, N, dtype=torch.bool)
+    padded[:, [0, 1, 4, 9, 10, 11, N - 1]] = True
+    if not attention.info.padding:
+        with pytest.raises(UnsupportedError, match=f"{name} does not support key_padding_mask"):
+            attention(query, key, value, padded)
+        return
+    kept = ~padded[0]
+    expected = attention(*(x[:, :, kept] for x in (query, key, value)))
+    assert_close(attention(query, key, value, padded)[:, :, kept], expected, 1e-6)
+
+
+@needs_package
+@every_name
+def test_bfloat16_is_float32_of_rounded_inputs(name):
+    """The reference computes in float32: only its output is rounded, by 2^-9."""
+    attention, given = make(name), [x.bfloat16() for x in qkv()]
+    out = attention(*given)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attention(*(x.float() for x in given)), rtol=2**-8, atol=1e-6)
+
+
+# --- Initial decays and step sizes -----------------------------------------------------------------
+
+
+def fresh(name):
+    return attention_zoo.create(name, head_dim=H, num_heads=HEADS, causal=True)
+
+
+@needs_package
+def test_initial_decays_are_the_papers():
+    # Gated Linear Attention, section 4.4: sigmoid(x)^(1/16), of x = 0.
+    torch.testing.assert_close((-fresh("fla_gla").log_rate.exp()).exp(), torch.full((HEADS, H), 0.5 ** (1 / 16)))
+    # A in the middle of each third of [0, 16], dt = 0.01.
+    by_head = 0.01 * torch.tensor([16 / 6, 8, 16 * 5 / 6])
+    for name in ("fla_simple_gla", "fla_gated_delta_rule"):
+        torch.testing.assert_close(fresh(name).log_rate.exp(), by_head)
+    rates = fresh("fla_kda").log_rate
+    torch.testing.assert_close(rates.mean(-1).exp(), by_head)
+    steps = rates[0].exp() / by_head[0] * 0.01
+    assert 0.001 < steps.min() < 0.01 < steps.max() < 0.1
+
+
+@needs_package
+@every_name
+def test_parameters_are_decays_and_step_sizes(name):
+    shapes = {key: tuple(p.shape) for key, p in fresh(name).named_parameters()}
+    rate = {"fla_simple_gla": (HEADS,), "fla_gated_delta_rule": (HEADS,), "fla_gla": (HEADS, H), "fla_kda": (HEADS, H)}
+    step = {"fla_delta_rule", "fla_gated_delta_rule", "fla_kda"}
+    expected = {"log_rate": rate[name]} if name in rate else {}
+    expected |= {"beta_logit": (HEADS,)} if name in step else {}
+    assert shapes == expected
+    if name in step:
+        assert (fresh(name).beta_logit == 0).all()
+
+
+# --- FLOPs -----------------------------------------------------------------------------------------
+
+
+@needs_package
+@every_name
+def test_flops_are_those_of_the_formula(name):
+    """Of the recurrence with matrix products; of both products where the package computes the n x n weights."""
+    n, h = 64, 32
+    attention, given = make(name, h), [x.double() for x in qkv(n, h)]
+    with torch.no_grad():
+        counted = count(lambda: FORMULAS[name](attention, *given))
+    products = sum(flops for operation, flops in counted.items() if operation != "sum")
+    if name == "fla_linear_attn":  # its formula above is the n x n form
+        products = count(lambda: recurrence(none)(attention, *given))["bmm"]
+    assert attention.flops(2, n) == products
+
+
+# --- What runs -------------------------------------------------------------------------------------
+
+
+@needs_package
+@every_name
+def test_a_cpu_runs_the_reference_and_says_so(name):
+    for impl in ("auto", "reference"):
+        attention = make(name, impl=impl)
+        assert attention.backend_used is None
+        attention(*qkv())
+        assert attention.backend_used.split(".naive.")[0].startswith("fla.ops.")
+        assert ".naive." in attention.backend_used
+    with pytest.raises(
+        UnsupportedError, match=r"^impl=fused: the kernels of fla-core need a GPU, the input is on cpu$"
+    ):
+        make(name, impl="fused")(*qkv())
+
+
+@needs_package
+@every_name
+def test_the_kernel_is_given_what_it_takes(name, monkeypatch):
+    """The names exist, and tensors are (batch, seq_len, heads, ...). No kernel runs: there is no GPU here."""
+    attention, given, calls = make(name), qkv(), []
+    function = attention.fused
+    real = getattr(importlib.import_module(function.module), function.name)
+
+    def kernel(**arguments):
+        calls.append(inspect.signature(real).bind(**arguments).arguments)
+        return torch.zeros_like(arguments["v"]), None
+
+    monkeypatch.setattr("attention_zoo.fla._imported", lambda function: kernel)
+    assert attention._call(function, *given, None).shape == given[0].shape
+    ((arguments),) = calls
+    for tensor, expected in zip("qkv", given, strict=True):
+        assert arguments[tensor].shape == expected.transpose(1, 2).shape
+    assert ("g" in arguments) == (attention.log_rate is not None)
+    for gate in {"g", "beta"} & set(arguments):
+        assert arguments[gate].shape[:3] == (2, N, HEADS) and arguments[gate].dtype == torch.float32
+    assert ("beta" in arguments) == hasattr(attention.beta_logit, "shape")
+
+
+def plain_kernel(q, k, v, g=None, g_gamma=None, scale=None, **_):
+    """What fla's chunk_simple_gla computes, by the package's plain recurrence."""
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+    g = torch.zeros(q.shape[:3]) if g is None else g
+    return naive_recurrent_simple_gla(q, k, v, g + (0 if g_gamma is None else g_gamma), scale)[0], None
+
+
+@needs_package
+@pytest.mark.parametrize("name", ["fla_retention", "fla_lightning_attn", "fla_linear_attn"])
+def test_kernel_and_reference_are_the_same_function(name, monkeypatch):
+    """What the package wraps around its one kernel: the decays that it fixes, the normaliser."""
+    attention, given = make(name), qkv()
+    module = importlib.import_module(f"{attention.fused.module}.chunk")
+    monkeypatch.setattr(module, "chunk_simple_gla", plain_kernel)
+    if name == "fla_linear_attn":
+        utils = importlib.import_module("fla.ops.linear_attn.utils")
+        monkeypatch.setattr(utils, "chunk_global_cumsum", lambda x, **_: x.cumsum(1))
+    assert_close(attention._call(attention.fused, *given, None), attention(*given), 1e-5)
+
+
+@needs_package
+def test_rebased_has_one_epsilon():
+    """Small scores show it: the kernel's own default is ten times the reference's."""
+    attention, (query, key, value) = make("fla_rebased"), qkv(1)
+    score = (query * key).sum(-1, keepdim=True) / 2
+    key = key * 1e-3 / score
+    assert_close(attention(query, key, value), value / 2, 1e-3)
+    assert attention.fused.options == {"eps": 1e-6}
+
+
+# --- What is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("missing", ["fla", "triton"])
+def test_without_the_package_it_is_listed_and_refused(name, missing, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == missing else found("torch"))
+    assert name in attention_zoo.list_attentions() and attention_zoo.info(name).package == "fla-core"
+    reason = rf"^{name}: needs the package fla-core: pip install 'attention-zoo\[fla\]' \(no module {missing}\)$"
+    with pytest.raises(UnsupportedError, match=reason):
+        fresh(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_sees_the_past_only(name):
+    with pytest.raises(UnsupportedError, match=f"^causal=false: {name} sees the past only$"):
+        attention_zoo.create(name, head_dim=H, num_heads=HEADS)
+
+
+@needs_package
+def test_float64_is_refused_because_the_package_would_round_it():
+    with pytest.raises(UnsupportedError, match=r"^fla_gla does not take torch\.float64"):
+        make("fla_gla")(*(x.double() for x in qkv()))
+
+
+@pytest.mark.gpu
+@needs_package
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_name
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_kernel_equals_the_reference(name, padded, dtype):
+    h = 64
+    attention = attention_zoo.create(name, head_dim=h, num_heads=HEADS, causal=True, dtype=dtype, device="cuda")
+    if padded and not attention.info.padding:
+        pytest.skip("refuses padding")
+    mask = torch.zeros(2, 200, dtype=torch.bool, device="cuda") if padded else None
+    if padded:
+        mask[0, :50], mask[1, 120:] = True, True
+    given = [x.to("cuda", dtype).requires_grad_() for x in qkv(200, h)]
+    out = attention(*given, mask)
+    assert ".naive." not in attention.backend_used
+    gradients = torch.autograd.grad(out.float().square().sum(), given)
+    reference = attention_zoo.create(name, head_dim=h, num_heads=HEADS, causal=True, impl="reference", device="cuda")
+    exact = [x.detach().float().requires_grad_() for x in given]
+    expected = reference(*exact, mask)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
+    # Relative error of the whole tensor: float32 kernels may use TF32, which rounds at 2^-11, bfloat16 at 2^-9.
+    tolerance = {torch.float32: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
+        assert (one.float() - other).norm() / other.norm() < tolerance

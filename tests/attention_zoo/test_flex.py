@@ -1,0 +1,184 @@
+"""PyTorch's uncompiled FlexAttention stands in for its kernel: on a CPU there is no other that returns log S."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+
+N, H, HEADS = 37, 8, 2
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def quiet_and_fresh():
+    """It warns that it is not compiled, and counts recompilations across tests."""
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
+
+
+def qkv(keys=N, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = (N, keys, keys)
+    return [torch.randn(2, HEADS, n, H, generator=generator, dtype=torch.float64).to(dtype) for n in lengths]
+
+
+def padding(keys=N):
+    """Padding on the left, which blinds causal rows, and padding only."""
+    mask = torch.zeros(2, keys, dtype=torch.bool)
+    mask[0, :9], mask[1] = True, True
+    return mask
+
+
+def make(name="flex_polynomial", dtype=torch.float64, **given):
+    attention = attention_zoo.create(name, **({"head_dim": H, "num_heads": HEADS} | given))
+    if hasattr(attention.layernorm, "weight"):
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            attention.layernorm.weight.copy_(torch.randn(H, generator=generator))
+            attention.layernorm.bias.copy_(torch.randn(H, generator=generator))
+    return attention.to(dtype)
+
+
+@torch.no_grad()
+def flex(attention, query, key, value, mask=None):
+    return attention._flex(flex_attention, query, key, value, mask)
+
+
+def assert_close(actual, expected, tolerance=TOLERANCES[torch.float64]):
+    scale = expected.abs().max().clamp_min(1)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20)])
+def test_equals_polynomial(causal, keys, padded, dtype):
+    given, mask = qkv(keys, dtype), padding(keys) if padded else None
+    out = flex(make(causal=causal, dtype=dtype), *given, mask)
+    assert out.dtype == dtype and out.isfinite().all()
+    expected = make("polynomial", causal=causal)(*(x.double() for x in given), mask).detach()
+    assert_close(out.double(), expected, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"degree": 2},
+        {"degree": 8},
+        {"qk_layernorm": False},
+        {"scale": 0.3},
+        {"bias": 0.0},
+        {"bias": 7.5},
+        {"degree": 2, "scale": 2.5, "bias": 0.2, "qk_layernorm": False},
+    ],
+    ids=str,
+)
+def test_equals_polynomial_whatever_its_hyperparameters(given):
+    assert_close(flex(make(causal=True, **given), *qkv()), make("polynomial", causal=True, **given)(*qkv()).detach())
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_weights_of_zero_are_zero_and_so_is_a_row_of_them(bias):
+    """log 0 = -inf: of orthogonal keys, and of a query that is orthogonal to all."""
+    query, key = torch.eye(H).double().expand(1, HEADS, H, H), torch.eye(H).double().expand(1, HEADS, H, H).clone()
+    key[:, :, 3] = 0
+    value = torch.randn(1, HEADS, H, H, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    attention = make(qk_layernorm=False, bias=bias)
+    out = flex(attention, query, key, value)
+    expected = value / (1 + bias)  # row i has weight 1 at key i and 0 elsewhere
+    expected[:, :, 3] = 0
+    assert_close(out, expected)
+    assert_close(out, make("polynomial", qk_layernorm=False, bias=bias)(query, key, value))
+
+
+def test_large_weights_do_not_overflow():
+    """Scores of 1e30 have weights of 1e120, far beyond float32; of their logarithms nothing is lost but rounding."""
+    query, key, value = qkv(dtype=torch.float32)
+    out = flex(make(qk_layernorm=False, dtype=torch.float32), 1e30 * query, key, value)
+    expected = make("polynomial", qk_layernorm=False, bias=0.0)(query.double(), key.double(), value.double())
+    assert_close(out.double(), expected, 2e-4)
+
+
+def test_gradients_are_those_of_polynomial_also_at_zero():
+    """FlexAttention has no backward pass on a CPU: its softmax is taken of what it was given."""
+    attention, handed = make(qk_layernorm=False, causal=True), {}
+
+    def kernel(query, key, value, score_mod, mask, scale, return_aux):
+        handed.update(score_mod=score_mod, mask=mask)
+        scores = score_mod(scale * query @ key.mT, *(torch.arange(n) for n in (1, 1, 1, 1)))
+        past = mask.mask_mod(0, 0, torch.arange(N)[:, None], torch.arange(N))
+        scores = scores.masked_fill(~past, -torch.inf)
+        blind = (scores == -torch.inf).all(-1)
+        safe = scores.masked_fill(blind[..., None], 0)
+        out = (safe.softmax(-1) @ value).masked_fill(blind[..., None], 0)
+        return out, type("Auxiliary", (), {"lse": safe.logsumexp(-1).masked_fill(blind, -torch.inf)})
+
+    query, key, value = qkv()
+    query[:, :, 5], key[:, :, 7] = 0, 0
+    given = [x.requires_grad_() for x in (query, key, value)]
+    out = attention._flex(kernel, *given, None)
+    expected = make("polynomial", qk_layernorm=False, causal=True)(*given)
+    assert_close(out, expected)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
+    for one, other in zip(*(torch.autograd.grad(o, given, direction) for o in (out, expected)), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_cpu_runs_polynomial_unless_asked_otherwise(causal):
+    given = qkv()
+    for impl in ("auto", "reference"):
+        attention = make(causal=causal, impl=impl)
+        assert torch.equal(attention(*given), make("polynomial", causal=causal)(*given))
+        assert attention.backend_used == "polynomial"
+    attention = make(causal=causal, impl="fused")
+    with pytest.raises(UnsupportedError, match=r"^impl=fused: FlexAttention needs a GPU here, the input is on cpu$"):
+        attention(*given)
+    assert attention.backend_used is None
+
+
+def test_its_hyperparameters_are_those_of_polynomial():
+    assert attention_zoo.hyperparameters("flex_polynomial") == attention_zoo.hyperparameters("polynomial")
+
+
+def test_flops_halve_only_where_a_kernel_skipped_the_future():
+    dense = 3 * HEADS * 4 * 64**2 * H
+    attention, bidirectional = make(causal=True), make()
+    assert attention.flops(3, 64) == dense
+    attention.backend_used = bidirectional.backend_used = "flex_attention"
+    assert attention.flops(3, 64) == dense // 2 and bidirectional.flops(3, 64) == dense
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_kernel_equals_polynomial(dtype, causal, padded):
+    n, h = 300, 64
+    mask = None
+    if padded:
+        mask = torch.zeros(2, n, dtype=torch.bool)
+        mask[0, :40], mask[1, 200:] = True, True
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, HEADS, n, h, generator=generator).to("cuda", dtype).requires_grad_() for _ in range(3)]
+    attention = attention_zoo.create(
+        "flex_polynomial", head_dim=h, num_heads=HEADS, causal=causal, dtype=dtype, device="cuda"
+    )
+    out = attention(*given, None if mask is None else mask.cuda())
+    assert attention.backend_used == "flex_attention"
+    gradients = torch.autograd.grad(out.float().square().sum(), given)
+    exact = [x.detach().double().cpu().requires_grad_() for x in given]
+    reference = attention_zoo.create("polynomial", head_dim=h, num_heads=HEADS, causal=causal, dtype=torch.float64)
+    expected = reference(*exact, mask)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
+    # Relative error of the whole tensor: bfloat16 rounds at 2^-9, and the fourth power makes that four times as much.
+    tolerance = {torch.float32: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
+        assert (one.double().cpu() - other).norm() / other.norm() < tolerance

@@ -1,0 +1,178 @@
+"""The package installs on a GPU host only. Here a stand-in of our own computes what the package's documentation says;
+it checks what the package is given and what is done with its answer, not the package."""
+
+import importlib.machinery
+import importlib.util
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from bench.correctness import check_output
+
+N, H, HEADS = 37, 8, 2
+NAME = "xformers_memory_efficient"
+INSTALLED = importlib.util.find_spec("xformers") is not None
+
+
+class LowerTriangularMask:
+    """Position i sees keys j <= i."""
+
+
+def memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None):
+    """Of `(batch, seq_len, heads, head_dim)`; NaN for a row that sees nothing; particular about a tensor's strides."""
+    assert query.dtype in (torch.float32, torch.bfloat16, torch.float16) and p == 0.0
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    scores = (query @ key.mT).float() * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if isinstance(attn_bias, LowerTriangularMask):
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    elif attn_bias is not None:
+        assert attn_bias.shape == scores.shape and attn_bias.dtype == query.dtype
+        assert attn_bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in attn_bias.stride()[:-1])
+        assert attn_bias.data_ptr() % 16 == 0
+        scores = scores + attn_bias
+    return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The package, as far as it is used, on a CPU."""
+    ops = types.ModuleType("xformers.ops")
+    ops.memory_efficient_attention, ops.LowerTriangularMask = memory_efficient_attention, LowerTriangularMask
+    package = types.ModuleType("xformers")
+    package.__spec__ = importlib.machinery.ModuleSpec("xformers", None)
+    monkeypatch.setitem(sys.modules, "xformers", package)
+    monkeypatch.setitem(sys.modules, "xformers.ops", ops)
+    return ops
+
+
+def qkv(keys=N, dtype=torch.float32, device="cpu", h=H):
+    generator = torch.Generator().manual_seed(0)
+    given = (torch.randn(3, HEADS, n, h, generator=generator) for n in (N, keys, keys))
+    return [x.to(device, dtype).requires_grad_() for x in given]
+
+
+def masks(keys):
+    """None; scattered, left and complete padding."""
+    mask = torch.zeros(3, keys, dtype=torch.bool)
+    mask[0] = torch.rand(keys, generator=torch.Generator().manual_seed(1)) < 0.4
+    mask[1, : keys // 3] = True
+    mask[2] = True
+    return {"full": None, "padded": mask}
+
+
+def make(name=NAME, **given):
+    return attention_zoo.create(name, **({"head_dim": H, "num_heads": HEADS} | given))
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("mask", ["full", "padded"])
+@pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20), (False, 24)])
+def test_what_the_package_is_given_and_answers_is_softmax(causal, keys, mask, scale, stand_in):
+    attention, given, mask = make(causal=causal, scale=scale), qkv(keys), masks(keys)[mask]
+    assert attention.impl == "fused"
+    out, expected = attention._attend(*given, mask), make("softmax", causal=causal, scale=scale)(*given, mask)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    gradients = (torch.autograd.grad(o, given, direction) for o in (out, expected))
+    for one, other in ((out, expected), *zip(*gradients, strict=True)):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sixteen_bits_are_given_as_they_are(dtype, stand_in):
+    attention, given, mask = make(causal=True), qkv(dtype=dtype), masks(N)["padded"]
+    out = attention._attend(*given, mask)
+    expected = make("softmax", causal=True)(*(x.float() for x in given), mask)
+    assert out.dtype == dtype and (out.float() - expected).norm() / expected.norm() < 1e-2
+
+
+def test_causality_without_padding_needs_no_bias(stand_in, monkeypatch):
+    """The kernels skip what the mask hides; a bias they would have to read."""
+    seen = []
+    monkeypatch.setattr(
+        stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
+    )
+    for causal in (True, False):
+        make(causal=causal)._attend(*qkv(), None)
+    assert isinstance(seen[0], LowerTriangularMask) and seen[1] is None
+
+
+def test_a_bias_without_causality_takes_no_n_by_n_memory(stand_in, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
+    )
+    for causal, numbers in ((False, 3 * 40), (True, 3 * N * 40)):
+        make(causal=causal)._attend(*qkv(), masks(N)["padded"])
+        assert seen[-1].untyped_storage().nbytes() == 4 * numbers
+
+
+def test_what_no_kernel_takes_is_refused_in_one_line(stand_in, monkeypatch):
+    def no_operator(*_, **__):
+        raise NotImplementedError("No operator found for `memory_efficient_attention_forward` with inputs:\n  query : ")
+
+    monkeypatch.setattr(stand_in, "memory_efficient_attention", no_operator)
+    with pytest.raises(UnsupportedError, match=rf"^{NAME}: no kernel takes the input \(No operator .* query :\)$"):
+        make()._attend(*qkv(), None)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_is_softmax_and_runs_no_kernel(causal, stand_in):
+    del stand_in.memory_efficient_attention
+    given, mask = qkv(), masks(N)["padded"]
+    expected = make("softmax", causal=causal)(*given, mask)
+    assert torch.equal(make(causal=causal, impl="reference")._attend(*given, mask), expected)
+
+
+def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
+    """The float64 reference is on the CPU, where the package has no kernel."""
+    config = {"label": NAME, "attention": {"name": NAME, "scale": None}, "seq_len": N, "num_heads": HEADS}
+    config |= {"head_dim": H, "causal": True, "dtype": "float32", "impl": "auto", "seed": 0}
+    attention = make(causal=True)
+    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)  # the only thing here that asks for a GPU
+    with torch.no_grad():
+        checked = check_output(attention, config, tuple(x.detach() for x in qkv()))
+    assert checked["reference"] == "dense matrix, float64" and 0 < checked["error"] < 1e-6
+
+
+def test_flops_halve_where_the_kernel_skips_the_future(stand_in):
+    dense = 3 * HEADS * 4 * 64**2 * H
+    assert make().flops(3, 64) == make(causal=True, impl="reference").flops(3, 64) == dense
+    assert make(causal=True).flops(3, 64) == dense // 2
+
+
+def test_a_cpu_is_refused(stand_in):
+    for impl in ("auto", "reference", "fused"):
+        with pytest.raises(UnsupportedError, match=rf"^{NAME} does not run on cpu; it runs on cuda$"):
+            make(impl=impl)(*qkv())
+
+
+@pytest.mark.skipif(INSTALLED, reason="xformers is installed")
+def test_without_the_package_it_is_listed_and_refused():
+    assert NAME in attention_zoo.list_attentions() and attention_zoo.info(NAME).package == "xformers"
+    reason = rf"^{NAME}: needs the package xformers: pip install 'attention-zoo\[xformers\]' \(no module xformers\)$"
+    with pytest.raises(UnsupportedError, match=reason):
+        make()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (INSTALLED and torch.cuda.is_available()), reason="needs xformers and a CUDA device")
+@pytest.mark.parametrize("mask", ["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_package_equals_softmax(dtype, causal, mask):
+    h, mask = 64, masks(N)[mask]
+    given = qkv(dtype=dtype, device="cuda", h=h)
+    out = make(head_dim=h, causal=causal)(*given, None if mask is None else mask.cuda())
+    gradients = torch.autograd.grad(out.float().square().sum(), given)
+    exact = [x.detach().double().cpu().requires_grad_() for x in given]
+    expected = make("softmax", head_dim=h, causal=causal)(*exact, mask)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
+    # Relative error of the whole tensor: bfloat16 rounds at 2^-9; float32 kernels may use TF32, 2^-11.
+    tolerance = {torch.bfloat16: 2e-2, torch.float32: 2e-3}[dtype]
+    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
+        assert (one.double().cpu() - other).norm() / other.norm() < tolerance
