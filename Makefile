@@ -10,7 +10,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint figures ui list clean
+.PHONY: help demo test test-slow mutants docs lint figures tables ui list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,12 @@ test: $(INSTALLED)  ## run the tests
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
 	$(BIN)/python -m pytest -m slow
 
+mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
+	$(BIN)/python tests/mutation.py $(FAMILIES)
+
+docs: $(INSTALLED)  ## write docs/zoo.md, the page that lists every mechanism, variant and paper row
+	$(BIN)/python -m bench.zoo_page
+
 lint: $(INSTALLED)  ## check format, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -39,6 +45,9 @@ lint: $(INSTALLED)  ## check format, style and types
 
 figures: $(INSTALLED)  ## draw all figures that the records in RESULTS support
 	$(BIN)/python -m analysis figures --results $(RESULTS)
+
+tables: $(INSTALLED)  ## write the papers' tables that the records in RESULTS support
+	$(BIN)/python -m analysis tables --results $(RESULTS)
 
 ui: $(INSTALLED)  ## start the MLflow UI on this machine and say which page to open
 	$(BIN)/python -m bench.ui --results $(RESULTS)

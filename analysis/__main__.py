@@ -1,18 +1,20 @@
-"""`python -m analysis figures|table|list`: what the records under --results say."""
+"""`python -m analysis figures|tables|table|list`: what the records under --results say."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis import compare
 from analysis.frame import MissingRecords, load
-from analysis.registry import FIGURES
+from analysis.registry import FIGURES, TABLES, Entry, Made
 from analysis.style import save
-from analysis.table import by_cell, markdown
+from analysis.table import by_cell, markdown, write
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,29 +32,46 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Records to figures and tables.")
-    commands = parser.add_subparsers(required=True, metavar="figures|table|list")
+    commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
     figures = commands.add_parser("figures", parents=[shared], help="write every figure as PNG and SVG")
     figures.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/figures")
     figures.add_argument("--figure", choices=FIGURES, help="only this one")
     figures.set_defaults(run=_figures)
+    tables = commands.add_parser("tables", parents=[shared], help="write every paper's table as Markdown and CSV")
+    tables.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/tables")
+    tables.add_argument("--table", choices=TABLES, help="only this one")
+    tables.set_defaults(run=_tables)
     table = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
     table.add_argument("--csv", type=Path, metavar="FILE", help="also write every number, unrounded")
     table.set_defaults(run=_table)
-    listing = commands.add_parser("list", parents=[shared], help="name the figures and what they lack")
+    listing = commands.add_parser("list", parents=[shared], help="name the figures and tables and what they lack")
     listing.set_defaults(run=_list)
     return parser
 
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    return _write(frame, FIGURES, options.figure, save, options.out or options.results / "figures")
+
+
+def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    return _write(frame, TABLES, options.table, write, options.out or options.results / "tables")
+
+
+def _write(
+    frame: pd.DataFrame,
+    entries: dict[str, Entry[Made]],
+    chosen: str | None,
+    save: Callable[[Made, Path, str], list[Path]],
+    out: Path,
+) -> int:
     wrote = False
-    for name in [options.figure] if options.figure else FIGURES:
+    for name in [chosen] if chosen else entries:
         try:
-            figure = FIGURES[name](frame)
+            made = entries[name](frame)
         except MissingRecords as missing:
             print(f"{name}: skipped, {missing}")
             continue
-        paths = save(figure, options.out or options.results / "figures", name)
-        print(f"{name}: wrote {', '.join(map(str, paths))}")
+        print(f"{name}: wrote {', '.join(map(str, save(made, out, name)))}")
         wrote = True
     return 0 if wrote else 1
 
@@ -69,7 +88,8 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    for name, entry in FIGURES.items():
+    entries: dict[str, Entry[Any]] = {**FIGURES, **TABLES}
+    for name, entry in entries.items():
         try:
             entry(frame)
             state = "ready"

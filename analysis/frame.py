@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import median_interval, ratio_interval, standard_error
+from analysis.statistics import median_interval, ratio_interval, root_mean_square, standard_error
 from bench.record import Record
 from bench.store import Store, latest
 
@@ -197,6 +197,26 @@ def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFr
     return frame[kept], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
 
 
+def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """As `settle`, for each kind of inputs by itself: a new column `kind`, such as initialised or gaussian.
+
+    The batch is no condition here: it says only how many sequences there are to average over.
+
+    Raises:
+        MissingRecords: no cell of the frame is ok.
+    """
+    batch = ("batch_size", "tokens")
+    kind = frame["weights"].where(frame["weights"].notna(), frame["inputs"])
+    frame, notes = settle(frame.assign(kind=kind), facets=("inputs", "weights", "input_settings", *batch))
+    parts = []
+    for _, rows in frame.groupby("kind"):
+        if (rows["status"] == "ok").any():
+            part, more = settle(rows, facets=batch)
+            parts.append(part)
+            notes += more
+    return pd.concat(parts), notes
+
+
 def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """One row for each combination of keys, from the newest cell: others had older code or fewer repeats.
 
@@ -287,6 +307,41 @@ def _spectral_norm(measurements: dict[str, Any]) -> Iterator[Row]:
         }
 
 
+def _sketch_error(measurements: dict[str, Any]) -> Iterator[Row]:
+    common = {"unit": "1", "reference": "polynomial", "features": measurements["features"]}
+    for metric in ("kernel_error", "sketch_error", "kernel_expected", "sketch_expected"):
+        if measurements[metric] is None:
+            continue
+        found = root_mean_square(measurements[metric])
+        # What is expected given the inputs has no error.
+        error = found.error if metric.endswith("_error") else np.nan
+        by_trial = np.sqrt(np.square(measurements[metric]).mean(axis=1))
+        yield common | {
+            "metric": metric,
+            "value": found.value,
+            "low": found.value - error,
+            "high": found.value + error,
+            "interval": "standard error",
+            "samples": len(by_trial),
+            "raw": by_trial,
+        }
+    for metric, reduce in (("smallest_weight", np.min), ("negative_share", np.mean)):
+        if measurements[metric] is not None:
+            raw = np.ravel(measurements[metric])
+            yield common | {"metric": metric, "value": reduce(raw), "samples": len(raw), "raw": raw}
+
+
+def _flops(measurements: dict[str, Any]) -> Iterator[Row]:
+    common = {"unit": "FLOP", "features": measurements["features"]}
+    yield common | {"metric": "flops_analytic", "value": measurements["analytic"]}
+    yield common | {"metric": "flops_counted", "value": measurements["counted"]}
+
+
+def _decode(measurements: dict[str, Any]) -> Iterator[Row]:
+    yield _median(np.asarray(measurements["samples"], dtype=float)) | {"metric": "decode_latency", "unit": "ns"}
+    yield {"metric": "state_bytes", "value": measurements["state_bytes"], "unit": "bytes"}
+
+
 def _compare(measurements: dict[str, Any]) -> Iterator[Row]:
     samples = {label: np.asarray(values, dtype=float) for label, values in measurements["samples"].items()}
     baseline, *candidates = measurements["labels"]
@@ -327,6 +382,9 @@ _READERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "memory": _memory,
     "spectral_norm": _spectral_norm,
     "compare": _compare,
+    "decode": _decode,
+    "sketch_error": _sketch_error,
+    "flops": _flops,
 }
 
 

@@ -1,28 +1,31 @@
-"""Every figure by name: adding one is a module with a function DataFrame -> Figure and an entry here."""
+"""Every figure and table by name: adding one is a function DataFrame -> Figure or DataFrame, and an entry here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import compare, memory, pareto, polysketchformer, skeinformer
+from analysis import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
 from analysis.frame import MissingRecords
+
+Made = TypeVar("Made", Figure, pd.DataFrame)
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One figure: how it is drawn, the benchmarks that it needs, and what it shows in one line."""
+class Entry(Generic[Made]):
+    """One figure or table: how it is made, the benchmarks that it needs, and what it shows in one line."""
 
-    draw: Callable[[pd.DataFrame], Figure]
+    make: Callable[[pd.DataFrame], Made]
     needs: tuple[str, ...]
     shows: str
 
-    def __call__(self, frame: pd.DataFrame) -> Figure:
-        """Draw it.
+    def __call__(self, frame: pd.DataFrame) -> Made:
+        """Make it.
 
         Raises:
             MissingRecords: the frame does not hold what it needs.
@@ -31,10 +34,10 @@ class Entry:
         for bench in self.needs:
             if bench not in recorded:
                 raise MissingRecords(f"needs records of bench={bench}")
-        return self.draw(frame)
+        return self.make(frame)
 
 
-FIGURES: dict[str, Entry] = {
+FIGURES: dict[str, Entry[Figure]] = {
     "skeinformer_figure1": Entry(
         skeinformer.figure1, ("spectral_norm",), "spectral norm error over d (Skeinformer, Figure 1)"
     ),
@@ -48,7 +51,20 @@ FIGURES: dict[str, Entry] = {
         ("latency",),
         "latency per token over context length (PolySketchFormer, Figure 1)",
     ),
+    "sketch_error": Entry(
+        sketch_error.figure, ("sketch_error",), "error of sketched weights over r (PolySketchFormer, Theorem 1.1)"
+    ),
     "memory": Entry(memory.figure, ("memory",), "peak memory over context length"),
+    "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
     "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
     "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
+}
+
+TABLES: dict[str, Entry[pd.DataFrame]] = {
+    "skeinformer_table3": Entry(
+        skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
+    ),
+    "sketch_error_exponents": Entry(
+        sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"
+    ),
 }

@@ -24,7 +24,7 @@ FEWEST = 6
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and its 95 % interval, in the unit of the samples."""
+    """A median (of a power law: its exponent) and its 95 % interval, in the unit of the samples."""
 
     median: float
     low: float
@@ -40,6 +40,14 @@ class Ratio:
     high: float
     verdict: str
     """`faster`, `slower`, or `tie` where the interval contains 1 or the rounds are fewer than `FEWEST`."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its standard error (NaN for a single observation)."""
+
+    value: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,41 @@ def standard_error(samples: ArrayLike) -> float:
     """Standard error of the mean, s / sqrt(n); NaN for a single sample."""
     values = _observations("samples", samples)
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def root_mean_square(trials: ArrayLike) -> Estimate:
+    """The root of the mean square, with its standard error by the delta method.
+
+    Args:
+        trials: `(trials,)` or `(trials, ...)`; entries of one trial need not be independent of each other.
+    """
+    values = np.asarray(trials, dtype=float)
+    squares = np.square(values).reshape(len(values), -1).mean(axis=1)
+    root = float(np.sqrt(squares.mean()))
+    return Estimate(root, standard_error(squares) / (2 * root) if root else 0.0)
+
+
+def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0) -> Interval:
+    """The exponent b of `root mean square = a size^b`: least squares in logarithms, and its 95 % bootstrap interval.
+
+    Args:
+        sizes: at least two.
+        trials: for each size, one dimension of independent observations.
+        seed: of the resampling of the trials of each size.
+
+    Raises:
+        ValueError: fewer than two sizes, or observations that are none or not finite.
+    """
+    x = np.log(np.asarray(sizes, dtype=float))
+    if len(set(x)) < 2 or len(x) != len(trials):
+        raise ValueError(f"sizes={list(sizes)}: must be at least two, with trials for each")
+    squares = [np.square(_observations("trials", values)) for values in trials]
+    generator = np.random.default_rng(seed)
+    resampled = [values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(1) for values in squares]
+    weights = (x - x.mean()) / np.square(x - x.mean()).sum()
+    found = weights @ np.log([values.mean() for values in squares]) / 2
+    low, high = _percentiles(weights @ np.log(resampled) / 2, min(len(values) for values in squares))
+    return Interval(float(found), float(low), float(high))
 
 
 def _observations(name: str, samples: ArrayLike) -> Array:

@@ -110,11 +110,14 @@ def _tint(colour: str) -> str:
     return to_hex((red, green, blue))
 
 
-def panels(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
-    """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption."""
+def panels(rows: int, columns: int, *, share_y: bool = True) -> tuple[Figure, np.ndarray]:
+    """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
+
+    With `share_y` the panels of a row have one vertical axis.
+    """
     with mpl.rc_context(_RC):
         figure = Figure(figsize=(max(PANEL[0] * columns, 4.6), PANEL[1] * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, sharey="row")
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False)
     return figure, axes
 
 

@@ -1,8 +1,12 @@
-"""The records as a table for people: one row per cell."""
+"""Tables for people: the records with one row per cell, and any table as a file."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
+
+from bench.store import write_atomically
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]
@@ -10,9 +14,18 @@ _INPUTS = ["inputs", "weights", "device_name"]
 _PRINTED = {
     "latency": ("ms", 1e-6),
     "peak_memory": ("MiB", 2**-20),
+    "decode_latency": ("µs", 1e-3),
+    "state_bytes": ("MiB", 2**-20),
     "speedup": ("x", 1),
     "absolute": ("", 1),
     "relative": ("", 1),
+    "kernel_error": ("", 1),
+    "kernel_expected": ("", 1),
+    "sketch_error": ("", 1),
+    "smallest_weight": ("", 1),
+    "negative_share": ("", 1),
+    "flops_analytic": ("GFLOP", 1e-9),
+    "flops_counted": ("GFLOP", 1e-9),
 }
 
 
@@ -39,6 +52,15 @@ def markdown(table: pd.DataFrame) -> str:
     cells = [["" if pd.isna(value) else number(value) for value in row] for row in table.to_numpy(object)]
     rows = [list(table.columns), ["---"] * len(table.columns), *cells]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+
+
+def write(table: pd.DataFrame, out_dir: str | Path, name: str) -> list[Path]:
+    """Write `name`.md and, with every digit, `name`.csv."""
+    texts = {"md": markdown(table) + "\n", "csv": table.to_csv(index=False)}
+    paths = [Path(out_dir) / f"{name}.{suffix}" for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_atomically(path, text.encode())
+    return paths
 
 
 def number(value: object) -> str:

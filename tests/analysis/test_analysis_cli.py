@@ -6,7 +6,7 @@ import pytest
 from synthetic_records import latency
 
 from analysis.__main__ import main
-from analysis.registry import FIGURES
+from analysis.registry import FIGURES, TABLES
 from bench.store import Store
 
 
@@ -32,10 +32,22 @@ def test_one_figure_elsewhere(one_cell, tmp_path):
     assert main([*arguments, "--figure", "memory"]) == 1
 
 
-def test_list_names_every_figure(synthetic_results, one_cell, capsys):
+def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp_path, capsys):
+    assert main(["tables", "--results", str(synthetic_results), "--out", str(tmp_path / "out")]) == 0
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {f"{name}.{suffix}" for name in TABLES for suffix in ("md", "csv")}
+    rows = (tmp_path / "out" / "skeinformer_table3.md").read_text().splitlines()
+    numbers = pd.read_csv(tmp_path / "out" / "skeinformer_table3.csv")
+    assert len(rows) == 2 + len(numbers) and rows[0].split(" | ")[1:3] == ["attention", "n"]
+    capsys.readouterr()
+    assert main(["tables", "--results", str(one_cell), "--table", "skeinformer_table3"]) == 1
+    assert capsys.readouterr().out == "skeinformer_table3: skipped, needs records of bench=flops\n"
+
+
+def test_list_names_every_figure_and_table(synthetic_results, one_cell, capsys):
     assert main(["list", "--results", str(synthetic_results)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == list(FIGURES) and all(line.endswith("ready") for line in said)
+    assert [line.split(":")[0] for line in said] == [*FIGURES, *TABLES] and all(line.endswith("ready") for line in said)
     assert main(["list", "--results", str(one_cell)]) == 0
     assert "needs records of bench=spectral_norm" in capsys.readouterr().out
 

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import LENGTHS, compare, latency, memory, spectral
+from synthetic_records import LENGTHS, compare, decode, latency, memory, spectral
 
 import analysis
 from analysis import compare as comparison
+from analysis import decode as decoding
 from analysis import memory as peak_memory
 from analysis import pareto, polysketchformer, skeinformer, style
 from analysis.frame import MissingRecords, load, tidy
@@ -139,6 +140,29 @@ def test_memory_shows_mib_and_the_gap():
     _, y, _ = curve(figure, panel, "softmax")
     assert y[0] == pytest.approx(records[0].measurements["passes"]["forward"]["peak_bytes"] / 2**20)
     assert [word for word, *_ in gaps(panel)] == ["OOM"]
+
+
+def test_decode_shows_time_and_state_on_axes_of_their_own(frame, rng):
+    figure = decoding.figure(frame)
+    axes = panels(figure)
+    assert list(axes) == ["time", "state"]
+    assert [panel.get_ylabel() for panel in axes.values()] == ["time per token (µs)", "state (MiB)"]
+    assert all(panel.get_xscale() == panel.get_yscale() == "log" for panel in axes.values())
+    rows = frame[(frame["metric"] == "decode_latency") & (frame["attention"] == "flash")].sort_values("seq_len")
+    x, y, heights = curve(figure, axes["time"], "flash")
+    assert list(x) == list(LENGTHS)
+    np.testing.assert_allclose(y, [np.median(raw) / 1e3 for raw in rows["raw"]])
+    np.testing.assert_allclose(2 * heights, (rows["high"] - rows["low"]) / 1e3)
+    _, cached, _ = curve(figure, axes["state"], "flash")
+    np.testing.assert_allclose(cached, [12 * 65 * 4 * 2 * n / 2**20 for n in LENGTHS])
+    _, summed, _ = curve(figure, axes["state"], "performer")
+    np.testing.assert_allclose(summed, 12 * 65 * 4 * 1024 / 2**20)
+    assert axes["time"].get_ylim() != axes["state"].get_ylim()
+    for panel in axes.values():
+        assert [word for word, *_ in gaps(panel)] == ["unsupported", "OOM"]
+    assert "batch size 1" in caption(figure)
+    with pytest.raises(MissingRecords, match="bench=decode"):
+        decoding.figure(tidy([decode("softmax", 512, rng, "oom")]))
 
 
 def test_a_peak_of_zero_is_said_not_dropped(rng):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import compare, config, latency, memory, record, spectral
+from synthetic_records import compare, config, decode, latency, memory, record, spectral
 
 from analysis.frame import MissingRecords, load, newest, series, settle, tidy
 from bench.store import Store
@@ -50,6 +50,18 @@ def test_spectral_rows_have_mean_and_standard_error(rng):
     assert (row["value"], row["high"] - row["value"]) == pytest.approx((values.mean(), error))
     assert (row["features"], row["reference"], row["weights"]) == (64, "softmax", "pretrained")
     assert row["interval"] == "standard error"
+
+
+def test_decode_rows_are_a_time_and_a_size(rng):
+    source = decode("performer", 4096, rng)
+    frame = tidy([source])
+    row = only(frame, metric="decode_latency")
+    samples = source.measurements["samples"]
+    assert row["value"] == np.median(samples) and row["unit"] == "ns" and row["low"] < row["value"] < row["high"]
+    np.testing.assert_array_equal(row["raw"], samples)
+    state = only(frame, metric="state_bytes")
+    assert (state["value"], state["unit"]) == (12 * 65 * 4 * 1024, "bytes")
+    assert (row["seq_len"], row["batch_size"]) == (4096, 1)
 
 
 def test_compare_rows_are_ratios_of_rounds(rng):

@@ -6,7 +6,15 @@ import sys
 import numpy as np
 import pytest
 
-from analysis.statistics import FEWEST, crossover, median_interval, ratio_interval, standard_error
+from analysis.statistics import (
+    FEWEST,
+    crossover,
+    median_interval,
+    power_law,
+    ratio_interval,
+    root_mean_square,
+    standard_error,
+)
 
 
 @pytest.mark.parametrize("n", [6, 7, 10, 20, 31])
@@ -109,6 +117,36 @@ def test_the_standard_error_is_s_over_root_n():
 def test_rounds_that_do_not_pair_up_are_refused(a, b, named):
     with pytest.raises(ValueError, match=named):
         ratio_interval(a, b)
+
+
+def test_the_root_mean_square_and_its_error():
+    found = root_mean_square([[3.0, 5.0], [1.0, 1.0]])
+    assert found.value == pytest.approx(3)  # mean squares of the trials: 17 and 1
+    # The standard error of their mean is 8; the slope of the root at 9 is 1/6.
+    assert found.error == pytest.approx(8 / 6)
+    assert root_mean_square([0.0, 0.0]).value == 0 and np.isnan(root_mean_square([2.0]).error)
+
+
+def test_the_exponent_of_a_power_law_is_exact():
+    sizes = [8, 32, 128]
+    found = power_law(sizes, [np.full(5, 3 * r**-0.7) for r in sizes])
+    assert (found.median, found.low, found.high) == pytest.approx((-0.7, -0.7, -0.7))
+
+
+def test_the_interval_of_the_exponent_covers_it():
+    rng = np.random.default_rng(5)
+    sizes = [8, 16, 32, 64]
+    hits = 0
+    for trial in range(200):
+        found = power_law(sizes, [r**-0.5 * rng.lognormal(0, 0.2, 20) for r in sizes], seed=trial)
+        hits += found.low <= -0.5 <= found.high
+    assert 0.9 <= hits / 200 <= 0.995  # 95 % expected, binomial standard error 1.5 %
+
+
+@pytest.mark.parametrize(("sizes", "trials"), [([8], [[1.0]]), ([8, 8], [[1.0], [1.0]]), ([8, 16], [[1.0]])])
+def test_a_power_law_needs_two_sizes(sizes, trials):
+    with pytest.raises(ValueError, match="sizes"):
+        power_law(sizes, trials)
 
 
 def test_lengths_must_ascend():

@@ -1,0 +1,51 @@
+"""What decoding costs: time per token and size of the state over context length."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.frame import MissingRecords, newest, series, settle
+
+# Metric, title, label, and factor from the frame's unit to that of the label.
+PANELS = (
+    ("decode_latency", "time", "time per token (µs)", 1e-3),
+    ("state_bytes", "state", "state (MiB)", 2**-20),
+)
+_EXPLANATION = (
+    "Left: time of a step, which takes one token of each sequence; medians with 95% bootstrap intervals. Right: all "
+    "tensors of the state of the whole batch."
+)
+
+
+def figure(frame: pd.DataFrame) -> Figure:
+    """Time per token in µs and bytes of the state in MiB, both over context length, a line per series.
+
+    A cell that ran out of memory or is unsupported is marked above the panels at its length.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no cell of the benchmark ended ok.
+    """
+    data = frame[frame["bench"] == "decode"]
+    if not (data["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=decode")
+    data, notes = settle(data)
+    data, older = newest(data.assign(series=series(data)), ["series", "seq_len", "metric"])
+    properties = style.styles(data, data["series"])
+
+    drawn, axes = style.panels(1, len(PANELS), share_y=False)
+    for panel, (metric, title, label, scale) in zip(axes[0], PANELS, strict=True):
+        style.title(panel, title)
+        for of_series, rows in data[data["metric"] == metric].groupby("series"):
+            style.errorbar(panel, rows, "seq_len", properties[of_series], scale)
+        style.gaps(panel, data, "seq_len", properties)
+        style.length_axis(panel, data["seq_len"])
+        style.log_axis(panel.yaxis, label)
+    style.legend(drawn, properties)
+    said = [_EXPLANATION, style.conditions(data), style.functions(data), *notes, *older]
+    style.caption(drawn, " ".join(filter(None, said)))
+    return drawn

@@ -1,0 +1,197 @@
+"""Theorem 1.1 of PolySketchFormer (Kacham et al. 2024, ICML version): the error of sketched weights over r."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.frame import MissingRecords, newest, settle_each
+from analysis.statistics import Interval, power_law
+
+QUANTITIES = {
+    "kernel": r"$\langle\phi'(q), \phi'(k)\rangle$ (Theorem 1.1)",
+    "sketch": r"before squaring: $\langle L, R\rangle$ (Theorem 2.2)",
+}
+_COLOURS = dict(zip(("gaussian", "srht", "learned"), sns.color_palette("colorblind").as_hex(), strict=False))
+_MARKERS = {4: "o", 8: "s"}
+# What else of the mechanism changes its sketch; the rest is about blocks and normalisers.
+_DISTINGUISHING = ("qk_layernorm", "scale", "per_head")
+_THEORY: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
+_REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
+    r"$\propto 1/\sqrt{r}$": (-0.5, {"color": "0.55", "linestyle": ":", "linewidth": 1}),
+    r"$\propto 1/r$": (-1.0, {"color": "0.55", "linestyle": "-.", "linewidth": 1}),
+}
+
+
+def figure(frame: pd.DataFrame) -> Figure:
+    """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
+
+    Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bands are
+    standard errors. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no sketch and no line.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no error of a sketch was measured.
+    """
+    data, notes = _select(frame)
+    measured = data[data["status"] == "ok"]
+    kinds = sorted(set(measured["kind"]))
+    properties = _styles(data)
+    drawn, axes = style.panels(len(kinds), len(QUANTITIES))
+    for i, kind in enumerate(kinds):
+        for j, (quantity, title) in enumerate(QUANTITIES.items()):
+            panel = data[data["kind"] == kind]
+            style.title(axes[i, j], f"{kind}, {title}")
+            _draw(axes[i, j], panel, quantity, properties)
+            style.length_axis(axes[i, j], data["features"].dropna(), "sketch size r")
+        style.log_axis(axes[i, 0].yaxis, "relative error (root mean square)")
+    lines = {name: {**look, "marker": None} for name, (_, look) in _REFERENCES.items()}
+    if (measured["metric"] == "kernel_expected").any():
+        lines = {"gaussian, p = 4, expected": {**_THEORY, "marker": None}} | lines
+    style.legend(drawn, properties | lines)
+    style.caption(drawn, " ".join([_explanation(measured), style.conditions(measured), *notes]))
+    return drawn
+
+
+def exponents(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per line of the figure: the exponent of r with its 95 % interval, and the range of r.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no error of a sketch was measured at two sizes or more.
+    """
+    data, _ = _select(frame)
+    rows = []
+    for (kind, quantity), panel in [
+        ((k, q), data[data["kind"] == k]) for k in sorted(set(data["kind"])) for q in QUANTITIES
+    ]:
+        for name, line in _lines(panel, quantity):
+            found = _exponent(line)
+            if found:
+                rows.append(
+                    {
+                        "inputs": kind,
+                        "sketch": name,
+                        "quantity": f"{quantity} error",
+                        "exponent of r": found.median,
+                        "low": found.low,
+                        "high": found.high,
+                        "r": f"{line['features'].min()} to {line['features'].max()}",
+                        "trials": line["samples"].min(),
+                    }
+                )
+    if not rows:
+        raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
+    return pd.DataFrame(rows)
+
+
+def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The cells of one set of conditions and of the longest length, each kind of inputs with its own settings."""
+    data = frame[(frame["bench"] == "sketch_error") & (frame["mechanism"] == "polysketch")]
+    # Degree 2 is its own sketch: there is neither a size nor an error.
+    data = data[(data["status"] != "ok") | data["features"].notna()]
+    if not (data["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=sketch_error for a sketch")
+    data, notes = settle_each(data)
+    longest = data.loc[data["status"] == "ok", "seq_len"].max()
+    if data["seq_len"].nunique() > 1:
+        notes.append(f"Left out: lengths other than {longest}.")
+    data = data[data["seq_len"] == longest]
+    data = data.assign(series=_names(data))
+    cells, older = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
+    return data[data["cell_id"].isin(cells["cell_id"])], notes + older
+
+
+def _names(data: pd.DataFrame) -> list[str]:
+    settings = [json.loads(text) for text in data["hyperparameters"]]
+    differing = [key for key in _DISTINGUISHING if len({json.dumps(one.get(key)) for one in settings}) > 1]
+    return [
+        ", ".join([f"{one['sketch']}, p = {one['degree']}", *(f"{key}={one.get(key)}" for key in differing)])
+        for one in settings
+    ]
+
+
+def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The sketch decides the colour, its degree the marker; all of them are one mechanism."""
+    properties = {}
+    for name, text in sorted(set(zip(data["series"], data["hyperparameters"], strict=True))):
+        settings = json.loads(text)
+        properties[name] = {
+            "color": _COLOURS[settings["sketch"]],
+            "marker": _MARKERS.get(settings["degree"], "^"),
+            "markersize": 4,
+            "linestyle": "-",
+            "markerfacecolor": "white" if settings["degree"] > 4 else _COLOURS[settings["sketch"]],
+        }
+    return properties
+
+
+def _lines(panel: pd.DataFrame, quantity: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    for name, line in panel[panel["metric"] == f"{quantity}_error"].groupby("series"):
+        yield str(name), line.sort_values("features")
+
+
+def _exponent(line: pd.DataFrame) -> Interval | None:
+    return power_law(line["features"].astype(int), line["raw"]) if line["features"].nunique() > 1 else None
+
+
+def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, dict[str, Any]]) -> None:
+    said = []
+    for name, line in _lines(panel, quantity):
+        sizes = line["features"].to_numpy(float)
+        axes.plot(sizes, line["value"], **properties[name])
+        axes.fill_between(
+            sizes, line["low"], line["high"], color=properties[name]["color"], alpha=0.25, linewidth=0, gid="band"
+        )
+        found = _exponent(line)
+        if found:
+            said.append((f"{name}: $r^{{{found.median:.2f}}}$ [{found.low:.2f}, {found.high:.2f}]", properties[name]))
+    for lane, (text, look) in enumerate(said):
+        axes.annotate(
+            text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
+            ha="right", fontsize=6, color=look["color"], gid="exponent",
+        )  # fmt: skip
+    expected = panel[panel["metric"] == f"{quantity}_expected"].sort_values("features")
+    for _, line in expected.groupby("series"):
+        axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, gid="expected")
+    _references(axes, panel[panel["metric"] == f"{quantity}_error"])
+    style.gaps(axes, panel, "features", properties)
+
+
+def _references(axes: Axes, errors: pd.DataFrame) -> None:
+    """Slopes through the median of the errors at the smallest size, across the panel."""
+    sizes = np.unique(errors["features"].to_numpy(float))
+    start = errors.loc[errors["features"] == sizes[0], "value"].median()
+    for exponent, look in _REFERENCES.values():
+        axes.plot(sizes, start * (sizes / sizes[0]) ** exponent, **look, gid="reference", zorder=1)
+
+
+def _explanation(measured: pd.DataFrame) -> str:
+    values = {metric: rows["value"] for metric, rows in measured.groupby("metric")}
+    trials = " or ".join(str(n) for n in sorted(set(measured.loc[measured["metric"] == "kernel_error", "samples"])))
+    text = [
+        "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
+        f"and its standard error over {trials} trials (a sequence and a draw each). Expected: the root of the expected "
+        "square given these inputs, in closed form. Numbers: exponent of r, with 95% bootstrap interval. Theorem 1.1 "
+        r"bounds the error by O(1/$\sqrt{r}$), which leads at large r; the bias of the square and higher moments fall "
+        "faster, and lead at small r.",
+        f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",
+    ]
+    if "negative_share" in values:
+        low, high = (100 * share for share in (values["negative_share"].min(), values["negative_share"].max()))
+        text.append(f"Of a sketch of degree p without the square {low:.0f} to {high:.0f}% of the weights are negative.")
+    if measured["series"].str.startswith("learned").any():
+        text.append("Learned sketches are as initialised, nearly zero: their error is the size of the exact weights.")
+    return " ".join(text)

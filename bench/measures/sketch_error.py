@@ -1,0 +1,154 @@
+"""The error of sketched polynomial weights: PolySketchFormer (ICML version), Theorems 1.1 and 2.2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention_zoo import UnsupportedError
+from attention_zoo.ops.feature_product import expand
+from attention_zoo.polysketch import Polysketch, RandomSketch
+from bench.correctness import require_finite
+
+ROWS_AT_ONCE = 512  # of an n x n matrix
+EXPLICIT_ROWS = 8  # whose r^2 features are formed
+
+
+@torch.no_grad()
+def measure(workbench: Any) -> dict[str, Any]:
+    """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
+
+    Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is one
+    sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2).
+
+    Returns:
+        Lists over trials (the redraws of a sequence side by side) of lists over heads:
+        `kernel_error` `||phi'(Q) phi'(K)^T - (Q K^T)^p||_F / (||Q^{(x)p}||_F ||K^{(x)p}||_F)` (Theorem 1.1);
+        `sketch_error` the same of L, R and p/2 (Theorem 2.2); `smallest_weight` the smallest
+        `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` of the first positions, by way of the r^2 features;
+        `negative_share` the share of negative weights there if the sketch were not tensored with itself but of
+        degree p (None for a learned sketch and degree 2).
+        Lists over sequences of lists over heads, None but for a Gaussian sketch of degree 4: `kernel_expected` and
+        `sketch_expected`, the root of the expected square of the errors, in closed form.
+        `features`: r, None for degree 2.
+
+    Raises:
+        UnsupportedError: the mechanism sketches no polynomial.
+        NonFiniteError: NaN or infinity among the errors.
+    """
+    attention = workbench.attention()
+    if not isinstance(attention, Polysketch):
+        raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
+    attention.double()
+    query, key, _ = (tensor.double() for tensor in workbench.inputs())
+    redraws = workbench.config["repeats"] if attention.degree > 2 else 1
+    trials = len(query) * redraws
+    measured: dict[str, list[Any]] = {}
+    for trial in range(trials):
+        sequence = slice(trial // redraws, trial // redraws + 1)
+        # Multiplied, so that cells that differ in their seed alone share no draw either.
+        attention.resample(workbench.config["seed"] * trials + trial)
+        q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
+        results = _errors(attention, q, k) | _signs(attention, q, k)
+        if trial % redraws == 0:
+            results |= _expected_errors(attention, q, k)
+        for name, by_head in results.items():
+            require_finite(by_head, name)
+            measured.setdefault(name, []).append(by_head.tolist())
+        workbench.progress(trial + 1, trials)
+    optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
+    return {"features": attention.sketch_size if attention.degree > 2 else None, **optional, **measured}
+
+
+def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`; each `(heads,)`."""
+    half = attention.degree // 2
+    left, right = attention.sketch(q)[0], attention.sketch(k)[0]
+    kernel, sketch = torch.zeros_like(q[0, :, 0, 0]), torch.zeros_like(q[0, :, 0, 0])
+    for head, rows in _pieces(q[0]):
+        power = (q[0, head, rows] @ k[0, head].T) ** half
+        product = left[head, rows] @ right[head].T
+        sketch[head] += (product - power).square().sum()
+        kernel[head] += (product.square() - power.square()).square().sum()
+    return {
+        "kernel_error": kernel.sqrt() / _norms(q, k, 2 * half),
+        "sketch_error": sketch.sqrt() / _norms(q, k, half),
+    }
+
+
+def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Theorem 1.1 (1) through the features phi', and the negative weights that it avoids; each `(heads,)`."""
+    q, k = q[:, :, :EXPLICIT_ROWS], k[:, :, :EXPLICIT_ROWS]
+    left, right = (F.normalize(attention.sketch(x)[0], dim=-1) for x in (q, k))
+    # Head by head: r^2 features of all of them are many.
+    weights = torch.stack([expand(a, 2) @ expand(b, 2).T for a, b in zip(left, right, strict=True)])
+    signs = {"smallest_weight": weights.amin((1, 2))}
+    if isinstance(attention.sketch, RandomSketch):
+        _, groups, _, r = attention.sketch.matrices.shape
+        signed = RandomSketch(attention.sketch.kind, attention.degree, attention.head_dim, r, groups).to(q)
+        signed.draw(torch.Generator().manual_seed(attention.seed))
+        signs["negative_share"] = (signed(q) @ signed(k).mT < 0).double().mean((0, 2, 3))
+    return signs
+
+
+def _expected_errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Roots of the expected squares of `_errors`, `(heads,)`, where their closed form is known."""
+    is_known = isinstance(attention.sketch, RandomSketch) and attention.sketch.kind == "gaussian"
+    if not (is_known and attention.degree == 4):
+        return {}
+    kernel, sketch = torch.zeros_like(q[0, :, 0, 0]), torch.zeros_like(q[0, :, 0, 0])
+    for head, rows in _pieces(q[0]):
+        inner = q[0, head, rows] @ k[0, head].T
+        norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)
+        of_kernel, of_sketch = expected_squares(inner, norms, attention.sketch_size)
+        kernel[head] += of_kernel.sum()
+        sketch[head] += of_sketch.sum()
+    return {
+        "kernel_expected": kernel.sqrt() / _norms(q, k, 4),
+        "sketch_expected": sketch.sqrt() / _norms(q, k, 2),
+    }
+
+
+def expected_squares(inner: Tensor, norms: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """`E(<L, R>^2 - c^4)^2` and `E(<L, R> - c^2)^2` of a Gaussian sketch of degree 2 with r columns.
+
+    `<L, R>` is the mean of r independent products of two independent `y = <q, g> <k, g>`, so that its moments follow
+    from those of y: `E y^t` of a pair of normal variables with variances |q|^2, |k|^2 and covariance c (Isserlis).
+
+    Args:
+        inner: `c = <q, k>`, any shape.
+        norms: `|q|^2 |k|^2`, of the same shape.
+        r: the sketch size.
+    """
+    c2 = inner.square()
+    first = c2
+    second = (norms + 2 * c2).square()
+    third = (9 * norms + 6 * c2).square() * c2
+    fourth = (9 * norms.square() + 72 * norms * c2 + 24 * c2.square()).square()
+    distinct = [math.prod(range(r, r - k, -1)) / r**4 for k in range(5)]  # ordered k-tuples of columns, over r^4
+    fourth_moment = (
+        distinct[1] * fourth
+        + distinct[2] * (4 * third * first + 3 * second.square())
+        + distinct[3] * 6 * second * first.square()
+        + distinct[4] * first**4
+    )
+    second_moment = first.square() + (second - first.square()) / r
+    return fourth_moment - 2 * c2.square() * second_moment + c2**4, second_moment - first.square()
+
+
+def _pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
+    """The heads of `(heads, n, h)` and some rows of each: n x n matrices of all heads at once are large."""
+    for head in range(len(x)):
+        for start in range(0, x.shape[1], ROWS_AT_ONCE):
+            yield head, slice(start, start + ROWS_AT_ONCE)
+
+
+def _norms(q: Tensor, k: Tensor, degree: int) -> Tensor:
+    """`||Q^{(x)degree}||_F ||K^{(x)degree}||_F`, `(heads,)`."""
+    of_q, of_k = ((x[0].square().sum(-1) ** degree).sum(-1).sqrt() for x in (q, k))
+    return of_q * of_k
