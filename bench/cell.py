@@ -12,7 +12,7 @@ from typing import Any
 
 import attention_zoo
 from bench.config import Config, ConfigError
-from bench.machine import has_gpu, measuring_identity
+from bench.machine import has_gpu, machine, measuring_identity
 
 HERE = Path(__file__).parent
 
@@ -102,6 +102,7 @@ def content_id(config: dict[str, Any]) -> str:
     content = {
         "config": config,
         "sources": sources_sha256(config),
+        "packages": {package: machine()[package] for package in _packages(config)},
         "machine": measuring_identity(config["device"]),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -109,9 +110,16 @@ def content_id(config: dict[str, Any]) -> str:
 
 def sources_sha256(config: dict[str, Any]) -> str:
     """The hash of the code that a measurement runs: mechanisms, what they share, the benchmark, the inputs."""
+    return _hash_sources(_mechanisms(config), config["bench"]["name"])
+
+
+def _mechanisms(config: dict[str, Any]) -> tuple[str, ...]:
     mechanisms = [config["attention"], *(other["attention"] for other in config["bench"].get("against", ()))]
-    names = tuple(sorted({mechanism["name"] for mechanism in mechanisms}))
-    return _hash_sources(names, config["bench"]["name"])
+    return tuple(sorted({mechanism["name"] for mechanism in mechanisms}))
+
+
+def _packages(config: dict[str, Any]) -> set[str]:
+    return {info.package for info in map(attention_zoo.info, _mechanisms(config)) if info.package}
 
 
 @functools.cache
@@ -137,7 +145,7 @@ def _resolve(config: Config, label: str) -> dict[str, Any]:
         size = attention_zoo.info(attention["name"]).size
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if bench["name"] == "spectral_norm":
+    if "num_features" in bench:
         if size is None:
             bench["num_features"] = None  # one cell, whatever d the sweep asks for
         elif bench["num_features"] is not None:

@@ -65,6 +65,36 @@ class SpectralNorm:
 
 
 @dataclass
+class SketchError:
+    """Errors and signs of sketched polynomial weights (ICML paper, Theorem 1.1); `repeats` draws per sequence."""
+
+    name: str = "sketch_error"
+    num_features: int | None = setting(None, "r; null: the mechanism's own", minimum=1)
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
+
+
+@dataclass
+class Flops:
+    """FLOPs of one forward pass: the mechanism's formula beside a counted run."""
+
+    name: str = "flops"
+    num_features: int | None = setting(
+        None, "d: columns, rows, projection dimension or features of the mechanism; null: its own", minimum=1
+    )
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
+
+
+@dataclass
+class Decode:
+    """Time of one decoding step and bytes of the state at the end of a context of seq_len tokens; causal only."""
+
+    name: str = "decode"
+    steps: int = setting(16, "steps timed from one copied state, the last ones of the context", minimum=1)
+    min_sample_ms: float = setting(20.0, "steps are repeated until one sample lasts this long", minimum=0)
+    memory_limit: float | None = setting(None, "GiB the cell may allocate; null: what is available", minimum=0)
+
+
+@dataclass
 class Compare:
     """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
@@ -113,6 +143,9 @@ BENCHES: dict[str, type] = {
     "memory": Memory,
     "spectral_norm": SpectralNorm,
     "compare": Compare,
+    "decode": Decode,
+    "sketch_error": SketchError,
+    "flops": Flops,
 }
 
 

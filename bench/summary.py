@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics import ratio_interval, standard_error
+from analysis.statistics import ratio_interval, root_mean_square, standard_error
 from bench.record import Record
 
 
@@ -24,6 +24,10 @@ def summarise(record: Record) -> dict[str, float]:
       `absolute` and `exact_norm` likewise
     - compare: `speedup.<label>` over the baseline (median over rounds), `speedup_low.<label>` and
       `speedup_high.<label>` (its 95 % interval)
+    - sketch_error: `sketch_error.kernel` and `sketch_error.sketch` (root mean square over trials and heads),
+      `..._stderr`, `..._expected` where it is known; `sketch_error.smallest_weight`, `sketch_error.negative_share`
+    - flops: `gflop.analytic`, `gflop.counted`, `flops.ratio` of the first to the second
+    - decode: `decode_us_per_token` (median time of a step), `spread_pct.decode`, `state_mib`
     - any other benchmark: its numbers, by their dotted path.
     """
     if record.status != "ok":
@@ -75,11 +79,43 @@ def _compare(measured: Mapping[str, Any]) -> dict[str, float]:
     return summary
 
 
+def _sketch_error(measured: Mapping[str, Any]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"sketch_error.smallest_weight": float(np.min(measured["smallest_weight"]))}
+    if measured["negative_share"] is not None:
+        summary["sketch_error.negative_share"] = float(np.mean(measured["negative_share"]))
+    for name in ("kernel", "sketch"):
+        error = root_mean_square(measured[f"{name}_error"])
+        summary[f"sketch_error.{name}"], summary[f"sketch_error.{name}_stderr"] = error.value, error.error
+        if measured[f"{name}_expected"] is not None:
+            summary[f"sketch_error.{name}_expected"] = root_mean_square(measured[f"{name}_expected"]).value
+    return summary
+
+
+def _flops(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "gflop.analytic": measured["analytic"] / 1e9,
+        "gflop.counted": measured["counted"] / 1e9,
+        "flops.ratio": measured["analytic"] / measured["counted"],
+    }
+
+
+def _decode(measured: Mapping[str, Any]) -> dict[str, float]:
+    lower, median_ns, upper = np.percentile(measured["samples"], [25, 50, 75])
+    return {
+        "decode_us_per_token": median_ns / 1e3,
+        "spread_pct.decode": 100 * (upper - lower) / median_ns,
+        "state_mib": measured["state_bytes"] / 2**20,
+    }
+
+
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "latency": _latency,
     "memory": _memory,
     "spectral_norm": _spectral_norm,
     "compare": _compare,
+    "decode": _decode,
+    "sketch_error": _sketch_error,
+    "flops": _flops,
 }
 
 

@@ -79,10 +79,26 @@ def figures(record: Record) -> str:
         features = record.measurements["features"]
         error = f"error {values['spectral_norm.absolute']:.4g}, relative {values['spectral_norm.relative']:.4g}"
         return (f"d={features} " if features else "") + error
+    if name == "sketch_error":
+        return _sketch_error(record.measurements["features"], values)
+    if name == "flops":
+        analytic, counted, ratio = (values[key] for key in ("gflop.analytic", "gflop.counted", "flops.ratio"))
+        return f"{analytic:.4g} GFLOP by formula, {counted:.4g} counted, ratio {ratio:.4g}"
+    if name == "decode":
+        return f"{values['decode_us_per_token']:.4g} µs per token, state {values['state_mib']:.4g} MiB"
     if name == "compare":
         baseline, *others = record.measurements["labels"]
         return ", ".join(_verdict(record.measurements["samples"], other, baseline) for other in others)
     return ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+
+
+def _sketch_error(features: int | None, values: dict[str, float]) -> str:
+    said = [f"error {values['sketch_error.kernel']:.4g} ± {values['sketch_error.kernel_stderr']:.2g}"]
+    if "sketch_error.kernel_expected" in values:
+        said.append(f"expected {values['sketch_error.kernel_expected']:.4g}")
+    said.append(f"before squaring {values['sketch_error.sketch']:.4g}")
+    said.append(f"smallest weight {values['sketch_error.smallest_weight']:.1e}")
+    return (f"r={features} " if features else "") + ", ".join(said)
 
 
 def _verdict(samples: dict[str, list[float]], other: str, baseline: str) -> str:

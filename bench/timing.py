@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,16 @@ from attention_zoo import Attention
 
 MAX_CALLS_PER_SAMPLE = 1000
 WARMUP_CALLS = 2
+
+
+class Timed(Protocol):
+    """What a stopwatch takes the time of: `run`, on what `prepare` made."""
+
+    def prepare(self) -> Any:
+        """What `run` needs and what is not timed."""
+
+    def run(self, prepared: Any) -> Any:
+        """The timed call."""
 
 
 class Pass:
@@ -64,7 +74,7 @@ class Stopwatch:
         on_gpu = self.flush is not None
         return {"method": "cuda_event" if on_gpu else "perf_counter", "cache": "cold" if on_gpu else "warm"}
 
-    def time(self, measured: Pass) -> float:
+    def time(self, measured: Timed) -> float:
         """Nanoseconds of one call."""
         prepared = measured.prepare()
         if self.flush is None:
@@ -79,11 +89,11 @@ class Stopwatch:
         torch.cuda.synchronize(self.device)
         return begin.elapsed_time(end) * 1e6
 
-    def calibrate(self, measured: Pass, min_sample_ms: float) -> int:
+    def calibrate(self, measured: Timed, min_sample_ms: float) -> int:
         """Warm up, and return how many calls make a sample last `min_sample_ms`."""
         fastest = min(self.time(measured) for _ in range(WARMUP_CALLS))
         return max(1, min(MAX_CALLS_PER_SAMPLE, int(-(-min_sample_ms * 1e6 // fastest))))
 
-    def sample(self, measured: Pass, calls: int) -> float:
+    def sample(self, measured: Timed, calls: int) -> float:
         """Nanoseconds per call, the mean over `calls` calls."""
         return sum(self.time(measured) for _ in range(calls)) / calls

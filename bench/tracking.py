@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
+ERRORS_OVER_FEATURES = ("spectral_norm", "sketch_error")
 # What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
@@ -54,8 +55,8 @@ def _label(record: Record) -> str:
 
 
 def _step(record: Record) -> int:
-    """The axis that the paper's figure has: the number of features for spectral norms, else the length."""
-    features = record.measurements.get("features") if _benchmark(record) == "spectral_norm" else None
+    """The axis that the paper's figure has: the number of features for errors, else the length."""
+    features = record.measurements.get("features") if _benchmark(record) in ERRORS_OVER_FEATURES else None
     return int(features or record.config.get("seq_len") or 0)
 
 

@@ -1,0 +1,102 @@
+"""Decoding token by token: time of a step, and bytes of the state, at the end of a context."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo import Attention, UnsupportedError
+from attention_zoo.ops.decoding import State
+from bench.correctness import TOLERANCES, require_finite
+from bench.errors import IncorrectError
+from bench.timing import WARMUP_CALLS, Stopwatch
+from bench.workbench import Workbench
+
+
+class LastSteps:
+    """The last `steps` steps of a sequence, each time from a copy of the state before them.
+
+    So the context neither grows while it is measured nor is prefilled again. The step before them is not timed: a
+    cache of keys and values makes room in it. A fold of exact blocks (`local`), one in `block_size` steps, has no
+    fair share in so few: where the context ends with a block it is not in it, but the exact part is at its largest.
+    """
+
+    def __init__(self, attention: Attention, inputs: tuple[Tensor, Tensor, Tensor], steps: int) -> None:
+        self.attention = attention
+        first = inputs[0].shape[2] - steps
+        if first < 2:
+            raise UnsupportedError(f"bench.steps={steps}: must be at most seq_len - 2 = {first + steps - 2}")
+        query, key, value = (x[:, :, : first - 1] for x in inputs)
+        _, self.state = attention.prefill(query, key, value)
+        untimed, *self.tokens = zip(*(x[:, :, first - 1 :].split(1, 2) for x in inputs), strict=True)
+        self._step(untimed, self.state)
+
+    def prepare(self) -> State:
+        """The state that the steps may change."""
+        return copy.deepcopy(self.state)
+
+    def run(self, prepared: State) -> list[Tensor]:
+        """The steps, one after the other."""
+        return [self._step(token, prepared) for token in self.tokens]
+
+    def _step(self, token: tuple[Tensor, ...], state: State) -> Tensor:
+        query, key, value = token
+        return self.attention.step(query, key, value, state)[0]
+
+
+@torch.no_grad()
+def measure(workbench: Workbench) -> dict[str, Any]:
+    """Raw samples of the last steps of `seq_len` tokens, once they were seen to agree with the whole forward pass.
+
+    A step takes one token of each sequence of the batch.
+
+    Returns:
+        `{"unit": "ns", "samples": [...], "steps", "calls_per_sample", "warmup_calls", "method", "cache",
+        "context": seq_len, "batch_size", "state_bytes", "error"}`; a sample is nanoseconds per step, the mean over
+        `calls_per_sample` times `steps` of them; `error` that of their outputs relative to the forward pass.
+
+    Raises:
+        UnsupportedError: the mechanism does not decode, or not with `causal=false`; fewer tokens than steps.
+        IncorrectError: the outputs differ from those of the forward pass.
+    """
+    attention, inputs, settings = workbench.attention(), workbench.inputs(), workbench.config["bench"]
+    workbench.enter("check")
+    measured = LastSteps(attention, inputs, settings["steps"])
+    state = measured.prepare()
+    error = _error(torch.cat(measured.run(state), 2), attention(*(x[:1] for x in inputs)), workbench.dtype)
+    workbench.enter("warmup")
+    stopwatch = Stopwatch(workbench.device)
+    calls = stopwatch.calibrate(measured, settings["min_sample_ms"])
+    workbench.enter("measure")
+    samples = []
+    for done in range(workbench.config["repeats"]):
+        samples.append(stopwatch.sample(measured, calls) / settings["steps"])
+        workbench.progress(done + 1, workbench.config["repeats"])
+    return {
+        "unit": "ns",
+        "samples": samples,
+        "steps": settings["steps"],
+        "calls_per_sample": calls,
+        "warmup_calls": WARMUP_CALLS,
+        **stopwatch.method,
+        "context": inputs[0].shape[2],
+        "batch_size": len(inputs[0]),
+        "state_bytes": state.num_bytes,
+        "error": error,
+    }
+
+
+def _error(out: Tensor, forward: Tensor, dtype: torch.dtype) -> float:
+    """Of the first sequence, relative to the last rows of its forward pass."""
+    require_finite(out, "the steps' output")
+    expected = forward[:, :, -out.shape[2] :].double()
+    error = float((out[:1].double() - expected).norm() / expected.norm().clamp_min(1e-30))
+    if not error <= TOLERANCES[dtype]:
+        raise IncorrectError(
+            f"the last {out.shape[2]} steps: relative error {error:.1e} against the forward pass, "
+            f"allowed {TOLERANCES[dtype]:.0e}"
+        )
+    return error

@@ -1,0 +1,92 @@
+"""The rows of the papers' tables, and the variant that each of them is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PaperRow(NamedTuple):
+    """One row (or curve) of a paper; `variant` is a file of conf/attention, None with the reason in `note`."""
+
+    paper: str
+    where: str
+    row: str
+    variant: str | None
+    note: str = ""
+
+
+V1 = "PolySketchFormer v1"
+ICML = "PolySketchFormer ICML"
+THESIS = "Thesis"  # Fast Algorithms for Attention Mechanism
+SKEIN = "Skeinformer"
+
+LM_TABLES = "Tables 2, 3"
+LM_AND_SPEED = "Tables 2, 3, 4; Figures 1, 2, 4"
+BLOCKS = "the block size of the kernel is the library's own"
+
+
+def _polysketch(kind: str, title: str) -> list[PaperRow]:
+    where = "Tables 1, 2, 3, 4, 6; Appendices G, H; Figures 1, 2, 4" if kind.startswith("learned") else LM_AND_SPEED
+    return [PaperRow(ICML, where, f"Polysketch ({title}, r = {r})", f"polysketch_{kind}_r{r}") for r in (32, 64)]
+
+
+ROWS: tuple[PaperRow, ...] = (
+    PaperRow(V1, "Tables 1, 2", "Softmax", "softmax"),
+    PaperRow(V1, "Tables 1, 2", "Polynomial", "polynomial_v1"),
+    PaperRow(V1, "Tables 1, 2", "Polysketch", "polysketch_srht_r32", "the paper is silent on the layer norm kept here"),
+    PaperRow(V1, "Table 2", "Performer", "performer"),
+    PaperRow(V1, "Table 2", "FlashAttention", "flash"),
+    PaperRow(ICML, "Tables 1, 4, 5, 6; Appendix G", "Softmax", "softmax"),
+    PaperRow(ICML, LM_TABLES, "Softmax (using FlashAttention)", "flash"),
+    PaperRow(ICML, "Table 4; Figure 4", "FlashAttention (block size 256 x 256)", "flash", BLOCKS),
+    PaperRow(ICML, "Table 4; Figure 4", "FlashAttention (block size 512 x 512)", "flash", BLOCKS),
+    PaperRow(ICML, "Tables 2, 3, 4", "Polynomial (p = 2)", "polynomial_p2"),
+    PaperRow(ICML, "Tables 1 to 6; Appendix F", "Polynomial (p = 4)", "polynomial_p4"),
+    PaperRow(ICML, "Tables 1 to 6; Appendix F", "Polynomial (p = 8)", "polynomial_p8"),
+    *_polysketch("random", "random"),
+    *_polysketch("learned", "learned"),
+    *_polysketch("random_local", "random + local"),
+    *_polysketch("learned_local", "learned + local"),
+    PaperRow(ICML, "Table 5", "Polysketch (learned + local)", "polysketch_learned_local_r32"),
+    PaperRow(ICML, "Appendix F.2", "Polysketch, sketch size 16", "polysketch_learned_local_r16"),
+    PaperRow(ICML, "Appendix F.2", "Polysketch, sketch size 32", "polysketch_learned_local_r32"),
+    PaperRow(ICML, "Tables 2, 3, 4; Figure 4; Appendix H", "Performer (2k features, fast LT)", "performer_2048"),
+    PaperRow(ICML, "Table 4", "Performer (256 features, without fast LT)", "performer_cumulative_sum"),
+    *(PaperRow(THESIS, "Figures 5.1, 5.2", f"x^{p}", f"polynomial_p{p}") for p in (2, 4, 8)),
+    *(PaperRow(THESIS, "Figures 5.3, 5.4", f"(1 + ... + x^{d})^2", f"polynomial_square_d{d}") for d in range(1, 7)),
+    *(
+        PaperRow(THESIS, "Figures 5.5, 5.6", f"learned, degree {d}", f"polynomial_square_learned_d{d}")
+        for d in range(1, 7)
+    ),
+    PaperRow(THESIS, "Figures 5.7, 5.8", "softmax", "softmax"),
+    PaperRow(THESIS, "Figures 5.7, 5.8", "ELU", "linear"),
+    PaperRow(THESIS, "Figures 5.7, 5.8", "x^8", "polynomial_p8"),
+    PaperRow(THESIS, "Figures 5.7, 5.8", "(1 + ... + x^5)^2", "polynomial_square_d5"),
+    PaperRow(THESIS, "Figures 5.7, 5.8", "learned polynomial", "polynomial_square_learned_d3"),
+    PaperRow(
+        THESIS,
+        "Figures 5.7, 5.8",
+        "fixed learned polynomial",
+        None,
+        "its coefficients are in an attachment that is not printed: "
+        "`attention=polynomial_square attention.coefficients=[...]` freezes any",
+    ),
+    PaperRow(SKEIN, "Tables 1, 2", "Standard", "softmax_dropout", "attention dropout 0.1 in training"),
+    PaperRow(SKEIN, "Tables 1, 2, 3", "Standard w/o dropout", "softmax"),
+    PaperRow(SKEIN, "Tables 1, 2; Figure 1", "V-Mean", "v_mean"),
+    PaperRow(SKEIN, "Tables 1, 2, 3", "BigBird", "bigbird"),
+    PaperRow(SKEIN, "Tables 1, 2, 3", "Performer", "performer", "what the code ran is `performer_scaled_twice`"),
+    PaperRow(SKEIN, "Tables 1, 2, 3", "Nystromformer", "nystromformer"),
+    PaperRow(SKEIN, "Tables 1, 2", "Reformer", "reformer"),
+    PaperRow(
+        SKEIN, "Tables 1, 2, 3; Figure 1", "Linformer", "linformer_frozen", "as its code ran; trained: `linformer`"
+    ),
+    PaperRow(SKEIN, "Tables 1, 2", "Linformer w/ unreduced JLT", "linformer_unreduced"),
+    PaperRow(SKEIN, "Tables 1, 2, 3; Figure 1", "Informer", "informer_paper_mapping", "with u = d: `informer`"),
+    PaperRow(SKEIN, "Tables 1, 2", "Informer w/ padding mask", "informer_padding_mask"),
+    PaperRow(SKEIN, "Tables 1, 2, 3; Figure 1", "Skeinformer", "skeinformer"),
+    PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/o column sampling", "skeinformer_uniform_sampling"),
+    PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/o row normalization", "skeinformer_no_row_normalization"),
+    PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/ simple row normalization", "skeinformer_simple_row_normalization"),
+    PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/o pilot sampling reutilization", "skeinformer_no_pilot_reuse"),
+)

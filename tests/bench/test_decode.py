@@ -1,0 +1,138 @@
+"""The decode measure against steps whose time, context, state and error are known."""
+
+import copy
+import dataclasses
+import time
+
+import pytest
+from hydra import compose, initialize_config_dir
+from synthetic_records import decode as decode_record
+from test_measures import config
+
+from attention_zoo import UnsupportedError
+from attention_zoo.v_mean import VMean
+from bench import api
+from bench.cell import build_attention
+from bench.compose import CONF, compose_jobs, expand
+from bench.config import check
+from bench.errors import IncorrectError, NonFiniteError
+from bench.measures import decode
+from bench.summary import summarise
+from bench.table import line
+from bench.workbench import Workbench
+
+
+def settings(name="v_mean", steps=4, **changes):
+    bench = {"name": "decode", "steps": steps, "min_sample_ms": 0.0}
+    changed = config(name, causal=True, **changes)
+    return {**changed, "bench": bench}
+
+
+class Bench(Workbench):
+    """Measures a mechanism of the test's own."""
+
+    def __init__(self, config, attention):
+        super().__init__(config, None)
+        self._attention = attention
+
+    def attention(self, **changes):
+        return self._attention
+
+
+class Changed(VMean):
+    """Whose steps take a while, are noted, or are not what the forward pass says."""
+
+    def __init__(self, seconds=0.0, factor=1.0):
+        super().__init__(head_dim=8, num_heads=2, causal=True, max_seq_len=64)
+        self.seconds, self.factor, self.lengths = seconds, factor, []
+
+    def _read(self, state, query):
+        time.sleep(self.seconds)
+        self.lengths.append(state.length)
+        return super()._read(state, query) * self.factor
+
+
+def test_time_of_a_known_sleep_per_step():
+    measured = decode.measure(Bench(settings(steps=3), Changed(seconds=0.01)))
+    assert len(measured["samples"]) == 5 and measured["steps"] == 3
+    # A sleep never ends early; how late it ends is up to the machine's load.
+    assert min(measured["samples"]) >= 1e7
+    assert min(measured["samples"]) < 2.5e7
+    assert (measured["context"], measured["batch_size"], measured["unit"]) == (64, 2, "ns")
+
+
+def test_every_sample_is_at_the_end_of_the_same_context():
+    attention = Changed()
+    decode.measure(Bench(settings(steps=3, repeats=7), attention))
+    first, *timed = attention.lengths
+    assert first == 61 and timed == [62, 63, 64] * (len(timed) // 3) and len(timed) >= 7 * 3
+
+
+def test_the_size_of_the_state_is_that_of_its_tensors_at_the_end():
+    for n in (32, 64):
+        cached = decode.measure(Workbench(settings("softmax", seq_len=n), None))
+        # Keys and values of 2 x 2 heads of 8 in 4 bytes, and which of the positions are padding.
+        assert cached["state_bytes"] == 2 * n * (2 * 2 * 8 * 4 + 1)
+        summed = decode.measure(Workbench(settings("performer", seq_len=n), None))
+        assert summed["state_bytes"] == 2 * 2 * (256 * 9 + 1) * 4
+
+
+def test_a_cache_does_not_grow_while_it_is_timed():
+    attention = build_attention(settings("softmax"), max_seq_len=None)
+    inputs = Workbench(settings("softmax"), None).inputs()
+    measured = decode.LastSteps(attention, inputs, 16)
+    state = measured.prepare()
+    before = state.num_bytes
+    assert len(measured.run(state)) == 16 and state.length == 64 and state.num_bytes == before
+    assert measured.state.length == 48
+
+
+@pytest.mark.parametrize("name", ["softmax", "polysketch", "performer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steps_that_are_right_pass_the_check(name, dtype):
+    measured = decode.measure(Workbench(settings(name, dtype=dtype, repeats=1), None))
+    assert measured["error"] < 3e-2 and measured["samples"][0] > 0
+
+
+def test_steps_that_are_wrong_have_no_time():
+    with pytest.raises(IncorrectError, match=r"the last 4 steps: relative error 1\.0e-02 against the forward pass"):
+        decode.measure(Bench(settings(), Changed(factor=1.01)))
+    with pytest.raises(NonFiniteError, match="the steps' output"):
+        decode.measure(Bench(settings(), Changed(factor=float("nan"))))
+
+
+def test_what_cannot_be_measured_is_unsupported():
+    with pytest.raises(UnsupportedError, match="causal=false: softmax decodes only with causal=true"):
+        decode.measure(Workbench({**settings("softmax"), "causal": False}, None))
+    with pytest.raises(UnsupportedError, match="informer cannot decode"):
+        decode.measure(Workbench({**settings("informer"), "causal": False}, None))
+    with pytest.raises(UnsupportedError, match=r"^bench\.steps=63: must be at most seq_len - 2 = 62$"):
+        decode.measure(Workbench(settings(steps=63), None))
+    assert decode.measure(Workbench(settings(steps=62, repeats=1), None))["steps"] == 62
+
+
+def test_the_benchmark_is_causal_unless_told_otherwise():
+    api.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+
+        def composed(*overrides):
+            jobs = expand(compose("config"), overrides)
+            return check(compose_jobs(lambda job: compose("config", job, return_hydra_config=True), jobs)[0][0])
+
+        assert composed("bench=decode").causal and not composed("bench=latency").causal
+        assert not composed("bench=decode", "causal=false").causal
+        assert composed("bench=decode", "bench.steps=7").bench["steps"] == 7
+
+
+def test_summary_and_line(rng):
+    record = decode_record("flash", 1024, rng)
+    times = {"samples": [2e3, 4e3, 4e3, 6e3], "state_bytes": 3 * 2**20}
+    record = dataclasses.replace(record, measurements={**copy.deepcopy(record.measurements), **times})
+    summary = summarise(record)
+    assert summary == {"decode_us_per_token": 4.0, "spread_pct.decode": 25.0, "state_mib": 3.0}
+    assert line(record).endswith("4 µs per token, state 3 MiB")
+
+
+def test_float64_steps_agree_to_rounding():
+    measured = decode.measure(Workbench(settings("performer", dtype="float64", repeats=1), None))
+    assert measured["error"] < 1e-13
