@@ -1,5 +1,7 @@
 """Every YAML is a cell that can be built, and says what the Python says."""
 
+import re
+
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -38,7 +40,7 @@ def test_every_variant_can_be_built(variant):
     if cell.unsupported:
         config.causal = False
         cell = make_cell(check(config), label)
-    assert cell.unsupported is None or variant == "flash_attn"
+    assert cell.unsupported is None or re.search("package .* is not installed|needs the package", cell.unsupported)
 
 
 @pytest.mark.parametrize("name", attention_zoo.list_attentions())

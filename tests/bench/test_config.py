@@ -94,7 +94,7 @@ def test_one_line_names_the_mistake(typed, named, tmp_path, monkeypatch, capsys,
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("\n") == 1 and len(printed.err) < 400, printed.err
+    assert printed.err.count("\n") == 1 and len(printed.err) < 800, printed.err
     assert printed.err.startswith("error: ") and named in printed.err
 
 
