@@ -2,47 +2,25 @@
 
 import copy
 import dataclasses
-import importlib.metadata
 import random
 
 import numpy as np
 import pytest
 import torch
+from zoo_cases import CASES, NAMES, takes_causal
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from bench.measures.flops import count
 
-HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 8
+HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 4
 LENGTH = 37  # no block size divides it, and it is several blocks long
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
-
-def runs_here(name):
-    """Optional mechanisms need a package, and some a GPU: their own test modules say so."""
-    info = attention_zoo.info(name)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return device in info.devices and (info.package is None or is_installed(info.package))
-
-
-def is_installed(package):
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-def takes_causal(name):
-    return attention_zoo.info(name).causal or attention_zoo.info(name).approximately_causal
-
-
-NAMES = [name for name in attention_zoo.list_attentions() if runs_here(name)]
-CASES = [
-    pytest.param(name, causal, id=f"{name}-causal" if causal else name)
-    for name in NAMES
-    for causal in (False, True)
-    if takes_causal(name) or not causal
-]
-every_case = pytest.mark.parametrize("name, causal", CASES)
+# The decorator next to the function, so that the ids of its cases begin with the name: tests/mutation.py selects by it.
+every_case = pytest.mark.parametrize(
+    "name, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in CASES]
+)
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -52,7 +30,7 @@ def make(name, **given):
     small = {} if info.size is None else {info.size: SIZE}
     small |= {key: BLOCK for key in ("block_size", "bucket_size") if key in known}
     common = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": LENGTH, "dtype": best_dtype(name)}
-    return attention_zoo.create(name, **(common | small | given))
+    return attention_zoo.create(name, causal=given.pop("causal", not info.bidirectional), **(common | small | given))
 
 
 def best_dtype(name):
@@ -117,8 +95,9 @@ def test_info_is_filled_and_frozen(name):
 
 @every_name
 def test_defaults_work_on_a_sequence_shorter_than_them(name):
+    causal = not attention_zoo.info(name).bidirectional
     attention = attention_zoo.create(
-        name, head_dim=HEAD_DIM, num_heads=HEADS, max_seq_len=LENGTH, dtype=best_dtype(name)
+        name, head_dim=HEAD_DIM, num_heads=HEADS, causal=causal, max_seq_len=LENGTH, dtype=best_dtype(name)
     )
     assert attention(*inputs(name)).isfinite().all()
 
@@ -132,11 +111,31 @@ def test_flops_is_a_growing_count_proportional_to_the_batch(name, causal):
     assert attention.flops(3, 64) == 3 * attention.flops(1, 64)
 
 
+@pytest.mark.parametrize("length", [512, 500])
+@every_case
+def test_flops_are_those_of_a_counted_run(name, causal, length):
+    """At a size where products outweigh what no formula counts, and at a length that no block size divides."""
+    info, known = attention_zoo.info(name), attention_zoo.hyperparameters(name)
+    if info.package:
+        pytest.skip("another package's reference works entry by entry, which is not counted")
+    sizes = dict.fromkeys({info.size, "block_size", "bucket_size"} & known.keys(), 64)
+    for impl in info.implementations:
+        attention = make(name, causal=causal, impl=impl, head_dim=32, max_seq_len=length, **sizes)
+        given = inputs(name, length, batch=1, head_dim=32)
+        try:
+            with torch.no_grad():
+                counted = sum(count(lambda: attention(*given)).values())  # noqa: B023
+        except UnsupportedError:
+            assert impl == "fused"
+            continue  # a kernel that needs a GPU
+        assert attention.flops(1, length) == pytest.approx(counted, rel=0.05)
+
+
 # --- What it computes -----------------------------------------------------------------------------
 
 
-@every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_case
 def test_dtypes_agree(name, causal, dtype):
     """The same inputs and state in less precision give the same output but for rounding."""
     if dtype not in attention_zoo.info(name).dtypes:
@@ -152,8 +151,8 @@ def test_dtypes_agree(name, causal, dtype):
     assert error < {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
 
 
-@every_case
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
 def test_forward_is_attention_matrix_times_value(name, causal, padded):
     if padded:
         needs_padding(name)
@@ -164,8 +163,8 @@ def test_forward_is_attention_matrix_times_value(name, causal, padded):
     assert_close(name, attention(query, key, value, mask), weights @ value)
 
 
-@every_case
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, LENGTH])
+@every_case
 def test_every_length_works(name, causal, length):
     attention, (query, key, value) = make(name, causal=causal), inputs(name, length)
     output = attention(query, key, value)
@@ -228,8 +227,8 @@ def test_a_mask_without_padding_changes_nothing(name, causal):
     assert_close(name, attention(*given, torch.zeros(3, LENGTH, dtype=torch.bool)), attention(*given))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).causal])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("name", [name for name in NAMES if attention_zoo.info(name).causal])
 def test_the_future_is_not_seen(name, padded):
     """Eightfold, because a leak through a maximum shows only when the future holds the maximum."""
     if padded:
@@ -249,6 +248,12 @@ def test_the_future_is_not_seen(name, padded):
 def test_causal_attention_refuses_cross_attention(name):
     with pytest.raises(UnsupportedError, match="causal"):
         make(name, causal=True)(*inputs(name, LENGTH // 2, keys=LENGTH))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).bidirectional])
+def test_what_sees_the_past_only_refuses_to_see_all(name):
+    with pytest.raises(UnsupportedError, match=f"^causal=false: {name}"):
+        make(name, causal=False)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not takes_causal(name)])
@@ -332,8 +337,8 @@ def test_a_deepcopy_is_equal_and_independent(name, causal):
 # --- Gradients ------------------------------------------------------------------------------------
 
 
-@every_case
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
 def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal, padded):
     if padded:
         needs_padding(name)
@@ -354,6 +359,25 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
         assert gradient is not None and (gradient != 0).any()
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
+def test_gradients_equal_those_of_attention_matrix_times_value(name, causal, padded):
+    """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix."""
+    if padded:
+        needs_padding(name)
+    attention, mask = make(name, causal=causal), padding_mask() if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name)]
+    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    query, key, value = given
+    dense = matrix(attention, query, key, mask, value) @ value
+    outputs = attention(query, key, value, mask), dense
+    direction = torch.randn(dense.shape, generator=torch.Generator().manual_seed(5)).to(dense.dtype)
+    gradients = (torch.autograd.grad(output, leaves, direction, allow_unused=True) for output in outputs)
+    for actual, expected in zip(*gradients, strict=True):
+        actual, expected = (torch.zeros(()) if x is None else x for x in (actual, expected))
+        assert_close(name, actual, expected)
+
+
 @every_case
 def test_gradients_equal_finite_differences(name, causal):
     """Of a fixed draw: the steps are far too small to change which rows or columns are selected."""
@@ -364,6 +388,62 @@ def test_gradients_equal_finite_differences(name, causal):
     mask = torch.tensor([[False, False, True, False, False, True]]) if attention.info.padding else None
     scale = attention(*given, mask).detach().abs().max()
     assert torch.autograd.gradcheck(lambda *qkv: attention(*qkv, mask) / scale, given, atol=1e-5)
+
+
+# --- Extreme inputs -------------------------------------------------------------------------------
+
+
+def extreme_queries_and_keys(length=LENGTH):
+    """Float64 pairs; the largest |q| |k| of those whose rows are not constant is 1000."""
+    directions = torch.randn(2, 3, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(4)).double()
+    query, key = directions / directions.norm(dim=-1, keepdim=True)
+    row = query[:, :, :1].expand_as(query)
+    one_hot = torch.eye(HEAD_DIM, dtype=torch.float64)[torch.arange(length) % HEAD_DIM].expand_as(query)
+    norms = 10 ** torch.linspace(-3, 3, length, dtype=torch.float64)[:, None]
+    root = 1000**0.5
+    return {
+        "large": (root * query, root * key),
+        "the same everywhere": (root * row, root * row),
+        "opposite": (root * row, -root * row),
+        "one-hot": (root * one_hot, root * one_hot),
+        "ever larger keys": (query, norms * key),
+        "ever smaller keys": (query, norms.flip(0) * key),
+        "constant": (torch.ones_like(query), torch.ones_like(key)),
+        "zero": (torch.zeros_like(query), torch.zeros_like(key)),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", extreme_queries_and_keys())
+@every_case
+def test_extreme_inputs_give_finite_outputs_and_gradients(name, causal, dtype, kind):
+    if dtype not in attention_zoo.info(name).dtypes:
+        pytest.skip(f"refuses {dtype}")
+    attention = make(name, causal=causal, dtype=dtype)
+    for length in (1, LENGTH):
+        for mask in (None, padding_mask(length)) if attention.info.padding else (None,):
+            extreme = *extreme_queries_and_keys(length)[kind], inputs(name, length)[2]
+            given = [tensor.to(dtype).requires_grad_() for tensor in extreme]
+            output = attention(*given, mask)
+            assert output.isfinite().all()
+            leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+            gradients = torch.autograd.grad(output.float().square().sum(), leaves, allow_unused=True)
+            assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("length", [1, LENGTH])
+@every_case
+def test_padding_gets_no_gradient(name, causal, length):
+    """Nor does the query of a batch item that is padding only."""
+    needs_padding(name)
+    attention, mask = make(name, causal=causal), padding_mask(length)
+    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
+    gradients = torch.autograd.grad(attention(*given, mask).sum(), given, allow_unused=True)
+    for gradient in gradients[1:]:
+        assert gradient is None or (gradient.masked_select(mask[:, None, :, None]) == 0).all()
+    for gradient in gradients:
+        assert gradient is None or (gradient[2] == 0).all()
+    assert gradients[2].abs().sum() > 0 or length == 1
 
 
 # --- What it refuses ------------------------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""Big Bird's block-sparse attention: Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, appendix D."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attention_zoo.base import AttentionInfo, register
+from attention_zoo.checks import check_int
+from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.sampling import SampledAttention
+
+FIXED_BLOCKS = 5  # the first, the last, and the window of three
+
+
+@register
+class BigBird(SampledAttention):
+    """Softmax over the first and last block of keys, three around the query's own, and random ones.
+
+    Queries of the first and last block see all keys (the paper's internal transformer construction), so nothing can
+    be made causal. The random blocks are drawn for each head and block of queries, uniformly and without replacement
+    among those it does not see anyway; all of them if there are no more. They follow from the seed and the number of
+    blocks, in training and evaluation alike. Up to four blocks this is softmax attention. The last block may be short.
+
+    The released codes draw random blocks from the first 1024 (or (2 r + 5) w) tokens only, and let some rows draw a
+    block of their window, whose keys then count twice; in evaluation transformers replaces all of them by the first
+    block, whose keys then count 1 + r times.
+
+    Args:
+        block_size: w, the tokens of a block.
+        num_random_blocks: r, random blocks for each block of queries; may be 0.
+    """
+
+    info = AttentionInfo(
+        name="bigbird",
+        paper="Zaheer et al. 2020, section 2 and appendix D",
+        approximates="softmax",
+        causal=False,
+        padding=True,
+        cross=False,
+        random=True,
+        complexity="O(n w (5 + r) h)",
+    )
+
+    def __init__(self, *, block_size: int = 64, num_random_blocks: int = 3, **common: Any) -> None:
+        super().__init__(**common)
+        self.block_size = check_int("block_size", block_size)
+        self.num_random_blocks = check_int("num_random_blocks", num_random_blocks, 0)
+
+    def _draw(self) -> None:
+        super()._draw()
+        self._cached_blocks: Tensor | None = None
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        n, w = query.shape[2], self.block_size
+        query = query * self.head_dim**-0.5
+        visible = visible_keys(n, n, False, padding, key.device)
+        # Query blocks between the first and the last are whole; with one block or two there are none.
+        last = max(self._num_blocks(n) - 1, 1) * w
+        edges = torch.cat([query[:, :, :w], query[:, :, last:]], dim=2)
+        edges = masked_softmax(edges @ key.mT, visible) @ value
+        middle = self._attend_middle(query[:, :, w:last].unflatten(2, (-1, w)), key, value, visible)
+        return torch.cat([edges[:, :, :w], middle.flatten(2, 3), edges[:, :, w:]], dim=2)
+
+    def _attend_middle(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        """Attention of the blocks `(batch, heads, blocks - 2, w, h)` of scaled queries to their key blocks."""
+        n, w = key.shape[2], self.block_size
+        blocks = self._num_blocks(n)
+        seen = self.key_blocks(blocks, key.device)
+        heads = torch.arange(self.num_heads, device=key.device)[:, None, None]
+
+        def gathered(tensor: Tensor) -> Tensor:
+            whole = functional.pad(tensor, (0, 0, 0, blocks * w - n)).unflatten(2, (blocks, w))
+            return whole.expand(-1, self.num_heads, -1, -1, -1)[:, heads, seen].flatten(3, 4)
+
+        is_new = seen > 0
+        is_new[..., 0] = True
+        visible = gathered(visible.mT) & is_new.repeat_interleave(w, dim=2)[..., None]
+        return masked_softmax(query @ gathered(key).mT, visible.mT) @ gathered(value)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """Softmax over the entries of `pattern`."""
+        n = key.shape[2]
+        scores = (query * self.head_dim**-0.5) @ key.mT
+        visible = visible_keys(n, n, False, key_padding_mask, key.device)
+        return masked_softmax(scores, visible & self.pattern(n, key.device))
+
+    def pattern(self, seq_len: int, device: torch.device | None = None) -> Tensor:
+        """Which keys each query sees, `(heads, seq_len, seq_len)` bool."""
+        blocks = self._num_blocks(seq_len)
+        row = torch.arange(blocks, device=device)
+        is_edge = (row == 0) | (row == blocks - 1)
+        seen = ((row[:, None] - row).abs() <= 1) | is_edge | is_edge[:, None]
+        seen = seen.repeat(self.num_heads, 1, 1)
+        # Where there is no random block it is block 0, which every row sees.
+        seen[:, 1:-1].scatter_(2, self.key_blocks(blocks, device)[..., FIXED_BLOCKS:], True)
+        for dim in (1, 2):
+            seen = seen.repeat_interleave(self.block_size, dim)
+        return seen[:, :seq_len, :seq_len]
+
+    def key_blocks(self, num_blocks: int, device: torch.device | None = None) -> Tensor:
+        """The key blocks that the query blocks 1 to `num_blocks - 2` see, `(heads, num_blocks - 2, 5 + r)`.
+
+        In this order: the first, the last, the one before, itself, the one after, r random ones. What would
+        repeat a block is 0, and so are random blocks that do not exist.
+        """
+        rows = max(num_blocks - 2, 0)
+        device = device or torch.device("cpu")
+        cached = self._cached_blocks
+        if cached is None or cached.shape[1] != rows or cached.device != device:
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
+                cached = self._cached_blocks = self._drawn_key_blocks(rows).to(device)
+        return cached
+
+    def _drawn_key_blocks(self, rows: int) -> Tensor:
+        row = torch.arange(1, rows + 1)[:, None]
+        last = torch.full_like(row, rows + 1)
+        following = (row + 1).masked_fill(row == rows, 0)
+        fixed = torch.cat([torch.zeros_like(row), last, row - 1, row, following], dim=1)
+        noise = self._noise((rows, self.num_heads, self.num_random_blocks), torch.device("cpu"))
+        # In order, the candidates are the `before` blocks 1 to row - 2, then those from row + 2 on.
+        before = (row - 2).clamp_min(0)
+        rank = draw_distinct(before + (rows - 1 - row).clamp_min(0), noise.transpose(0, 1))
+        candidate = torch.where(rank < before, 1 + rank, row + 2 + rank - before)
+        return torch.cat([fixed.expand(self.num_heads, -1, -1), candidate.masked_fill(rank < 0, 0)], dim=2)
+
+    def _num_blocks(self, seq_len: int) -> int:
+        return -(-seq_len // self.block_size)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Scores and weighted values: all keys for the first and last block, (5 + r) w for each other query."""
+        w, blocks = self.block_size, self._num_blocks(seq_len)
+        middle = max(blocks - 2, 0) * w
+        entries = (seq_len - middle) * seq_len + middle * (FIXED_BLOCKS + self.num_random_blocks) * w
+        return batch * self.num_heads * 4 * entries * self.head_dim
+
+
+def draw_distinct(total: Tensor, noise: Tensor) -> Tensor:
+    """Draw r distinct integers below `total`, uniformly; -1 for those that are too many.
+
+    Floyd's algorithm (Bentley and Floyd 1987, A sample of brilliance): linear in r where a permutation needs `total`.
+
+    Args:
+        total: integers, `(..., 1)`.
+        noise: `(..., r)`, uniform in [0, 1).
+
+    Returns:
+        Shaped like `noise`.
+    """
+    r = noise.shape[-1]
+    drawn = torch.full(noise.shape, -1)
+    for i in range(r):
+        highest = total[..., 0] - r + i
+        pick = (noise[..., i] * (highest + 1)).long()
+        is_taken = (drawn == pick[..., None]).any(-1)
+        drawn[..., i] = torch.where(is_taken, highest, pick).masked_fill(highest < 0, -1)
+    return drawn

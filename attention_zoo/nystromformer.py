@@ -1,0 +1,168 @@
+"""Nystromformer: Xiong et al. 2021, Nystromformer: A Nystrom-based Algorithm for Approximating Self-Attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.checks import check_int, require
+from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
+
+
+@register
+class Nystromformer(Attention):
+    """`F Z (B V)` with `F = softmax(Q Kl^T)`, `A = softmax(Ql Kl^T)`, `Z ~ pinv(A)`, `B = softmax(Ql K^T)`.
+
+    Scores have the scale 1/sqrt(h). The landmarks Ql and Kl are the means of `num_landmarks` consecutive segments
+    of the tokens that are not padding, nearly equal in size; fewer tokens than that are a landmark each. A padded
+    sequence gives what it gives without its padding. Since the mask hides queries, too, from the landmarks, there is
+    no cross attention; and since a landmark mixes past and future, nothing can be made causal.
+
+    The released codes differ: they start the iteration for Z from the largest column sum of the whole batch, so that
+    batch items change each other; they average padding into the landmarks, attend to landmarks of padding, and take
+    only lengths that `num_landmarks` divides; and they compute softmax itself where it equals the length.
+
+    Args:
+        num_landmarks: m.
+        iterations: steps towards pinv(A), cubic in m. The 6 of the paper are not converged, even at m = n. Where A
+            is singular each step makes rounding errors 13/4 times larger, so that float32 bears about a dozen.
+        conv_kernel_size: odd; adds a depthwise convolution of the values along the sequence, the paper's skip
+            connection: one trainable kernel for each head, without bias. It is no part of the approximation; None
+            leaves it out.
+
+    Raises:
+        ValueError: `conv_kernel_size` is even.
+    """
+
+    info = AttentionInfo(
+        name="nystromformer",
+        paper="Xiong et al. 2021, algorithm 1",
+        approximates="softmax",
+        causal=False,
+        padding=True,
+        cross=False,
+        random=False,
+        complexity="O(n m h + m^2 h + m^3)",
+        size="num_landmarks",
+    )
+
+    def __init__(
+        self, *, num_landmarks: int = 256, iterations: int = 6, conv_kernel_size: int | None = None, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        self.num_landmarks = check_int("num_landmarks", num_landmarks)
+        self.iterations = check_int("iterations", iterations)
+        self.conv_kernel_size = conv_kernel_size
+        self.conv_weight: nn.Parameter | None = None
+        if conv_kernel_size is not None:
+            check_int("conv_kernel_size", conv_kernel_size)
+            require("conv_kernel_size", conv_kernel_size, conv_kernel_size % 2 == 1, "odd, or None")
+            self.conv_weight = nn.Parameter(torch.empty(self.num_heads, 1, conv_kernel_size, 1))
+        self._draw()
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        if self.conv_weight is not None:
+            # PyTorch's default for a convolution: uniform up to 1/sqrt(inputs of an output).
+            uniform = torch.rand(self.conv_weight.shape, generator=self._generator())
+            self.conv_weight.copy_((2 * uniform - 1) * self.conv_weight.shape[2] ** -0.5)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        from_landmarks, inverse, to_landmarks = self._factors(query, key, padding)
+        summary = inverse @ (to_landmarks @ value).to(inverse.dtype)
+        return from_landmarks @ summary.to(value.dtype) + self._convolve(value, padding)
+
+    def attention_matrix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """`F Z B` plus the banded matrix of the convolution; entries may be negative, rows need not sum to 1."""
+        from_landmarks, inverse, to_landmarks = self._factors(query, key, key_padding_mask)
+        identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
+        low_rank = from_landmarks @ (inverse @ to_landmarks.to(inverse.dtype)).to(key.dtype)
+        return low_rank + self._convolve(identity, key_padding_mask)
+
+    def _factors(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """F `(batch, heads, n, m)`, Z `(batch, heads, m, m)` in at least float32, B `(batch, heads, m, n)`."""
+        n = key.shape[2]
+        query = query * self.head_dim**-0.5
+        visible = visible_keys(n, n, False, padding, key.device)
+        members, filled = segments(visible[:, 0, 0], min(self.num_landmarks, n))
+        query_landmarks, key_landmarks = (segment_means(tokens, members, filled) for tokens in (query, key))
+        exists = filled.any(-1)[:, None, None]
+        # A landmark that does not exist has a zero row and column in A, hence in Z: it drops out.
+        kernel = masked_softmax(query_landmarks @ key_landmarks.mT, exists & exists.mT)
+        query_landmarks, key_landmarks = query_landmarks.to(query.dtype), key_landmarks.to(key.dtype)
+        from_landmarks = masked_softmax(query @ key_landmarks.mT, exists)
+        to_landmarks = masked_softmax(query_landmarks @ key.mT, visible)
+        return from_landmarks, pseudo_inverse(kernel, self.iterations), to_landmarks
+
+    def _convolve(self, value: Tensor, padding: Tensor | None) -> Tensor:
+        """The depthwise convolution of `(batch, heads, n, ...)` along n; zero without one."""
+        if self.conv_weight is None:
+            return value.new_zeros(())
+        weight = self.conv_weight.to(value.dtype)
+        margin = (weight.shape[2] // 2, 0)
+        return functional.conv2d(zero_padding(value, padding), weight, padding=margin, groups=self.num_heads)
+
+    def flops(self, batch: int, seq_len: int) -> int:
+        """Landmarks, the three score matrices, Z with its start, the products with V, and the convolution."""
+        n, h, m = seq_len, self.head_dim, min(self.num_landmarks, seq_len)
+        landmarks = 2 * m * -(-n // m) * h
+        products = 2 * h * (4 * n * m + 2 * m * m)
+        inverse = m * m + self.iterations * 4 * 2 * m**3
+        convolution = 2 * n * h * (self.conv_kernel_size or 0)
+        return batch * self.num_heads * (landmarks + products + inverse + convolution)
+
+
+def segments(visible: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Cut the visible positions into `count` consecutive segments whose sizes differ by one at most.
+
+    Args:
+        visible: `(batch, n)` bool.
+        count: the number of segments; where fewer positions are visible, each is a segment and the others are empty.
+
+    Returns:
+        The positions of each segment, `(batch, count, ceil(n / count))`, and which of these entries are filled.
+    """
+    n = visible.shape[1]
+    total = visible.sum(1, keepdim=True)
+    edges = (torch.arange(count + 1, device=visible.device) * total // count)[..., None]
+    ranks = edges[:, :-1] + torch.arange(-(-n // count), device=visible.device)
+    visible_first = (~visible).to(torch.uint8).argsort(dim=1, stable=True)
+    members = visible_first.take_along_dim(ranks.clamp_max(n - 1).flatten(1), 1).view_as(ranks)
+    return members, ranks < edges[:, 1:]
+
+
+def segment_means(tokens: Tensor, members: Tensor, filled: Tensor) -> Tensor:
+    """The means of `tokens` `(batch, heads, n, h)` over segments, `(batch, heads, count, h)`; zero where empty.
+
+    In at least float32.
+    """
+    gathered = tokens.take_along_dim(members.flatten(1)[:, None, :, None], 2).unflatten(2, members.shape[1:])
+    precision = torch.promote_types(tokens.dtype, torch.float32)
+    total = gathered.masked_fill(~filled[:, None, ..., None], 0).sum(3, dtype=precision)
+    return total / filled.sum(-1).clamp_min(1)[:, None, :, None]
+
+
+def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
+    """`Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4` from `Z = A^T / (|A|_1 |A|_inf)`, for each matrix A alone.
+
+    `A` has rows that sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
+    """
+    largest_column_sum = kernel.sum(-2, keepdim=True).amax(-1, keepdim=True)
+    inverse = kernel.mT / largest_column_sum.masked_fill(largest_column_sum == 0, 1)
+    identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    for _ in range(iterations):
+        product = kernel @ inverse
+        inner = 15 * identity - product @ (7 * identity - product)
+        inverse = inverse @ (13 * identity - product @ inner) / 4
+    return inverse

@@ -1,0 +1,344 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from nystrom_attention import NystromAttention
+from torch import nn
+from torch.nn import functional
+from transformers import NystromformerConfig
+from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+import attention_zoo
+from attention_zoo.nystromformer import pseudo_inverse
+from bench.measures.flops import count
+
+HEADS, H = 2, 4
+CONVERGED = 24
+
+
+def qkv(n=12, batch=2, heads=HEADS, h=H, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = torch.randn(3, batch, heads, n, h, generator=generator, dtype=torch.float64)
+    return scale * query, key, value
+
+
+def make(heads=HEADS, **given):
+    return attention_zoo.create(
+        "nystromformer", **({"head_dim": H, "num_heads": heads, "dtype": torch.float64} | given)
+    )
+
+
+def softmax(query, key, value, mask=None):
+    return attention_zoo.create("softmax", head_dim=H, num_heads=query.shape[1])(query, key, value, mask)
+
+
+def scattered_padding(n=12):
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[0, [0, 3, 4, 5, 6, 10]] = True
+    mask[1, 3:] = True
+    return mask
+
+
+def stable_softmax(scores):
+    a = np.exp(scores - scores.max(1, keepdims=True))
+    return a / a.sum(1, keepdims=True)
+
+
+def means(x, m):
+    """One after the other; n = 11 and m = 4 give segments of 2, 3, 3 and 3."""
+    n = len(x)
+    return np.stack([x[j * n // m : (j + 1) * n // m].mean(0) for j in range(m)])
+
+
+def formula(query, key, value, m, invert):
+    """F pinv(A) B V for one head `(n, h)` without padding, by `invert`."""
+    landmarks = means(query, m), means(key, m)
+    f, a, b = (
+        stable_softmax(left @ right.T / math.sqrt(query.shape[1]))
+        for left, right in ((query, landmarks[1]), landmarks, (landmarks[0], key))
+    )
+    return f @ invert(a) @ b @ value
+
+
+def hyperpower(iterations):
+    """The iteration with its brackets multiplied out."""
+
+    def invert(a):
+        z = a.T / (np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
+        for _ in range(iterations):
+            az = a @ z
+            z = z @ (13 * np.eye(len(a)) - 15 * az + 7 * az @ az - az @ az @ az) / 4
+        return z
+
+    return invert
+
+
+# --- Formula and limits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("iterations", [1, 6])
+@pytest.mark.parametrize("n, m", [(12, 4), (11, 4), (11, 7), (5, 8), (1, 3)])
+def test_equals_the_formula_head_by_head(n, m, iterations):
+    """`scale` makes the matrices of the batch differ in their largest column sum."""
+    query, key, value = qkv(n)
+    query[1] *= 5
+    output = make(num_landmarks=m, iterations=iterations)(query, key, value)
+    for b, head in np.ndindex(2, HEADS):
+        one = (tensor[b, head].numpy() for tensor in (query, key, value))
+        expected = formula(*one, min(m, n), hyperpower(iterations))
+        np.testing.assert_allclose(output[b, head], expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("m", [12, 100])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_landmark_for_each_token_is_softmax_once_the_inverse_has_converged(m, padded):
+    """The smallest singular value of these A is 3e-4, so that rounding costs up to 1e-16 / (3e-4)^2 = 1e-9."""
+    mask = scattered_padding() if padded else None
+    given = qkv(scale=3)
+    expected = softmax(*given, mask)
+    converged = make(num_landmarks=m, iterations=CONVERGED)(*given, mask)
+    torch.testing.assert_close(converged, expected, rtol=0, atol=1e-9)
+    assert (make(num_landmarks=m)(*given, mask) - expected).abs().max() > 1e-3, "6 iterations are not enough"
+
+
+def test_iterations_converge_to_the_pseudo_inverse_at_the_rate_of_the_polynomial():
+    """An eigenvalue x of A Z becomes x (13 - 15 x + 7 x^2 - x^3) / 4: 1 - x becomes (1 - x)^3 (3 + (1 - x)) / 4."""
+    kernel = torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    column_sum = kernel.sum(1).amax(1)
+    missing = 1 - torch.linalg.svdvals(kernel).square() / column_sum[:, None]
+    for iterations in range(1, 15):
+        missing = missing**3 * (3 + missing) / 4
+        error = torch.eye(5) - kernel @ pseudo_inverse(kernel, iterations)
+        expected = torch.linalg.norm(missing, dim=-1)
+        torch.testing.assert_close(torch.linalg.norm(error, dim=(1, 2)), expected, rtol=1e-9, atol=1e-10)
+    inverse = pseudo_inverse(kernel, CONVERGED)
+    torch.testing.assert_close(inverse, torch.linalg.pinv(kernel), rtol=1e-9, atol=0)
+
+
+def test_converged_output_is_that_of_the_pseudo_inverse():
+    query, key, value = qkv(40, batch=1, heads=1, scale=2)
+    expected = formula(*(tensor[0, 0].numpy() for tensor in (query, key, value)), 6, np.linalg.pinv)
+    output = make(heads=1, num_landmarks=6, iterations=CONVERGED)(query, key, value)
+    np.testing.assert_allclose(output[0, 0], expected, rtol=0, atol=1e-10)
+
+
+def test_one_landmark_gives_the_attention_of_the_mean_query():
+    """A and F are ones then, and Z is 1."""
+    query, key, value = qkv()
+    expected = softmax(query.mean(2, keepdim=True).expand_as(query), key, value)
+    torch.testing.assert_close(make(num_landmarks=1)(query, key, value), expected, rtol=0, atol=1e-13)
+
+
+def test_equal_tokens_in_a_segment_are_softmax():
+    """Landmarks lose nothing if a segment's tokens are equal: rows and columns of the softmax repeat, rank m."""
+    query, key, value = (tensor.repeat_interleave(3, 2) for tensor in qkv(4, scale=3))
+    output = make(num_landmarks=4, iterations=CONVERGED)(query, key, value)
+    # B sums over three equal keys what A has once; its rows are normalised, so that they agree.
+    torch.testing.assert_close(output, softmax(query, key, value), rtol=0, atol=1e-9)
+
+
+# --- Padding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 12, 20])
+def test_a_padded_sequence_gives_what_it_gives_without_its_padding(m):
+    """Padding anywhere, large enough to be noticed; some items have fewer tokens than m."""
+    attention, mask = make(num_landmarks=m), scattered_padding()
+    given = [torch.where(mask[:, None, :, None], 30.0, tensor) for tensor in qkv()]
+    output = attention(*given, mask)
+    for b in range(2):
+        expected = attention(*(tensor[b : b + 1, :, ~mask[b]] for tensor in given))
+        torch.testing.assert_close(output[b : b + 1, :, ~mask[b]], expected, rtol=0, atol=1e-12)
+
+
+def test_appended_padding_changes_nothing_with_a_convolution():
+    attention, given = make(num_landmarks=5, conv_kernel_size=5), qkv()
+    mask = (torch.arange(12) >= 9).expand(2, -1)
+    expected = attention(*(tensor[:, :, :9] for tensor in given))
+    torch.testing.assert_close(attention(*given, mask)[:, :, :9], expected, rtol=0, atol=1e-13)
+
+
+def test_padding_only_gives_zeros_with_a_convolution():
+    mask = torch.tensor([[True] * 12, [False] * 12])
+    output = make(num_landmarks=5, conv_kernel_size=5)(*qkv(), mask)
+    assert (output[0] == 0).all() and (output[1] != 0).all()
+
+
+# --- Convolution ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_convolution_adds_its_kernel_along_the_sequence(padded):
+    n, size = 12, 5
+    given, mask = qkv(n), scattered_padding(n) if padded else None
+    attention = make(num_landmarks=4, conv_kernel_size=size)
+    added = attention(*given, mask) - make(num_landmarks=4)(*given, mask)
+    value = given[2] if mask is None else given[2] * ~mask[:, None, :, None]
+    weight = attention.conv_weight.detach()
+    for head in range(HEADS):
+        for i in range(n):
+            reached = [(s, i + s - size // 2) for s in range(size) if 0 <= i + s - size // 2 < n]
+            expected = sum(weight[head, 0, s, 0] * value[:, head, j] for s, j in reached)
+            torch.testing.assert_close(added[:, head, i].detach(), expected, rtol=0, atol=1e-12)
+
+
+def test_the_attention_matrix_includes_the_convolution():
+    attention, (query, key, value), mask = make(num_landmarks=4, conv_kernel_size=3), qkv(), scattered_padding()
+    output = attention(query, key, value, mask)
+    torch.testing.assert_close(attention.attention_matrix(query, key, mask) @ value, output, rtol=0, atol=1e-12)
+
+
+def test_kernels_are_drawn_from_the_seed_uniformly_and_differ_by_head():
+    size = 2001
+    attention = make(num_landmarks=4, conv_kernel_size=size)
+    weight = attention.conv_weight.detach().clone()
+    assert not torch.equal(weight[0], weight[1])
+    entries = weight.flatten() * math.sqrt(size)
+    # 4002 draws from [-1, 1]: mean 0, variance 1/3, variance of the square 4/45, each to 5 sigma.
+    assert entries.abs().max() <= 1 and abs(entries.mean()) < 5 * math.sqrt(1 / 3 / len(entries))
+    assert abs(entries.square().mean() - 1 / 3) < 5 * math.sqrt(4 / 45 / len(entries))
+    attention.resample(1)
+    assert not torch.equal(attention.conv_weight, weight)
+    attention.resample(0)
+    assert torch.equal(attention.conv_weight, weight)
+
+
+def test_a_kernel_is_the_only_parameter_and_gets_its_gradient():
+    assert list(make().parameters()) == []
+    attention = make(num_landmarks=3, conv_kernel_size=3, head_dim=2)
+    (weight,) = attention.parameters()
+    given = [tensor.requires_grad_() for tensor in qkv(6, h=2)]
+
+    def output(weight, *qkv):
+        return torch.func.functional_call(attention, {"conv_weight": weight}, qkv)
+
+    assert torch.autograd.gradcheck(output, (weight, *given))
+
+
+# --- Precision and cost ---------------------------------------------------------------------------
+
+
+def test_bfloat16_is_good_to_its_digits_where_landmarks_nearly_coincide():
+    """A rounded to bfloat16 would not do: what little its rows differ by is what Z magnifies. A step is 2^-8."""
+    query, key, value = qkv(256)
+    given = [tensor.bfloat16() for tensor in (1 + query / 10, 1 + key / 10, value)]
+    attention = make(num_landmarks=64)
+    expected = attention(*(tensor.double() for tensor in given))
+    assert (attention(*given).double() - expected).norm() < 2**-8 * expected.norm()
+
+
+@pytest.mark.parametrize("kernel_size", [None, 35])
+def test_flops_are_those_of_a_counted_run(kernel_size):
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(3, 1, 2, 1024, 32, generator=generator)
+    attention = make(head_dim=32, num_landmarks=64, conv_kernel_size=kernel_size, dtype=torch.float32)
+    with torch.no_grad():
+        counted = sum(count(lambda: attention(*given)).values())
+    # It leaves out the counts of tokens of the mask, less than 2 n + m of 20 million.
+    assert attention.flops(1, 1024) == pytest.approx(counted, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"iterations": 0},
+        {"iterations": 2.5},
+        {"conv_kernel_size": 0},
+        {"conv_kernel_size": 34},
+        {"conv_kernel_size": True},
+    ],
+)
+def test_bad_hyperparameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"^{next(iter(given))}=.*: must be"):
+        make(**given)
+
+
+# --- Other implementations ------------------------------------------------------------------------
+
+
+class Slice(nn.Module):
+    """Part `index` of inputs that are query, key and value beside each other."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+
+    def forward(self, hidden):
+        return hidden.chunk(3, dim=-1)[self.index]
+
+
+def beside_each_other(*tensors):
+    """`(batch, n, heads h)` for each, concatenated."""
+    return torch.cat([tensor.transpose(1, 2).flatten(2) for tensor in tensors], dim=-1)
+
+
+def split_heads(hidden, heads):
+    return hidden.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def test_equals_transformers():
+    """With its start for each matrix, which its configuration cannot select: the key is misspelt, a KeyError."""
+    n, m, size = 12, 4, 5
+    config = NystromformerConfig(
+        hidden_size=HEADS * H,
+        num_attention_heads=HEADS,
+        num_landmarks=m,
+        segment_means_seq_len=n,
+        conv_kernel_size=size,
+        attention_probs_dropout_prob=0.0,
+    )
+    theirs = NystromformerSelfAttention(config)
+    theirs.query, theirs.key, theirs.value = Slice(0), Slice(1), Slice(2)
+    attention = make(num_landmarks=m, conv_kernel_size=size)
+    theirs.conv.weight = attention.conv_weight
+    query, key, value = qkv(n)
+    query[1] *= 5
+    output = attention(query, key, value)
+
+    def their_output():
+        return split_heads(theirs(beside_each_other(query, key, value))[0], HEADS)
+
+    # Theirs by default: one start for the whole batch, so that the second item changes the first.
+    assert (their_output() - output).abs().max() > 1e-3
+    theirs.init_option = "exact"
+    torch.testing.assert_close(their_output(), output, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_equals_the_package_nystrom_attention_one_matrix_at_a_time(padded):
+    """One, because it starts from the largest column sum of the whole batch.
+
+    It cuts all positions into segments, we only those that are not padding: the same where each of its segments has
+    as many of them. Its `eps` changes a masked mean by 1e-8 of it.
+    """
+    n, m, size = 12, 4, 5
+    theirs = NystromAttention(H, dim_head=H, heads=1, num_landmarks=m, residual_conv_kernel=size).double()
+    theirs.to_qkv, theirs.to_out = nn.Identity(), nn.Identity()
+    attention = make(heads=1, num_landmarks=m, conv_kernel_size=size)
+    theirs.res_conv.weight = attention.conv_weight
+    mask = torch.zeros(2, n, dtype=torch.bool)
+    mask[:, [0, 4, 8, 9]] = padded
+    real = ~mask[0]
+    query, key, value = qkv(n, heads=1)
+    query[1] *= 5
+    output = attention(query, key, value, mask if padded else None)
+    hidden, their_mask = beside_each_other(query, key, value), ~mask if padded else None
+    for b in range(2):
+        one = theirs(hidden[b : b + 1], mask=None if their_mask is None else their_mask[b : b + 1])
+        torch.testing.assert_close(one[0, real], output[b, 0, real], rtol=0, atol=1e-6 if padded else 1e-12)
+    together = theirs(hidden, mask=their_mask)
+    assert (together[:, real] - output[:, 0, real]).abs().max() > 1e-3
+
+
+def test_a_length_that_m_does_not_divide_is_where_the_package_differs():
+    """It puts zeros in front of the sequence and averages them into the landmarks, and attends to them."""
+    n, m = 11, 4
+    theirs = NystromAttention(H, dim_head=H, heads=1, num_landmarks=m, residual=False).double()
+    theirs.to_qkv, theirs.to_out = nn.Identity(), nn.Identity()
+    given = qkv(n, batch=1, heads=1)
+    padded = [functional.pad(tensor, (0, 0, 1, 0)) for tensor in given]
+    output = theirs(beside_each_other(*given))[0]
+    expected = make(heads=1, num_landmarks=m)(*padded)[0, 0, 1:]
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    assert (make(heads=1, num_landmarks=m)(*given)[0, 0] - output).abs().max() > 1e-2

@@ -1,0 +1,31 @@
+"""Which mechanisms, and which of their forms, a test can run on the CPU of this machine."""
+
+import importlib.metadata
+
+import attention_zoo
+
+
+def runs_here(name):
+    """Optional mechanisms need a package, and some a GPU: their own test modules say so."""
+    info = attention_zoo.info(name)
+    return "cpu" in info.devices and (info.package is None or is_installed(info.package))
+
+
+def is_installed(package):
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def takes_causal(name):
+    return attention_zoo.info(name).causal or attention_zoo.info(name).approximately_causal
+
+
+NAMES = [name for name in attention_zoo.list_attentions() if runs_here(name)]
+CASES = [
+    (name, causal)
+    for name in NAMES
+    for causal in (False, True)
+    if (takes_causal(name) if causal else attention_zoo.info(name).bidirectional)
+]
