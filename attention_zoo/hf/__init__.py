@@ -1,0 +1,150 @@
+"""Mechanisms in existing models, through the attention interface of transformers (tested with 5.23).
+
+`register()`, then `attn_implementation="polysketch"`; or `attach(model, "polysketch")`, which also makes the mechanisms
+of all layers at once and checks that the model calls them. What a model asks for and a mechanism cannot do is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, UnsupportedError, hyperparameters, info, list_attentions
+from attention_zoo.checks import check_int, require
+from attention_zoo.hf.implementation import Implementation
+from attention_zoo.hf.masks import key_mask
+
+__all__ = ["attach", "register"]
+
+# transformers takes every name with one of these in it for an implementation of its own, and loads that one.
+RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
+_REGISTERED: dict[str, Implementation] = {}
+
+
+def register(
+    name: str | None = None,
+    *,
+    attention: str | None = None,
+    seed: int = 0,
+    max_seq_len: int | None = None,
+    **hyperparameters_given: Any,
+) -> None:
+    """Make a mechanism known to transformers as `attn_implementation=name`; without a name all of them, by their own.
+
+    `flash` is called `fused` there: transformers takes any name with "flash" in it for FlashAttention-2 and its kin.
+    The query is multiplied by `scaling sqrt(head_dim)`, so that a mechanism that divides its scores by sqrt(head_dim)
+    has the model's scaling (the factor is 1 in most models; the layer norms of polynomial and polysketch undo it).
+
+    On this path a layer makes its mechanism in its first forward pass. An optimizer that exists already would miss its
+    parameters, so a first pass in training mode is refused where there are any: `attach` instead.
+
+    Args:
+        name: an identifier; a variant with hyperparameters of its own wants a name of its own.
+        attention: the mechanism; None is the one called `name`.
+        seed: layer i draws from `seed + i`.
+        max_seq_len: the longest sequence; None is the `max_position_embeddings` of the model's config.
+        **hyperparameters_given: of the mechanism, but for what the model decides: `dropout`, and `scale` of a softmax.
+
+    Raises:
+        ModuleNotFoundError: transformers is missing.
+        ValueError: the name is taken, or the mechanism or a hyperparameter is unknown.
+    """
+    interface, masks = _interfaces()
+    if name is None:
+        alone = attention is None and not hyperparameters_given
+        require("name", name, alone, "given where an attention or its hyperparameters are")
+        for each in set(map(_interface_name, list_attentions())) - set(_REGISTERED):
+            register(each, seed=seed, max_seq_len=max_seq_len)
+        return
+    usable = name.isidentifier() and not any(word in name for word in RESERVED)
+    require("name", name, usable, f"an identifier without {', '.join(RESERVED)}, which transformers keeps for its own")
+    attention = attention or next((each for each in list_attentions() if _interface_name(each) == name), name)
+    _check_hyperparameters(attention, hyperparameters_given)
+    wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, hyperparameters_given)
+    if name not in _REGISTERED:
+        require("name", name, name not in interface(), "new: transformers has it already")
+        _REGISTERED[name] = wanted
+    known = _REGISTERED[name]
+    require("name", name, known == wanted, f"new: it is {known.attention} {known.hyperparameters}, seed {known.seed}")
+    interface.register(name, known)
+    # Without a mask function of the same name, models drop their padding masks without a word.
+    masks.register(name, key_mask)
+
+
+def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None, **settings: Any) -> list[Attention]:
+    """Swap the attention of every layer, and make the mechanisms now, before an optimizer looks for parameters.
+
+    One forward pass makes them and shows that they are called: a model outside transformers' attention interface
+    (GPT-J, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of the
+    attention modules and part of the state_dict; `from_pretrained` knows nothing of them, so attach before you load a
+    checkpoint that has them.
+
+    Args:
+        model: a `PreTrainedModel`, or a part of one.
+        name: as in `register`, which is called with `settings` unless there are none and the name is known.
+        example: arguments of the forward pass; None is a few tokens.
+        **settings: further arguments of `register`.
+
+    Returns:
+        The mechanisms in the order of their calls; mechanism i draws from `seed + i`.
+
+    Raises:
+        UnsupportedError: the model does not call its attention through the interface, or asks for what the mechanism
+            cannot do (a causal Linformer, say).
+    """
+    if settings or name not in _REGISTERED:
+        register(name, **settings)
+    implementation, before = _REGISTERED[name], model.config._attn_implementation
+    modes = [(module, module.training) for module in model.modules()]
+    called: dict[nn.Module, Attention] = {}
+    implementation.called = called
+    try:
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            model.eval()(**(example or _few_tokens(model)))
+        if not called:
+            kind = type(model).__name__
+            raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
+    except BaseException:
+        model.set_attn_implementation(before)
+        raise
+    finally:
+        implementation.called = None
+        for module, mode in modes:
+            module.training = mode
+    for module, made in called.items():
+        made.train(module.training)
+    return list(called.values())
+
+
+def _interface_name(attention: str) -> str:
+    return attention.replace("flash", "fused")
+
+
+def _check_hyperparameters(attention: str, given: Mapping[str, Any]) -> None:
+    known = hyperparameters(attention)
+    unknown = sorted(given.keys() - known.keys() - {"impl"})
+    require("hyperparameters", unknown, not unknown, f"among {', '.join(known) or 'none'}")
+    for key in ("dropout", "scale") if info(attention).approximates == "softmax" else ("dropout",):
+        require(key, given.get(key), key not in given, "left out: the model decides it")
+
+
+def _few_tokens(model: Any) -> dict[str, Tensor]:
+    kind = type(model).__name__
+    require("example", None, model.main_input_name == "input_ids", f"given: {kind} takes {model.main_input_name}")
+    tokens = model.dummy_inputs["input_ids"].to(model.device)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return inputs | ({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})
+
+
+def _interfaces() -> tuple[Any, Any]:
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'"
+        ) from None
+    return AttentionInterface, AttentionMaskInterface

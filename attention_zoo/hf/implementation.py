@@ -1,0 +1,145 @@
+"""What a model of transformers calls instead of its own attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention, UnsupportedError, create, hyperparameters, info
+from attention_zoo.hf.masks import attend
+from attention_zoo.softmax import Softmax
+
+# What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
+REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
+
+
+@dataclass
+class Implementation:
+    """A mechanism with its hyperparameters; its state is the model's, a submodule of each attention module.
+
+    While a model is being attached to, `called` collects its attention modules in the order of their calls.
+    """
+
+    name: str
+    attention: str
+    seed: int
+    max_seq_len: int | None
+    hyperparameters: dict[str, Any]
+    called: dict[nn.Module, Attention] | None = field(default=None, compare=False)
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend for the layer `module`.
+
+        Args:
+            module: the attention module that calls.
+            query: `(batch, heads, queries, head_dim)`.
+            key: `(batch, groups, keys, head_dim)`; each group of queries shares one head of keys and values.
+            value: shaped like `key`.
+            attention_mask: as `key_mask` made it, or as the user gave it.
+            dropout: of the attention weights; 0 unless the module is training.
+            scaling: factor of the scores; None is 1/sqrt(head_dim).
+            is_causal: None is the module's own.
+            sliding_window: keys that a query sees, refused where that is not all.
+            **kwargs: what else the model passes on; some of it is refused, none is used.
+
+        Returns:
+            The output, `(batch, queries, heads, head_dim)`, and no weights.
+        """
+        self._refuse(module, key, value, sliding_window, kwargs)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            # A static cache has room for more keys than there are.
+            key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
+        causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+        if causal is None:
+            raise UnsupportedError(f"is_causal: {type(module).__name__} does not say whether it is")
+        attention = self._mechanism(module, query, bool(causal))
+        self._set_dropout(attention, dropout)
+        ratio = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
+        query = query if math.isclose(ratio, 1) else query * ratio
+        groups = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
+        return attend(attention, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+
+    def _refuse(
+        self, module: nn.Module, key: Tensor, value: Tensor, sliding_window: int | None, kwargs: dict[str, Any]
+    ) -> None:
+        for name in REFUSED:
+            if kwargs.get(name) is not None:
+                raise UnsupportedError(f"{name}: {type(module).__name__} needs it, {self.attention} has no such thing")
+        if sliding_window is not None and key.shape[2] > sliding_window:
+            raise UnsupportedError(f"sliding_window={sliding_window}: {self.attention} sees all {key.shape[2]} keys")
+        if value.shape[-1] != key.shape[-1]:
+            raise UnsupportedError(f"head_dim: values have {value.shape[-1]}, keys {key.shape[-1]}; must be the same")
+
+    def _mechanism(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
+        """The mechanism of the layer `module`, made at the first call."""
+        made = getattr(module, "attention_zoo", None)
+        if made is None:
+            made = module.attention_zoo = nn.ModuleDict()
+        assert isinstance(made, nn.ModuleDict)
+        if self.name not in made:
+            made[self.name] = self._create(module, query, causal)
+        attention = made[self.name]
+        assert isinstance(attention, Attention)
+        if attention.causal != causal:
+            raise UnsupportedError(f"is_causal={causal}: {self.name} was made with {attention.causal} in this layer")
+        if self.called is not None:
+            self.called[module] = attention
+        return attention
+
+    # Parameters made in inference mode could never be trained.
+    @torch.inference_mode(False)
+    def _create(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
+        index = getattr(module, "layer_idx", None) if self.called is None else len(self.called)
+        if index is None and info(self.attention).random:
+            kind = type(module).__name__
+            raise UnsupportedError(
+                f"layer_idx: {kind} has none, layers would share a seed; use attention_zoo.hf.attach"
+            )
+        positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+        weight = next((weight for weight in module.parameters() if weight.is_floating_point()), query)
+        attention = create(
+            self.attention,
+            head_dim=query.shape[-1],
+            num_heads=query.shape[1],
+            causal=causal,
+            max_seq_len=self.max_seq_len or positions,
+            seed=self.seed + (index or 0),
+            device=query.device,
+            dtype=weight.dtype,
+            **self.hyperparameters,
+        ).train(module.training)
+        if module.training and any(weight.requires_grad for weight in attention.parameters()):
+            raise UnsupportedError(
+                f"{self.attention} has parameters that an optimizer made before would miss; use attention_zoo.hf.attach"
+            )
+        return attention
+
+    def _set_dropout(self, attention: Attention, dropout: float) -> None:
+        if isinstance(attention, Softmax) and "dropout" in hyperparameters(self.attention):
+            attention.dropout = dropout
+            if dropout > 0:
+                # Its mask follows torch's global generator, as all dropout in the model: activation checkpointing
+                # restores that one, and no other, before it computes a layer again.
+                attention.resample(int(torch.randint(2**62, ())))
+        elif dropout > 0:
+            raise UnsupportedError(
+                f"dropout={dropout}: {self.attention} drops no attention weights; set the model's to 0 "
+                "(attention_probs_dropout_prob, attention_dropout or attn_pdrop in its config)"
+            )

@@ -1,0 +1,117 @@
+"""Masks of transformers, and what a mechanism understands of them: key padding and a causal flag."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention_zoo.base import Attention, UnsupportedError
+from attention_zoo.ops.masking import visible_keys
+from attention_zoo.softmax import Softmax
+
+
+def key_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    mask_function: Any,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **common: Any,
+) -> Tensor | None:
+    """The mask function that transformers calls (`AttentionMaskInterface`), without the n x n mask where it can be.
+
+    Returns:
+        None where there are as many keys as queries, and all are tokens; else `(batch, keys)` bool, True at tokens,
+        without the keys that a static cache has room for but not yet; else, where padding and causality may not be all,
+        `(batch, 1, queries, keys)` bool, True where visible.
+
+    Raises:
+        UnsupportedError: a sliding window or a chunk is shorter than the sequence.
+    """
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+    if local_size is not None and kv_length > local_size:
+        raise UnsupportedError(
+            f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"
+        )
+    # Where transformers insists on the whole mask, it need not be what the causal flag says: `key_padding` compares.
+    causal = mask_function is causal_mask_function and (allow_is_causal_skip or q_length == 1)
+    bidirectional = mask_function is bidirectional_mask_function and allow_is_bidirectional_skip
+    if common.get("kv_offset") or not (causal or bidirectional):
+        return sdpa_mask(
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            **common,
+        )
+    seen = int(q_offset) + q_length if causal else kv_length
+    is_cached = causal and not q_length == seen == kv_length
+    if attention_mask is None:
+        return torch.ones(common["batch_size"], seen, dtype=torch.bool, device=common["device"]) if is_cached else None
+    tokens = F.pad(attention_mask, (0, seen - attention_mask.shape[1]))
+    return tokens if is_cached or not tokens.all() else None
+
+
+def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend, `(batch, heads, seq_len, head_dim)`, under a mask as from `key_mask`.
+
+    Raises:
+        UnsupportedError: the mask says more than padding; or the keys come from a cache, and this is not softmax.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is not None:
+        mask = mask.bool() if mask.ndim == 2 else _visible(mask).expand(len(query), 1, queries, keys)
+    if not attention.causal or queries == keys:
+        return attention(query, key, value, key_padding(mask, attention.causal))
+    numbers = f"{keys} keys for {queries} queries"
+    if not isinstance(attention, Softmax):
+        raise UnsupportedError(f"{numbers}: {attention.info.name} cannot go on from cached keys; pass use_cache=False")
+    if mask is None:
+        raise UnsupportedError(f"{numbers}: without a mask it is open which keys each of them sees")
+    visible = mask[:, 0] if mask.ndim == 4 else mask[:, None] & mask.new_ones(queries, keys).tril(keys - queries)
+    # Every query becomes a batch item, and what it may not see its padding; a single one copies nothing.
+    single = copy.copy(attention)
+    single.causal = False
+    by_position = query.transpose(1, 2)
+    if queries > 1:
+        key, value = (tensor.repeat_interleave(queries, 0) for tensor in (key, value))
+    padding = None if visible.all() else ~visible.flatten(0, 1)
+    out = single(by_position.flatten(0, 1)[:, :, None], key, value, padding)
+    return out.reshape(by_position.shape).transpose(1, 2)
+
+
+def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
+    """The `(batch, keys)` padding, True at padding, that says the same as `mask` and the causal flag.
+
+    Raises:
+        UnsupportedError: there is none, because sequences are packed, or blocks see each other.
+    """
+    if mask is None or mask.ndim == 2:
+        return None if mask is None else ~mask
+    padding = ~mask.any(2)[:, 0]
+    queries, keys = mask.shape[2:]
+    if not torch.equal(visible_keys(queries, keys, causal, padding, mask.device).expand_as(mask), mask):
+        raise UnsupportedError(f"attention_mask: is more than padding of keys with is_causal={causal}")
+    return padding if padding.any() else None
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """A 4-dimensional mask as bool, True where visible; one of floats is what is added to the scores."""
+    if mask.shape[1] != 1:
+        raise UnsupportedError("attention_mask: differs between heads")
+    if mask.dtype == torch.bool:
+        return mask
+    if not ((mask == 0) | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise UnsupportedError("attention_mask: adds numbers to the scores")
+    return mask == 0

