@@ -6,27 +6,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = ROOT / "tests" / "mutants"
 RESULTS = ROOT / "docs" / "mutants.json"
 PAGE = ROOT / "docs" / "mutants.md"
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 WORKERS = 2
 
 
@@ -52,7 +54,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said: `caught` with the first failing test, `timeout` (caught too), `survived` or `broken`."""
+    """What the tests said: `caught` with the first failing test, `survived`, or `broken`: could not be run."""
 
     family: str
     name: str
@@ -71,62 +73,88 @@ def mutants(family: str) -> list[Mutant]:
     return [Mutant(family, **one) for one in listed]
 
 
-@contextmanager
-def copied_library() -> Iterator[Path]:
-    """A checkout of its own, without records and notebooks."""
+def try_mutant(mutant: Mutant) -> Outcome:
+    """Plant the mistake in a copy and run the tests."""
+    return Outcome(mutant.family, mutant.name, *run_tests(mutant.family, mutant))
+
+
+def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
+    """The verdict of the family's tests on a copy of the library, and the first test that failed.
+
+    For a process of its own, which has not imported the library yet.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("attention_zoo", "tests"):
+        for part in ("attention_zoo", "tests", "examples"):
             shutil.copytree(ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        yield Path(folder)
+        if mutant is not None:
+            (Path(folder) / mutant.file).write_text(mutant.source())
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        signal.signal(signal.SIGALRM, _out_of_time)
+        signal.alarm(TIMEOUT_S)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return _run_selected(selections(family))
 
 
-def run_tests(folder: Path, family: str) -> tuple[str, str]:
-    """The verdict of the family's tests on the library in `folder`, and the first test that failed."""
+def selections(family: str) -> list[list[str]]:
+    """What is given to pytest, one call after the other: the family's own tests, its cases in the contract tests."""
     names = tomllib.loads((MUTANTS / f"{family}.toml").read_text()).get("contract", [family])
-    # A name is followed by `-` or `]` in a test's id: polynomial must not select polynomial_square.
+    # In a test's id `-` or `]` follows a name: polynomial must not select polynomial_square.
     contract = " or ".join(f"[{name}{end}" for name in names for end in "-]")
     own, shared = f"tests/attention_zoo/test_{family}.py", "tests/attention_zoo/test_contract.py"
-    for selected in ([own], [shared, "-k", contract]) if names else ([own],):
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                [*command, *selected], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired:
-            return "timeout", ""
-        failed = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-        if done.returncode == 1 and failed.startswith("FAILED"):
-            return "caught", failed.split(" ")[1].removeprefix("tests/attention_zoo/")
-        if done.returncode != 0:
-            return "broken", failed or done.stdout[-200:] or done.stderr[-200:]
+    return [[own], [shared, "-k", contract]] if names else [[own]]
+
+
+def _run_selected(selected: list[list[str]]) -> tuple[str, str]:
+    for arguments in selected:
+        first = FirstFailure()
+        command = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow and not gpu", *arguments]
+        code = pytest.main(command, plugins=[first])
+        if code == pytest.ExitCode.TESTS_FAILED and first.failed:
+            return "caught", first.failed.removeprefix("tests/attention_zoo/")
+        if code != pytest.ExitCode.OK:
+            return "broken", first.error or code.name
     return "survived", ""
 
 
-def try_mutant(mutant: Mutant) -> Outcome:
-    """Plant the mistake and run the tests."""
-    with copied_library() as folder:
-        (folder / mutant.file).write_text(mutant.source())
-        return Outcome(mutant.family, mutant.name, *run_tests(folder, mutant.family))
+class FirstFailure:
+    """A pytest plugin that remembers which test failed, and what could not even be collected or set up."""
+
+    failed = error = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase of a test is over."""
+        if report.failed and report.when == "call":
+            self.failed = self.failed or report.nodeid
+        elif report.failed:
+            self.error = self.error or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module was collected."""
+        if report.failed:
+            self.error = self.error or report.nodeid
+
+
+def _out_of_time(*_: object) -> None:
+    raise TimeoutError(f"longer than {TIMEOUT_S} s")
 
 
 def try_unchanged(family: str) -> None:
     """A suite that fails without a mutant catches nothing.
 
     Raises:
-        SystemExit: it fails.
+        RuntimeError: it fails.
     """
-    with copied_library() as folder:
-        verdict, test = run_tests(folder, family)
+    verdict, test = run_tests(family)
     if verdict != "survived":
-        raise SystemExit(f"{family}: its tests fail without a mutant ({verdict}: {test})")
+        raise RuntimeError(f"{family}: its tests fail without a mutant ({verdict}: {test})")
 
 
 def page(outcomes: list[Outcome]) -> str:
     """The table of `docs/mutants.md`."""
     by_family = Counter(outcome.family for outcome in outcomes)
-    caught = Counter(outcome.family for outcome in outcomes if outcome.verdict in ("caught", "timeout"))
+    caught = Counter(outcome.family for outcome in outcomes if outcome.verdict == "caught")
     lines = [
         "# Planted mistakes",
         "",
@@ -158,16 +186,24 @@ def save(outcomes: list[Outcome]) -> None:
     PAGE.write_text(page(outcomes))
 
 
+def processes() -> ProcessPoolExecutor:
+    """A fresh process for every task, forked from one that has imported what takes seconds, and not the library."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers"])
+    return ProcessPoolExecutor(WORKERS, mp_context=context, max_tasks_per_child=1)
+
+
 def main(chosen: list[str]) -> int:
     """Run the mutants of the chosen families, all by default; 1 if any was not caught."""
     chosen = chosen or families()
     planted = [mutant for family in chosen for mutant in mutants(family)]
-    with ThreadPoolExecutor(WORKERS) as pool:
+    with processes() as pool:
         list(tqdm(pool.map(try_unchanged, chosen), total=len(chosen), desc="unchanged"))
         outcomes = list(tqdm(pool.map(try_mutant, planted), total=len(planted), desc="mutants"))
     others = [outcome for outcome in load() if outcome.family not in chosen and outcome.family in families()]
     save(sorted([*others, *outcomes], key=lambda outcome: outcome.family))
-    missed = [outcome for outcome in outcomes if outcome.verdict not in ("caught", "timeout")]
+    missed = [outcome for outcome in outcomes if outcome.verdict != "caught"]
     for outcome in missed:
         print(f"{outcome.family}: {outcome.name}: {outcome.verdict} {outcome.test}")
     print(f"{len(outcomes) - len(missed)} of {len(outcomes)} caught; {PAGE.relative_to(ROOT)}")

@@ -152,6 +152,39 @@ def spectral(label, seq_len, size, rng, weights=None, status="ok", reference="so
     )
 
 
+def sketch_error(sketch, degree, size, rng, weights=None, status="ok", trials=8, exponent=-0.5, **changes):
+    """A synthetic sketch_error record: errors that fall with r as a power of it, those of a head's trial alike."""
+    inputs = {"name": "gaussian", "score_scale": 1.0}
+    if weights:
+        inputs = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
+    attention = {"name": "polysketch", "sketch": sketch, "sketch_size": size, "degree": degree}
+    error = degree * size**exponent * rng.lognormal(0, 0.1, (trials, 1)).repeat(12, axis=1)
+    known = sketch == "gaussian" and degree == 4
+    measured = {
+        "features": size,
+        "kernel_error": error.tolist(),
+        "sketch_error": (error / 2).tolist(),
+        "kernel_expected": [[degree * size**exponent] * 12] * 2 if known else None,
+        "sketch_expected": [[degree / 2 * size**exponent] * 12] * 2 if known else None,
+        "smallest_weight": np.full((trials, 12), 1e-9).tolist(),
+        "negative_share": None if sketch == "learned" else np.full((trials, 12), 0.4).tolist(),
+    }
+    bench = {"name": "sketch_error", "num_features": size, "memory_limit": None}
+    changes = {"batch_size": 2, "causal": False, "inputs": inputs, **changes}
+    return record(
+        config(f"polysketch sketch={sketch} degree={degree}", bench, 512, attention, **changes), measured, status
+    )
+
+
+def flops(label, seq_len, multiplications, size=None, **changes):
+    """A synthetic flops record of so many multiplications for each of two heads of one sequence."""
+    bench = {"name": "flops", "num_features": size, "memory_limit": None}
+    changes = {"batch_size": 1, "num_heads": 2, "head_dim": 32, "causal": False, **changes}
+    analytic = 4 * multiplications
+    measured = {"analytic": analytic, "counted": analytic + 4, "operations": {"bmm": analytic, "sum": 4}}
+    return record(config(label, bench, seq_len, **changes), {**measured, "features": size})
+
+
 def compare(labels, seq_len, rng, status="ok", rounds=20, **changes):
     """A synthetic compare record: all labels share the drift of each round."""
     against = [{"label": label, "attention": dict(ATTENTIONS[label][0])} for label in labels[1:]]
@@ -165,6 +198,27 @@ def compare(labels, seq_len, rng, status="ok", rounds=20, **changes):
         {"pass": "forward", "labels": list(labels), "samples": samples, "calls_per_sample": calls},
         status,
     )
+
+
+def decode(label, seq_len, rng, status="ok", **changes):
+    """A synthetic decode record: a cache grows with the context, sums do not."""
+    bench = {"name": "decode", "steps": 16, "min_sample_ms": 20.0, "memory_limit": None}
+    cell = config(label, bench, seq_len, batch_size=1, **changes)
+    cached = label in ("softmax", "flash", "polynomial_p4")
+    measured = {
+        "unit": "ns",
+        "samples": noisy(rng, 1e5 + (20 * seq_len if cached else 2e5)),
+        "steps": 16,
+        "calls_per_sample": 3,
+        "warmup_calls": 2,
+        "method": "perf_counter",
+        "cache": "warm",
+        "context": seq_len,
+        "batch_size": 1,
+        "state_bytes": 12 * 65 * 4 * (2 * seq_len if cached else 1024),
+        "error": 1e-6,
+    }
+    return record(cell, measured, status)
 
 
 def everything(seed=0):
@@ -183,7 +237,7 @@ def everything(seed=0):
         status = "unsupported" if label == "linformer" else "ok"
         if label == "softmax" and n > 8192:
             status = "oom"
-        records += [latency(label, n, rng, status), memory(label, n, status)]
+        records += [latency(label, n, rng, status), memory(label, n, status), decode(label, n, rng, status)]
     approximations = ("skeinformer", "informer", "linformer")
     for label, n, d, weights in product(
         approximations, (1024, 4096), (16, 32, 64, 128, 256), ("initialised", "pretrained")
@@ -200,6 +254,10 @@ def everything(seed=0):
             }
             records.append(latency(label, 4096, rng, causal=False, attention=sized))
     records.append(spectral("polysketch_random_r32", 4096, 32, rng, reference="polynomial", causal=True))
+    for sketch, degree, weights in product(("gaussian", "srht"), (4, 8), (None, "pretrained")):
+        records += [sketch_error(sketch, degree, r, rng, weights) for r in (8, 32, 128)]
+    records += [flops("softmax", n, 2 * n * n * 32) for n in (1024, 2048)]
+    records += [flops("skeinformer", n, 4 * n * 256 * 32, 256) for n in (1024, 2048)]
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))

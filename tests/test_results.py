@@ -1,4 +1,4 @@
-"""The committed figures are those that the committed records make, and name the machine they come from."""
+"""The committed figures and tables are those that the committed records make, and name the machine they come from."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import analysis
+from analysis.__main__ import main
 from bench.store import Store
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -25,6 +26,14 @@ def test_figures_are_made_from_the_records(folder, tmp_path):
     assert made and made.keys() == committed.keys()
     for name, svg in made.items():
         assert svg == committed[name], f"{name}: draw it again with `make figures RESULTS={folder}`"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_tables_are_made_from_the_records(folder, tmp_path):
+    main(["tables", "--results", str(folder), "--out", str(tmp_path)])
+    made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.md")}
+    committed = {path.name: rounded(path.read_text()) for path in (folder / "tables").glob("*.md")}
+    assert made and made == committed, f"write them again with `make tables RESULTS={folder}`"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

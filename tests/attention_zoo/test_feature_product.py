@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.feature_product import Local, feature_product
+from attention_zoo.ops.feature_product import Local, feature_product, normalised_feature_product
 
 BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
 BLOCK_SIZES = range(1, N + 4)  # one row, sizes that do not divide 13, the whole, and more than there is
@@ -102,6 +102,24 @@ def test_non_causal_equals_the_dense_definition_with_gradients(degree, keys):
         assert_equal(actual, expected)
         for one, other in zip(torch.autograd.grad(actual.square().sum(), given), expected_gradients, strict=True):
             assert_equal(one, other)
+
+
+@every_degree
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bias", [0.0, 0.7])
+def test_normalised_product_divides_by_the_bias_and_the_weights(bias, causal, degree):
+    left, right, value = (x.abs() for x in causal_inputs()[:3])
+    left[:, :, 4] = 0  # no weight at all: zeros, whatever the bias
+    weights = (left @ right.mT) ** degree
+    weights = weights.tril() if causal else weights
+    total = bias + weights.sum(-1, keepdim=True)
+    expected = torch.where(total == 0, 0, weights @ value / total)
+    settings = {"causal": causal, "degree": degree, "block_size": 5}
+    given = [x.requires_grad_() for x in (left, right, value)]
+    out = normalised_feature_product(*given, bias=bias, **settings)
+    assert_equal(out, expected)
+    assert (out[:, :, 4] == 0).all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), given))
 
 
 @pytest.mark.parametrize("local_degree", [2, 4, 8])

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from linformer import LinformerSelfAttention
 
 import attention_zoo
 
@@ -47,6 +48,27 @@ def test_equals_the_formula_head_by_head(share, n):
         for head in range(2):
             weights = torch.softmax(query[b, head] @ (e @ key[b, head]).T / math.sqrt(H), dim=1)
             torch.testing.assert_close(output[b, head], weights @ (f @ value[b, head]), rtol=0, atol=1e-13)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n", [7, N])
+@pytest.mark.parametrize("share", [False, True])
+def test_equals_the_linformer_package(share, n):
+    """Its `share_kv` makes values of the keys as well; padding it does not know."""
+    d, heads, k = 2 * H, 2, 5
+    generator = torch.Generator().manual_seed(2)
+    module = LinformerSelfAttention(d, seq_len=N, k=k, heads=heads, share_kv=share).double().eval()
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    attention = make(projection_dim=k, share_key_value=share)
+    attention.E.copy_(module.proj_k.T)
+    if not share:
+        attention.F.copy_(module.proj_v.T)
+    x = torch.randn(2, n, d, generator=generator, dtype=torch.float64)
+    to_qkv = module.to_q, module.to_k, module.to_k if share else module.to_v
+    query, key, value = (layer(x).unflatten(-1, (heads, H)).transpose(1, 2) for layer in to_qkv)
+    out = module.to_out(attention(query, key, value).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, module(x), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("unreduced", [False, True])

@@ -116,6 +116,34 @@ def test_high_degree_in_float32_is_as_good_as_its_rounding():
     assert out.isfinite().all() and (out - expected).norm() / expected.norm() < 1e-5
 
 
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize("degree", [2, 8, 16])
+def test_rows_of_any_size_are_exact(degree, bias):
+    """Scores of 1e-3 to 1e3, the future's largest: their powers, 1e-48 to 1e48, are no 32-bit floats."""
+    _, key, value = qkv(64, 16)
+    sizes = 10 ** torch.linspace(-3, 3, 64).double()[:, None]
+    directions = torch.nn.functional.normalize(key, dim=-1)  # the same for both: self weights are the largest
+    common = {"degree": degree, "bias": bias, "head_dim": 16}
+    for causal in (False, True):
+        for given in ((directions, sizes * directions, value), (sizes * directions, directions, value)):
+            rounded = [x.float().requires_grad_() for x in given]
+            out = make(**common, causal=causal, dtype=torch.float32)(*rounded)
+            exact = make(**common, causal=causal)(*(x.detach().double() for x in rounded))
+            torch.testing.assert_close(out.double(), exact, rtol=1e-5 * degree, atol=1e-5 * degree)
+            assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), rounded))
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_equal_scores_weigh_alike(degree):
+    """n keys of score c: each weighs c^p / (1 + n c^p), also for |q| |k| = 1000."""
+    row = torch.full((1, 1, N, H), (1000 / H) ** 0.5, dtype=torch.float64)
+    value = qkv()[2][:1, :1]
+    for size in (1e-3, 1e-2, 1.0):
+        weight = (size * 1000) ** degree
+        expected = value.sum(2, keepdim=True).expand_as(value) * weight / (1 + N * weight)
+        assert_close(make(num_heads=1, degree=degree)(size * row, -row, value), expected)
+
+
 def test_a_row_of_zero_weights_without_bias_is_zero():
     query, key, value = qkv()
     query = query.clone().requires_grad_()

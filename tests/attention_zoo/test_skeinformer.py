@@ -77,28 +77,27 @@ def test_equals_algorithm_1_given_the_samples(sampling, normalization, reuse, pa
         np.testing.assert_allclose(output[b, head, valid], expected[valid], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("padded", [False, True])
-def test_columns_are_drawn_by_equation_5(padded):
-    """d = 1: given the pilot row j, column i has probability b_ji |v_i|, normalised."""
+def test_columns_are_drawn_by_equation_5(padded, d):
+    """Given pilots J, the first column is i with probability (sum_j b_ji^2)^(1/2) |v_i|, normalised; J is uniform."""
     n, draws = 5, 40_000
     query, key, value = (tensor.expand(draws, -1, -1, -1) for tensor in qkv(n, batch=1, heads=1))
+    query = 3 * query  # rows so different that another norm over J shows
     mask = torch.zeros(draws, n, dtype=torch.bool)
     mask[:, 2] = padded
-    sketch = make(heads=1, num_features=1).sketch(query, key, value, mask)
-    pilots, columns = sketch.exact_rows[0][:, 0], sketch.columns[:, 0, 0]
+    sketch = make(heads=1, num_features=d).sketch(query, key, value, mask)
+    pilots, columns = sketch.exact_rows[0].sort(-1).values, sketch.columns[:, 0, 0]
     weights = softmax(1).attention_matrix(query[:1], key[:1], mask[:1])[0, 0]
-    probability = weights * value[0, 0].norm(dim=-1)
-    probability = probability / probability.sum(-1, keepdim=True)
-    for j in range(n):
-        drawn = columns[pilots == j]
-        if padded and j == 2:
-            assert len(drawn) == 0
-            continue
-        valid = n - padded
-        assert abs(len(drawn) / draws - 1 / valid) < 5 * math.sqrt(1 / valid / draws)
+    sets = list(itertools.combinations([j for j in range(n) if not mask[0, j]], d))
+    for chosen in sets:
+        drawn = columns[(pilots == torch.tensor(chosen)).all(-1)]
+        assert abs(len(drawn) / draws - 1 / len(sets)) < 5 * math.sqrt(1 / len(sets) / draws)
+        importance = weights[list(chosen)].square().sum(0).sqrt() * value[0, 0].norm(dim=-1)
+        probability = importance / importance.sum()
         frequency = torch.bincount(drawn, minlength=n) / len(drawn)
-        deviation = (probability[j] * (1 - probability[j]) / len(drawn)).sqrt()
-        assert ((frequency - probability[j]).abs() <= 5 * deviation).all()
+        deviation = (probability * (1 - probability) / len(drawn)).sqrt()
+        assert ((frequency - probability).abs() <= 5 * deviation).all()
 
 
 def test_sampling_without_replacement_is_successive_sampling():
@@ -127,8 +126,9 @@ def test_uniform_columns_depend_on_no_input():
     assert not torch.equal(first, second)
 
 
-def test_pilots_are_shared_by_the_heads_and_columns_are_not():
-    sketch = make(num_features=6).sketch(*qkv(), None)
+@pytest.mark.parametrize("sampling", ["importance", "uniform"])
+def test_pilots_are_shared_by_the_heads_and_columns_are_not(sampling):
+    sketch = make(sampling, num_features=6).sketch(*qkv(), None)
     assert sketch.exact_rows[0].shape == (2, 6) and sketch.columns.shape == (2, 2, 6)
     columns = sketch.columns.sort(-1).values
     assert not torch.equal(columns[:, 0], columns[:, 1])
@@ -149,6 +149,17 @@ def test_all_columns_sampled_is_softmax(sampling, normalization, reuse, padded):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-15)
     actual = attention(query, key, value, mask)
     torch.testing.assert_close(actual, expected @ value, rtol=0, atol=2e-15)
+
+
+@every_ablation
+def test_surplus_columns_weigh_nothing_however_large_the_padding(sampling, normalization, reuse):
+    """Four keys and six columns: two point to padding, whose exponentials overflow float64."""
+    query, key, value = qkv()
+    mask, attention = scattered_padding(), make(sampling, normalization, reuse, num_features=6)
+    expected = attention(query, key, value, mask)
+    for sign in (1, -1):
+        hidden = torch.where(mask[:, None, :, None], sign * 1e5 * key, key)
+        torch.testing.assert_close(attention(query, hidden, value, mask), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("normalization", ["adaptive", "simple", "none"])

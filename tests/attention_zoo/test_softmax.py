@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attention_zoo
 
@@ -37,6 +39,42 @@ def test_equals_the_formula_entry_by_entry(scale, causal):
                 weights = [math.exp(factor * float(query[b, head, i] @ key[b, head, j])) for j in seen]
                 expected = sum(w * value[b, head, j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
                 assert_close(out[b, head, i], expected)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_torchs_scaled_dot_product_attention(causal, scale):
+    query, key, value = qkv()
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[1, [2, 3]] = True
+    visible = ~mask[:, None, None, :].expand(-1, 1, N, -1)
+    with sdpa_kernel(SDPBackend.MATH):
+        full = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
+        visible = visible.tril() if causal else visible
+        padded = F.scaled_dot_product_attention(query, key, value, visible, scale=scale)
+    assert_close(make(causal=causal, scale=scale)(query, key, value), full)
+    assert_close(make(causal=causal, scale=scale)(query, key, value, mask), padded)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_torchs_multihead_attention_with_its_projections(causal):
+    d = HEADS * H
+    module = torch.nn.MultiheadAttention(d, HEADS, batch_first=True, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    x = torch.randn(2, N, d, generator=generator, dtype=torch.float64)
+    mask = torch.zeros(2, N, dtype=torch.bool)
+    mask[0, [1, 4]] = True
+    future = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
+    expected, weights = module(x, x, x, key_padding_mask=mask, attn_mask=future, average_attn_weights=False)
+    projected = F.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, dim=-1)
+    query, key, value = (y.unflatten(-1, (HEADS, H)).transpose(1, 2) for y in projected)
+    attention = make(causal=causal)
+    assert_close(attention.attention_matrix(query, key, mask), weights)
+    heads = attention(query, key, value, mask).transpose(1, 2).flatten(2)
+    assert_close(module.out_proj(heads), expected, 1e-11)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,6 +136,15 @@ def test_dropout_keeps_weights_with_its_probability_and_their_mean():
     # Weights are dropped one by one: rows, columns, heads and batch items all differ.
     for dim in range(4):
         assert (kept != kept.roll(1, dim)).any()
+
+
+def test_dropout_changes_no_mean():
+    """Over independent draws, entry by entry: 5 standard errors, 6 for the largest of a hundred."""
+    given, draws = qkv(), 4000
+    attention = make(dropout=0.4).train()
+    outputs = torch.stack([attention(*given) for _ in range(draws)])
+    error = (outputs.mean(0) - make()(*given)).abs() / (outputs.std(0) / math.sqrt(draws))
+    assert error.max() < 6 and error.square().mean() < 2
 
 
 def test_dropout_draws_from_the_seed_alone():

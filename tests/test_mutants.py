@@ -1,0 +1,30 @@
+"""The planted mistakes still apply, every family has its dozen, and the table in the docs is of today's mistakes."""
+
+import pytest
+from mutation import PAGE, ROOT, families, load, mutants, page
+
+import attention_zoo
+
+PLANTED = [mutant for family in families() for mutant in mutants(family)]
+
+
+@pytest.mark.parametrize("mutant", PLANTED, ids=lambda m: f"{m.family}-{m.name}")
+def test_a_mutant_changes_the_code(mutant):
+    assert mutant.source() != (ROOT / mutant.file).read_text()
+    compile(mutant.source(), mutant.file, "exec")
+
+
+def test_every_family_has_a_dozen():
+    """A family is a module that registers a mechanism."""
+    modules = {attention_zoo.attention_class(name).__module__ for name in attention_zoo.list_attentions()}
+    of_the_zoo = {module.rsplit(".", 1)[-1] for module in modules if module.startswith("attention_zoo.")}
+    counts = {family: len(mutants(family)) for family in families()}
+    assert of_the_zoo <= set(counts)
+    assert min(counts.values()) >= 12, counts
+
+
+def test_the_table_is_that_of_the_planted_mistakes_and_all_were_caught():
+    outcomes = load()
+    assert {(o.family, o.name) for o in outcomes} == {(m.family, m.name) for m in PLANTED}
+    assert all(outcome.verdict == "caught" for outcome in outcomes)
+    assert PAGE.read_text() == page(outcomes)
