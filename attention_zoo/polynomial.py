@@ -72,12 +72,13 @@ class Polynomial(Attention):
 
     def _weights(self, query: Tensor, normed_key: Tensor, visible: Tensor) -> Tensor:
         scores = (self.scale * self.layernorm(query)) @ normed_key.transpose(-1, -2)
-        scores = scores.masked_fill(~visible, 0)
+        # In place: fresh n x n memory costs more than the arithmetic.
+        scores.masked_fill_(~visible, 0)
         # High powers overflow or vanish; those of a row relative to its largest score, or to the bias, do not.
         root = self.bias ** (1 / self.degree)
         largest = torch.linalg.vector_norm(scores.detach(), torch.inf, dim=-1, keepdim=True)
         unit = largest.clamp_min(max(root, torch.finfo(scores.dtype).tiny))
-        return normalise_by_sum((scores / unit) ** self.degree, (root / unit) ** self.degree)
+        return normalise_by_sum(scores.div_(unit) ** self.degree, (root / unit) ** self.degree)
 
     def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.append(self.layernorm(key), value, padding)
