@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
-from attention_zoo.ops.decoding import KeyValueCache
-from attention_zoo.ops.masking import normalise_by_sum, visible_keys
+from attention_zoo.ops.dense import DenseAttention
+from attention_zoo.ops.masking import normalise_by_sum
 
 # The thesis' largest; float32 holds f up to scores of about a million.
 MAX_DEGREE = 6
@@ -22,7 +22,7 @@ LARGEST_INITIAL_COEFFICIENT = 50.0
 
 
 @register
-class PolynomialSquare(Attention):
+class PolynomialSquare(DenseAttention):
     """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3), with the n x n matrix in memory.
 
     The argument is that of the thesis' kernel `((<q, k> + alpha) / beta)^p` in section 4.1: `x = (<q, k> + alpha) /
@@ -96,23 +96,11 @@ class PolynomialSquare(Attention):
             f = f * x + coefficient
         return f
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        return self.attention_matrix(query, key, padding) @ value
+    def _normed(self, key: Tensor) -> Tensor:
+        return self.layernorm(key)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
-        """The normalised weights; a row sums to S / (bias + S)."""
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
-        return self._weights(query, self.layernorm(key), visible)
-
-    def _weights(self, query: Tensor, normed_key: Tensor, visible: Tensor) -> Tensor:
-        scores = (self.scale * self.layernorm(query)) @ normed_key.transpose(-1, -2)
+    def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
+        scores = (self.scale * self.layernorm(query)) @ key.transpose(-1, -2)
         # The terms of f cancel: in 16 bits little would be left of it.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         # After f, because a hidden score of zero would weigh a_0^2.
@@ -122,16 +110,6 @@ class PolynomialSquare(Attention):
         largest = torch.linalg.vector_norm(f.detach(), torch.inf, dim=-1, keepdim=True)
         unit = largest.clamp_min(max(root, torch.finfo(f.dtype).tiny))
         return normalise_by_sum((f / unit) ** 2, (root / unit) ** 2).to(query.dtype)
-
-    def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        state.append(self.layernorm(key), value, padding)
-
-    def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
-        return self._weights(query, state.keys, state.visible) @ state.values
-
-    def flops(self, batch: int, seq_len: int) -> int:
-        """Two n x n x h products; the reference computes both triangles of a causal matrix."""
-        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
 
 
 def _check_coefficients(degree: int | None, coefficients: Sequence[float] | None) -> tuple[float, ...]:

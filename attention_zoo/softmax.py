@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_float, require
-from attention_zoo.ops.decoding import KeyValueCache
-from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.dense import DenseAttention
+from attention_zoo.ops.masking import masked_softmax
 
 
 @register
-class Softmax(Attention):
+class Softmax(DenseAttention):
     """`softmax(scale Q K^T) V` with the n x n matrix in memory: the ground truth of every approximation.
 
     Args:
@@ -51,30 +51,11 @@ class Softmax(Attention):
             weights = weights * kept.to(weights.device) / (1 - self.dropout)
         return weights @ value
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
-        """The softmax weights, without dropout."""
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
-        return self._weights(query, key, visible)
-
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
         scores = (query * self.scale) @ key.transpose(-1, -2)
         return masked_softmax(scores, visible)
-
-    def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
-        return self._weights(query, state.keys, state.visible) @ state.values
 
     def _check_decodes(self) -> None:
         super()._check_decodes()
         if self.training and self.dropout > 0:
             raise UnsupportedError(f"dropout={self.dropout}: {self.info.name} decodes in evaluation mode, call eval()")
-
-    def flops(self, batch: int, seq_len: int) -> int:
-        """Two n x n x h products; the reference computes both triangles of a causal matrix."""
-        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
