@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from bench.compose import CONF, compose_jobs, expand
+from bench.plan.compose import CONF, compose_jobs, expand
 from bench.record import Record
 from bench.sweep import plan, run_sweep
 from hydra_plugins.cell_sweeps import register

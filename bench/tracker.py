@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.config import Config, ConfigError
+from bench.plan.config import Config, ConfigError
 from bench.record import Record
 from bench.table import table
 from bench.tracking import Mirror, TrackingError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attention_zoo
 from bench import inputs as input_sources
-from bench.cell import build_attention
+from bench.plan.cell import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
 

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 import attention_zoo
-from bench.compose import CONF
 from bench.papers import ROWS
+from bench.plan.compose import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
 COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}

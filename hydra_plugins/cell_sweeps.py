@@ -30,7 +30,7 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch all jobs at once."""
-        from bench.compose import expand
+        from bench.plan.compose import expand
 
         assert self.launcher is not None and self.config is not None
         return self.launcher.launch(expand(self.config, arguments), initial_job_idx=0)
@@ -45,7 +45,7 @@ class CellLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the sweep; ends the process with its exit code."""
-        from bench.compose import compose_jobs
+        from bench.plan.compose import compose_jobs
         from bench.sweep import exit_code, plan, require_any_supported, run_sweep
         from bench.table import crossovers, table
 

@@ -5,9 +5,9 @@ import torch
 from zoo_cases import CASES
 
 import attention_zoo
-from bench.cell import build_attention
 from bench.correctness import check_output
 from bench.errors import IncorrectError, NonFiniteError
+from bench.plan.cell import build_attention
 
 N, H = 200, 8
 

@@ -12,11 +12,11 @@ from test_measures import config
 from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
 from bench import api
-from bench.cell import build_attention
-from bench.compose import CONF, compose_jobs, expand
-from bench.config import check
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
+from bench.plan.cell import build_attention
+from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.config import check
 from bench.summary import summarise
 from bench.table import line
 from bench.workbench import Workbench

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.cell import build_attention
 from bench.measures.flops import count, measure
+from bench.plan.cell import build_attention
 from bench.workbench import Workbench
 
 VARIANTS = sorted(path.stem for path in (ROOT / "conf" / "attention").glob("*.yaml"))

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from bench.cell import build_attention
 from bench.measures import compare, latency, memory
+from bench.plan.cell import build_attention
 from bench.timing import Pass, Stopwatch
 from bench.workbench import Workbench
 

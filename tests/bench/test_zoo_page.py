@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 import attention_zoo
-from bench.compose import CONF
 from bench.papers import ROWS
+from bench.plan.compose import CONF
 from bench.zoo_page import PAGE, page
 
 VARIANTS = {path.stem for path in (CONF / "attention").glob("*.yaml")}

@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_dir
 
 import attention_zoo
 from bench import api
-from bench.cell import make_cell, merge_compared
-from bench.compose import CONF, compose_jobs, expand
-from bench.config import check
+from bench.plan.cell import make_cell, merge_compared
+from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.config import check
 from bench.sweep import plan
 
 VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
@@ -117,7 +117,7 @@ def test_the_id_follows_what_is_measured_and_nothing_else():
 
 
 def test_the_id_follows_the_code_of_the_mechanism(monkeypatch, tmp_path):
-    from bench import cell
+    from bench.plan import cell
 
     (before,) = [make_cell(check(config), label) for config, label in composed("attention=v_mean")]
     edited = tmp_path / "v_mean.py"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench.config import Config, ConfigError
-from bench.machine import has_gpu, machine, measuring_identity
+from bench.plan.config import Config, ConfigError
+from bench.plan.machine import has_gpu, machine, measuring_identity
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
