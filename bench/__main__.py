@@ -13,9 +13,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from bench.execution.sweep import exit_code, plan, run_sweep
 from bench.plan.compose import CONF, compose_jobs
 from bench.plan.config import ConfigError, keyed, one_line
-from bench.sweep import exit_code, plan, run_sweep
 from hydra_plugins.cell_sweeps import register
 
 MANY = 15

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from bench.execution.sweep import plan, run_sweep
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.record import Record
-from bench.sweep import plan, run_sweep
 from hydra_plugins.cell_sweeps import register
 
 # What decides which grids there are; the rest of an experiment's overrides belong to its jobs.

@@ -45,8 +45,8 @@ class CellLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the sweep; ends the process with its exit code."""
+        from bench.execution.sweep import exit_code, plan, require_any_supported, run_sweep
         from bench.plan.compose import compose_jobs
-        from bench.sweep import exit_code, plan, require_any_supported, run_sweep
         from bench.table import crossovers, table
 
         def load(overrides: list[str]) -> DictConfig:

@@ -8,10 +8,10 @@ from hydra import compose, initialize_config_dir
 
 import attention_zoo
 from bench import api
+from bench.execution.sweep import plan
 from bench.plan.cell import make_cell, merge_compared
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
-from bench.sweep import plan
 
 VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

@@ -4,8 +4,8 @@ import pytest
 from command import TINY, bench
 from hydra.core.global_hydra import GlobalHydra
 
-from bench import sweep
 from bench.__main__ import main
+from bench.execution import sweep
 
 # What is typed, and what the line must name.
 MALFORMED = [

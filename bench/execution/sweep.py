@@ -16,10 +16,10 @@ from filelock import FileLock
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from bench.execution.runner import run_cell
 from bench.plan.cell import Cell, make_cell, merge_compared
 from bench.plan.config import Config, ConfigError, check
 from bench.record import FAILED, Record
-from bench.runner import run_cell
 from bench.store import Store, latest, write_atomically
 from bench.table import line
 from bench.tracker import Tracker

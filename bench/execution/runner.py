@@ -96,7 +96,7 @@ def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[st
     oom_kills = count_oom_kills()
     with open(folder / "stderr", "wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.child"],
+            [sys.executable, "-m", "bench.execution.child"],
             stdin=subprocess.PIPE,
             stdout=stderr,
             stderr=stderr,

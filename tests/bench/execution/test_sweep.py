@@ -31,7 +31,7 @@ def children():
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if words[-2:] == ["-m", "bench.child"] or words == ["sleep", "601"]:
+        if words[-2:] == ["-m", "bench.execution.child"] or words == ["sleep", "601"]:
             found.append(process)
     return found
 

@@ -1,4 +1,4 @@
-"""The child process: measures one cell and leaves its result in a file. `python -m bench.child` reads a job on stdin.
+"""The child process: measures one cell and leaves its result in a file. `python -m bench.execution.child` reads a job on stdin.
 
 It ends when the parent does: stdin stays open as long as the parent lives.
 """
