@@ -1,4 +1,4 @@
-"""The child process: measures one cell and leaves its result in a file. `python -m bench.execution.child` reads a job on stdin.
+"""The child process: measures one cell and leaves its result in a file. It reads its job on stdin.
 
 It ends when the parent does: stdin stays open as long as the parent lives.
 """
@@ -20,10 +20,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from bench.correctness import check_output, require_finite
+from bench.measures.correctness import check_output, require_finite
+from bench.measures.workbench import Workbench
 from bench.outcomes import classify
 from bench.store import write_atomically
-from bench.workbench import Workbench
 
 GIB = 2**30
 # Of the memory that is free when a cell starts; the rest is the system's.

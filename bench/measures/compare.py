@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.timing import Pass, Stopwatch
-from bench.workbench import Workbench
+from bench.measures.timing import Pass, Stopwatch
+from bench.measures.workbench import Workbench
 
 
 def measure(workbench: Workbench) -> dict[str, Any]:

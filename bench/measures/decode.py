@@ -10,10 +10,10 @@ from torch import Tensor
 
 from attention_zoo import Attention, UnsupportedError
 from attention_zoo.ops.decoding import State
-from bench.correctness import TOLERANCES, require_finite
 from bench.errors import IncorrectError
-from bench.timing import WARMUP_CALLS, Stopwatch
-from bench.workbench import Workbench
+from bench.measures.correctness import TOLERANCES, require_finite
+from bench.measures.timing import WARMUP_CALLS, Stopwatch
+from bench.measures.workbench import Workbench
 
 
 class LastSteps:

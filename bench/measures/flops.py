@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_zoo import UnsupportedError
-from bench.workbench import Workbench
+from bench.measures.workbench import Workbench
 
 aten = torch.ops.aten
 

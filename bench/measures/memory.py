@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.measures.timing import Pass
+from bench.measures.workbench import Workbench
 from bench.outcomes import classify
-from bench.timing import Pass
-from bench.workbench import Workbench
 
 
 def measure(workbench: Workbench) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_zoo import UnsupportedError
 from attention_zoo.ops.feature_product import expand
 from attention_zoo.polysketch import Polysketch, RandomSketch
-from bench.correctness import require_finite
+from bench.measures.correctness import require_finite
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed

@@ -125,7 +125,12 @@ def _packages(config: dict[str, Any]) -> set[str]:
 @functools.cache
 def _hash_sources(mechanisms: tuple[str, ...], bench: str) -> str:
     zoo = Path(attention_zoo.__file__).parent
-    files = {zoo / "base.py", *zoo.glob("ops/*.py"), HERE / "timing.py", HERE / "workbench.py"}
+    files = {
+        zoo / "base.py",
+        *zoo.glob("ops/*.py"),
+        HERE / "measures" / "timing.py",
+        HERE / "measures" / "workbench.py",
+    }
     files |= {HERE / "measures" / f"{bench}.py", *HERE.glob("inputs/*.py")}
     for name in mechanisms:
         ancestors = attention_zoo.attention_class(name).__mro__

@@ -12,7 +12,7 @@ import torch
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.correctness import check_output
+from bench.measures.correctness import check_output
 
 N, H, HEADS = 37, 8, 2
 NAME = "xformers_memory_efficient"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bench.measures import compare, latency, memory
+from bench.measures.timing import Pass, Stopwatch
+from bench.measures.workbench import Workbench
 from bench.plan.cell import build_attention
-from bench.timing import Pass, Stopwatch
-from bench.workbench import Workbench
 
 
 def config(name="v_mean", bench=None, **changes):

@@ -5,8 +5,8 @@ import torch
 from zoo_cases import CASES
 
 import attention_zoo
-from bench.correctness import check_output
 from bench.errors import IncorrectError, NonFiniteError
+from bench.measures.correctness import check_output
 from bench.plan.cell import build_attention
 
 N, H = 200, 8

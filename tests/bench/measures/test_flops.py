@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 import attention_zoo
 from attention_zoo import UnsupportedError
 from bench.measures.flops import count, measure
+from bench.measures.workbench import Workbench
 from bench.plan.cell import build_attention
-from bench.workbench import Workbench
 
 VARIANTS = sorted(path.stem for path in (ROOT / "conf" / "attention").glob("*.yaml"))
 
