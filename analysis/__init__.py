@@ -19,7 +19,7 @@ def figures(
     Returns:
         The files written; none where there are no records.
     """
-    # Drawing needs matplotlib and seaborn, `analysis.statistics` only numpy.
+    # Drawing needs matplotlib and seaborn.
     from analysis.frame import MissingRecords, load
     from analysis.registry import FIGURES
     from analysis.style import save

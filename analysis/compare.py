@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.statistics import Crossover, crossover
+from bench.records.statistics import Crossover, crossover
 
 
 def figure(frame: pd.DataFrame) -> Figure:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import median_interval, ratio_interval, root_mean_square, standard_error
-from bench.record import Record
-from bench.store import Store, latest
+from bench.records.record import Record
+from bench.records.statistics import median_interval, ratio_interval, root_mean_square, standard_error
+from bench.records.store import Store, latest
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.frame import MissingRecords, newest, settle_each
-from analysis.statistics import Interval, power_law
+from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {
     "kernel": r"$\langle\phi'(q), \phi'(k)\rangle$ (Theorem 1.1)",

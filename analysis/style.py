@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from bench.store import write_atomically
+from bench.records.store import write_atomically
 
 _COLOURS = dict(
     zip(

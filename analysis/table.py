@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.store import write_atomically
+from bench.records.store import write_atomically
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from bench.execution.sweep import plan, run_sweep
 from bench.plan.compose import CONF, compose_jobs, expand
-from bench.record import Record
+from bench.records.record import Record
 from hydra_plugins.cell_sweeps import register
 
 # What decides which grids there are; the rest of an experiment's overrides belong to its jobs.

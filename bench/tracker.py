@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.plan.config import Config, ConfigError
-from bench.record import Record
-from bench.table import table
+from bench.records.record import Record
+from bench.records.table import table
 from bench.tracking import Mirror, TrackingError
 
 

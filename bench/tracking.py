@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from bench.record import FAILED, Record
-from bench.store import latest
-from bench.summary import flatten, summarise
+from bench.records.record import FAILED, Record
+from bench.records.store import latest
+from bench.records.summary import flatten, summarise
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

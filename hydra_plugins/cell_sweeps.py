@@ -47,7 +47,7 @@ class CellLauncher(Launcher):
         """Run the sweep; ends the process with its exit code."""
         from bench.execution.sweep import exit_code, plan, require_any_supported, run_sweep
         from bench.plan.compose import compose_jobs
-        from bench.table import crossovers, table
+        from bench.records.table import crossovers, table
 
         def load(overrides: list[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)

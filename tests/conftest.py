@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_records import everything
 
-from bench.store import Store
+from bench.records.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from bench.record import Record
+from bench.records.record import Record
 
 MACHINE = {
     "cpu_model": "Synthetic CPU 9000",

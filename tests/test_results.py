@@ -7,7 +7,7 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
-from bench.store import Store
+from bench.records.store import Store
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/records"))

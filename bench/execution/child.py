@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bench.measures.correctness import check_output, require_finite
 from bench.measures.workbench import Workbench
-from bench.outcomes import classify
-from bench.store import write_atomically
+from bench.records.outcomes import classify
+from bench.records.store import write_atomically
 
 GIB = 2**30
 # Of the memory that is free when a cell starts; the rest is the system's.

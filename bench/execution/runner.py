@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench.outcomes import classify_exit, count_oom_kills
 from bench.plan.cell import Cell, sources_sha256
 from bench.plan.code import code_identity
 from bench.plan.machine import device_name, machine
-from bench.record import Record
+from bench.records.outcomes import classify_exit, count_oom_kills
+from bench.records.record import Record
 
 POLL_S = 0.05
 GRACE_S = 5.0

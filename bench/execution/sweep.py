@@ -19,9 +19,9 @@ from tqdm import tqdm
 from bench.execution.runner import run_cell
 from bench.plan.cell import Cell, make_cell, merge_compared
 from bench.plan.config import Config, ConfigError, check
-from bench.record import FAILED, Record
-from bench.store import Store, latest, write_atomically
-from bench.table import line
+from bench.records.record import FAILED, Record
+from bench.records.store import Store, latest, write_atomically
+from bench.records.table import line
 from bench.tracker import Tracker
 
 # Settings of the sweep and not of its cells: one value for all of them.

@@ -15,7 +15,7 @@ from attention_zoo.checks import check_choice, check_int, require
 from bench.inputs import models, texts
 from bench.inputs.capture import Transformer
 from bench.inputs.seeds import inputs_seed
-from bench.store import write_atomically
+from bench.records.store import write_atomically
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.measures.timing import Pass
 from bench.measures.workbench import Workbench
-from bench.outcomes import classify
+from bench.records.outcomes import classify
 
 
 def measure(workbench: Workbench) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Workbench:
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
 
     def enter(self, phase: str) -> None:
-        """Begin a phase of `bench.record.PHASES`."""
+        """Begin a phase of `bench.records.record.PHASES`."""
         now = time.perf_counter()
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self._entered
         self.phase, self._entered = phase, now

@@ -7,7 +7,7 @@ from synthetic_records import latency
 
 from analysis.__main__ import main
 from analysis.registry import FIGURES, TABLES
-from bench.store import Store
+from bench.records.store import Store
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from synthetic_records import compare, config, decode, latency, memory, record, spectral
 
 from analysis.frame import MissingRecords, load, newest, series, settle, tidy
-from bench.store import Store
+from bench.records.store import Store
 
 
 def only(frame, **conditions):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import STATUSES, Record
-from bench.store import Store
-from bench.summary import flatten, summarise
+from bench.records.record import STATUSES, Record
+from bench.records.store import Store
+from bench.records.summary import flatten, summarise
 from bench.tracking import Mirror, TrackingError, _create_database
 
 SWEEP = "5a3e" * 16
@@ -417,7 +417,7 @@ def test_it_is_quiet_and_stays_off_the_network(tmp_path):
     code = """
 import os, sys, time
 from pathlib import Path
-from bench.record import Record
+from bench.records.record import Record
 from bench.tracking import Mirror
 
 def watch(event, arguments):
@@ -461,7 +461,7 @@ def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
     code = """
 import itertools, os, signal, sys
 from sqlalchemy import Engine, event
-from bench.store import Store
+from bench.records.store import Store
 from bench.tracking import Mirror
 
 numbers = itertools.count()

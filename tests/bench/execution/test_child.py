@@ -2,7 +2,7 @@
 
 from command import TINY, bench
 
-from bench.store import Store
+from bench.records.store import Store
 
 
 def test_a_cell_that_is_ok_ends_with_exit_code_0_and_little_overhead(tmp_path):

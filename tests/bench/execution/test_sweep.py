@@ -9,7 +9,7 @@ import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir
 
-from bench.store import Store, latest
+from bench.records.store import Store, latest
 
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 ENDINGS = {

@@ -18,8 +18,8 @@ from bench.measures.workbench import Workbench
 from bench.plan.cell import build_attention
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
-from bench.summary import summarise
-from bench.table import line
+from bench.records.summary import summarise
+from bench.records.table import line
 
 
 def settings(name="v_mean", steps=4, **changes):

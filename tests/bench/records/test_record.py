@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from bench.record import Record, RecordError
-from bench.store import Store, latest
+from bench.records.record import Record, RecordError
+from bench.records.store import Store, latest
 
 FINE = Record(
     record_id="0" * 32,

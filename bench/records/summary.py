@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics import ratio_interval, root_mean_square, standard_error
-from bench.record import Record
+from bench.records.record import Record
+from bench.records.statistics import ratio_interval, root_mean_square, standard_error
 
 
 def summarise(record: Record) -> dict[str, float]:

@@ -4,7 +4,7 @@ import dataclasses
 
 from synthetic_records import compare, latency
 
-from bench.table import crossovers, line, table
+from bench.records.table import crossovers, line, table
 
 
 def at(length, flash_ms, sketch_ms, rng):

@@ -6,9 +6,9 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from analysis.statistics import crossover, ratio_interval
-from bench.record import Record
-from bench.summary import summarise
+from bench.records.record import Record
+from bench.records.statistics import crossover, ratio_interval
+from bench.records.summary import summarise
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
 

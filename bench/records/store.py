@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.record import Record, RecordError
+from bench.records.record import Record, RecordError
 
 
 def write_atomically(path: Path, data: bytes) -> None:

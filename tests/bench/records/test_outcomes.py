@@ -7,7 +7,7 @@ import torch
 
 from attention_zoo import UnsupportedError
 from bench.errors import IncorrectError, NonFiniteError
-from bench.outcomes import classify, classify_exit
+from bench.records.outcomes import classify, classify_exit
 
 
 class OutOfResources(Exception):

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from analysis.statistics import (
+from bench.records.statistics import (
     FEWEST,
     crossover,
     median_interval,
@@ -157,7 +157,7 @@ def test_lengths_must_ascend():
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("analysis.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
         ("analysis.__main__", ("torch", "hydra", "mlflow")),
     ],
 )
