@@ -50,7 +50,7 @@ tables: $(INSTALLED)  ## write the papers' tables that the records in RESULTS su
 	$(BIN)/python -m analysis tables --results $(RESULTS)
 
 ui: $(INSTALLED)  ## start the MLflow UI on this machine and say which page to open
-	$(BIN)/python -m bench.ui --results $(RESULTS)
+	$(BIN)/python -m bench.tracking.ui --results $(RESULTS)
 
 list: $(INSTALLED)  ## list every mechanism and variant
 	@ls conf/attention | sed 's/\.yaml$$//'

@@ -22,7 +22,7 @@ from bench.plan.config import Config, ConfigError, check
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest, write_atomically
 from bench.records.table import line
-from bench.tracker import Tracker
+from bench.tracking.tracker import Tracker
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")

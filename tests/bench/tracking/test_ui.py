@@ -20,7 +20,7 @@ def a_free_port():
 
 
 def ui(results_dir, port):
-    return [sys.executable, "-m", "bench.ui", "--results", str(results_dir), "--port", str(port)]
+    return [sys.executable, "-m", "bench.tracking.ui", "--results", str(results_dir), "--port", str(port)]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.plan.config import Config, ConfigError
 from bench.records.record import Record
 from bench.records.table import table
-from bench.tracking import Mirror, TrackingError
+from bench.tracking.mirror import Mirror, TrackingError
 
 
 class Tracker:

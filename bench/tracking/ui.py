@@ -1,4 +1,4 @@
-"""`python -m bench.ui`: the MLflow pages of a results folder, on this machine's loopback address only."""
+"""`python -m bench.tracking.ui`: the MLflow pages of a results folder, on this machine's loopback address only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import psutil
 
-from bench.tracking import QUIET_ENVIRONMENT, Mirror, TrackingError
+from bench.tracking.mirror import QUIET_ENVIRONMENT, Mirror, TrackingError
 
 # Not configurable: MLflow has no authentication.
 HOST = "127.0.0.1"
@@ -37,7 +37,7 @@ class ServerError(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ui", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.tracking.ui", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--port", type=int, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)

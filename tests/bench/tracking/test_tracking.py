@@ -14,7 +14,7 @@ import pytest
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
 from bench.records.summary import flatten, summarise
-from bench.tracking import Mirror, TrackingError, _create_database
+from bench.tracking.mirror import Mirror, TrackingError, _create_database
 
 SWEEP = "5a3e" * 16
 LATENCY = {
@@ -407,7 +407,7 @@ def run_python(code, *arguments):
 
 
 def test_importing_it_imports_neither_mlflow_nor_torch():
-    done = run_python("import sys, bench.tracking; print({'mlflow', 'torch', 'pandas'} & set(sys.modules))")
+    done = run_python("import sys, bench.tracking.mirror; print({'mlflow', 'torch', 'pandas'} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr
 
 
@@ -418,7 +418,7 @@ def test_it_is_quiet_and_stays_off_the_network(tmp_path):
 import os, sys, time
 from pathlib import Path
 from bench.records.record import Record
-from bench.tracking import Mirror
+from bench.tracking.mirror import Mirror
 
 def watch(event, arguments):
     if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect"):
@@ -462,7 +462,7 @@ def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
 import itertools, os, signal, sys
 from sqlalchemy import Engine, event
 from bench.records.store import Store
-from bench.tracking import Mirror
+from bench.tracking.mirror import Mirror
 
 numbers = itertools.count()
 

@@ -1,0 +1,1 @@
+"""The MLflow mirror of the records, and the pages that show it."""
