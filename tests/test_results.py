@@ -14,7 +14,8 @@ FOLDERS = sorted(path.parent for path in RESULTS.glob("*/records"))
 
 
 def rounded(svg):
-    """The text without digits that another processor may round otherwise."""
+    """The text without digits that another processor may round otherwise, and without the ids made from them."""
+    svg = re.sub(r"\b[pm][0-9a-f]{10}\b", "id", svg)
     return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", svg)
 
 
