@@ -21,8 +21,8 @@ def figures(
     """
     # Drawing needs matplotlib and seaborn.
     from analysis.frame import MissingRecords, load
+    from analysis.plots.style import save
     from analysis.registry import FIGURES
-    from analysis.style import save
 
     written: list[Path] = []
     try:

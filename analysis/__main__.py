@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import compare
 from analysis.frame import MissingRecords, load
+from analysis.plots import compare
+from analysis.plots.style import save
 from analysis.registry import FIGURES, TABLES, Entry, Made
-from analysis.style import save
 from analysis.table import by_cell, markdown, write
 
 

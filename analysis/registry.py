@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
 from analysis.frame import MissingRecords
+from analysis.plots import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
 

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import MissingRecords, newest, series, settle
+from analysis.plots import style
 from bench.records.statistics import Crossover, crossover
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import MissingRecords, newest, series, settle
+from analysis.plots import style
 
 # Metric, title, label, and factor from the frame's unit to that of the label.
 PANELS = (

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import SIZES, MissingRecords, newest, series, settle
+from analysis.plots import style
 
 # A speed and an error belong together only where these agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import scaling
+from analysis.plots import scaling
 
 
 def figure1(frame: pd.DataFrame) -> Figure:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import MissingRecords, newest, series, settle
+from analysis.plots import style
 
 
 def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Figure:

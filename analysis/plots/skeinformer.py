@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import SIZES, MissingRecords, newest, series, settle_each
+from analysis.plots import style
 
 PAPER_LENGTHS = (1024, 4096)
 ORDER = ("initialised", "pretrained")

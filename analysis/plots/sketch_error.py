@@ -12,8 +12,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.frame import MissingRecords, newest, settle_each
+from analysis.plots import style
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {

@@ -8,11 +8,11 @@ import pytest
 from synthetic_records import LENGTHS, compare, decode, latency, memory, spectral
 
 import analysis
-from analysis import compare as comparison
-from analysis import decode as decoding
-from analysis import memory as peak_memory
-from analysis import pareto, polysketchformer, skeinformer, style
 from analysis.frame import MissingRecords, load, tidy
+from analysis.plots import compare as comparison
+from analysis.plots import decode as decoding
+from analysis.plots import memory as peak_memory
+from analysis.plots import pareto, polysketchformer, skeinformer, style
 from analysis.registry import FIGURES
 
 

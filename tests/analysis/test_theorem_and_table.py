@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from synthetic_records import flops, latency, sketch_error
 
-from analysis import skeinformer
-from analysis import sketch_error as theorem
 from analysis.frame import MissingRecords, tidy
+from analysis.plots import skeinformer
+from analysis.plots import sketch_error as theorem
 
 SIZES = (8, 32, 128)
 

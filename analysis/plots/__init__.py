@@ -1,0 +1,1 @@
+"""One module per figure or paper, and how they all look."""
