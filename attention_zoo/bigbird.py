@@ -11,7 +11,7 @@ from torch.nn import functional
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.sampled import SampledAttention
 
 FIXED_BLOCKS = 5  # the first, the last, and the window of three
 

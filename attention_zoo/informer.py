@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import masked_mean, mean_weights
 
 # The sampled keys of all queries take `num_samples` times the memory of K; this many times that is gathered

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
-from attention_zoo.ops.dense import DenseAttention
+from attention_zoo.dense import DenseAttention
 from attention_zoo.ops.masking import normalise_by_sum
 
 # The thesis' largest; float32 holds f up to scores of about a million.

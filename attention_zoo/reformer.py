@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_int
-from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.sampled import SampledAttention
 
 # Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
 HIDDEN = -1e30

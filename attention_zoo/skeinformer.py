@@ -10,7 +10,8 @@ from torch import Tensor
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_choice, check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import SampledAttention, sample_without_replacement
+from attention_zoo.ops.sampling import sample_without_replacement
+from attention_zoo.sampled import SampledAttention
 
 
 class Sketch(NamedTuple):

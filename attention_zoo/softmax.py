@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_float, require
-from attention_zoo.ops.dense import DenseAttention
+from attention_zoo.dense import DenseAttention
 from attention_zoo.ops.masking import masked_softmax
 
 

@@ -1,1 +1,1 @@
-"""Numerics that several mechanisms share."""
+"""Functions on tensors that several mechanisms share; none of them knows a mechanism."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo import Attention, UnsupportedError
-from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.sampled import SampledAttention
 from bench.errors import IncorrectError, NonFiniteError
 from bench.plan.cell import build_attention
 

@@ -1,0 +1,44 @@
+"""Attention by indices that are drawn: its noise follows from the seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import Attention
+
+
+class SampledAttention(Attention):
+    """A mechanism whose paper draws fresh indices in every forward pass; here they follow from the seed.
+
+    The noise is a function of the seed, not a buffer (its shape is that of the input), so the state_dict
+    carries the seed instead.
+    """
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        self._draw()
+
+    def _draw(self) -> None:
+        self._cached_noise: Tensor | None = None
+
+    def _noise(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Uniform noise in [0, 1), float32; `shape` is position first.
+
+        The CPU generator fills row by row, so a position's noise does not depend on how many positions follow
+        it: appending padding to a sequence changes no draw before it.
+        """
+        cached = self._cached_noise
+        if cached is None or cached.shape != shape or cached.device != device:
+            cached = self._cached_noise = torch.rand(shape, generator=self._generator()).to(device)
+        return cached
+
+    def get_extra_state(self) -> Tensor:
+        """The seed, for the state_dict."""
+        return torch.tensor(self.seed)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the seed of the state_dict being loaded."""
+        self.resample(int(state))
