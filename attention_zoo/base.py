@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from attention_zoo.checks import check_bool, check_choice, check_int, require
 from attention_zoo.ops.decoding import KeyValueCache, State
+from attention_zoo.ops.masking import visible_rows
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
+ALL = slice(None)
 
 
 class UnsupportedError(Exception):
@@ -54,7 +56,7 @@ class Attention(nn.Module):
     """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
 
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on
-    as `**common`, and implements `_attend`, `attention_matrix` and `flops`. Between two calls of `resample` an
+    as `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`. Between two calls of `resample` an
     instance is a deterministic function of its inputs, random or not.
 
     Args:
@@ -190,15 +192,51 @@ class Attention(nn.Module):
         key_padding_mask: Tensor | None = None,
         *,
         value: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """The dense `(batch, heads, queries, keys)` matrix M with `forward(q, k, v) = M v`.
+        """The dense matrix M with `forward(q, k, v) = M v`, without dropout: the oracle of tests, data for heat maps.
 
-        `value` is needed only where M depends on it (Skeinformer samples columns by the norms of their values).
+        Args:
+            query: as in `forward`, but of any dtype and device; so are `key` and `key_padding_mask`.
+            value: needed only where M depends on it (Skeinformer samples columns by the norms of their values).
+            rows: positions of queries, 1-d int64; None is all of them. Where a row depends on its own query alone, m
+                rows take the time and memory of an m x keys matrix.
+
+        Returns:
+            `(batch, heads, queries, keys)`, or `(batch, heads, len(rows), keys)`: the same as `[:, :, rows]` of it.
+
+        Raises:
+            UnsupportedError: the mechanism has no such matrix.
+            ValueError: shapes do not fit, or `rows` are no positions of queries.
+        """
+        self._check_shapes(query, key, key if value is None else value, key_padding_mask)
+        return self._matrix(query, key, value, key_padding_mask, ALL if rows is None else _check_rows(rows, query))
+
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
+    ) -> Tensor:
+        """The `rows` of M; a mechanism whose rows depend on each other overrides it."""
+        positions = torch.arange(query.shape[2], device=query.device)[rows]
+        visible = visible_rows(positions, key.shape[2], self.causal, padding)
+        return self._rows(query[:, :, rows], key, visible, positions)
+
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """The rows of M of these queries, where row i depends on no query but the i-th.
+
+        Args:
+            query: `(batch, heads, rows, head_dim)`, the queries of the rows only.
+            key: `(batch, heads, keys, head_dim)`.
+            visible: bool, broadcastable to the result: the keys that are neither padding nor, if causal, the future.
+            positions: `(rows,)`, where the queries stand in their sequence.
         """
         raise UnsupportedError(f"{self.info.name} has no attention matrix")
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
+        return batch * self.num_heads * self._flops(seq_len)
+
+    def _flops(self, seq_len: int) -> int:
+        """FLOPs of one head of one sequence."""
         raise NotImplementedError
 
     def resample(self, seed: int) -> None:
@@ -214,6 +252,15 @@ class Attention(nn.Module):
         return torch.Generator("cpu").manual_seed(self.seed)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        self._check_shapes(query, key, value, padding)
+        if query.device.type not in self.info.devices:
+            runs_on = ", ".join(self.info.devices)
+            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {runs_on}")
+        if query.dtype not in self.info.dtypes:
+            supported = ", ".join(str(dtype) for dtype in self.info.dtypes)
+            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {supported}")
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         expected = f"(batch, {self.num_heads}, seq_len, {self.head_dim})"
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             shape = tuple(tensor.shape)
@@ -221,12 +268,6 @@ class Attention(nn.Module):
             require(f"{name}.shape", shape, matches, expected)
             require(f"{name}.dtype", tensor.dtype, tensor.dtype == query.dtype, f"query's {query.dtype}")
             require(f"{name}.device", tensor.device, tensor.device == query.device, f"query's {query.device}")
-        if query.device.type not in self.info.devices:
-            runs_on = ", ".join(self.info.devices)
-            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {runs_on}")
-        if query.dtype not in self.info.dtypes:
-            supported = ", ".join(str(dtype) for dtype in self.info.dtypes)
-            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {supported}")
         require("value.shape", tuple(value.shape), value.shape == key.shape, f"key's {tuple(key.shape)}")
         require("key.shape", tuple(key.shape), len(key) == len(query), f"of query's batch size {len(query)}")
         longest = max(query.shape[2], key.shape[2])
@@ -258,6 +299,15 @@ class Attention(nn.Module):
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
         limit = self.max_seq_len or length
         require("seq_len", length, length <= limit, f"between 1 and max_seq_len={limit}")
+
+
+def _check_rows(rows: Tensor, query: Tensor) -> Tensor:
+    require("rows.dtype", rows.dtype, rows.dtype == torch.int64, "torch.int64")
+    require("rows.shape", tuple(rows.shape), rows.dim() == 1, "(rows,)")
+    last = query.shape[2] - 1
+    outside = [row for row in rows.tolist() if not 0 <= row <= last]
+    require("rows", outside, not outside, f"between 0 and {last}")
+    return rows.to(query.device)
 
 
 _REGISTRY: dict[str, type[Attention]] = {}

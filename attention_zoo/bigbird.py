@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attention_zoo.base import AttentionInfo, register
+from attention_zoo.base import ALL, AttentionInfo, register
 from attention_zoo.checks import check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.sampled import SampledAttention
@@ -81,22 +81,13 @@ class BigBird(SampledAttention):
         visible = gathered(visible.mT) & is_new.repeat_interleave(w, dim=2)[..., None]
         return masked_softmax(query @ gathered(key).mT, visible.mT) @ gathered(value)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """Softmax over the entries of `pattern`."""
-        n = key.shape[2]
         scores = (query * self.head_dim**-0.5) @ key.mT
-        visible = visible_keys(n, n, False, key_padding_mask, key.device)
-        return masked_softmax(scores, visible & self.pattern(n, key.device))
+        return masked_softmax(scores, visible & self.pattern(key.shape[2], key.device, positions))
 
-    def pattern(self, seq_len: int, device: torch.device | None = None) -> Tensor:
-        """Which keys each query sees, `(heads, seq_len, seq_len)` bool."""
+    def pattern(self, seq_len: int, device: torch.device | None = None, positions: Tensor | slice = ALL) -> Tensor:
+        """Which keys each query, or each at `positions`, sees, `(heads, queries, seq_len)` bool."""
         blocks = self._num_blocks(seq_len)
         row = torch.arange(blocks, device=device)
         is_edge = (row == 0) | (row == blocks - 1)
@@ -104,9 +95,8 @@ class BigBird(SampledAttention):
         seen = seen.repeat(self.num_heads, 1, 1)
         # Where there is no random block it is block 0, which every row sees.
         seen[:, 1:-1].scatter_(2, self.key_blocks(blocks, device)[..., FIXED_BLOCKS:], True)
-        for dim in (1, 2):
-            seen = seen.repeat_interleave(self.block_size, dim)
-        return seen[:, :seq_len, :seq_len]
+        block = torch.arange(seq_len, device=device) // self.block_size
+        return seen[:, block[positions]][:, :, block]
 
     def key_blocks(self, num_blocks: int, device: torch.device | None = None) -> Tensor:
         """The key blocks that the query blocks 1 to `num_blocks - 2` see, `(heads, num_blocks - 2, 5 + r)`.
@@ -137,12 +127,12 @@ class BigBird(SampledAttention):
     def _num_blocks(self, seq_len: int) -> int:
         return -(-seq_len // self.block_size)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Scores and weighted values: all keys for the first and last block, (5 + r) w for each other query."""
         w, blocks = self.block_size, self._num_blocks(seq_len)
         middle = max(blocks - 2, 0) * w
         entries = (seq_len - middle) * seq_len + middle * (FIXED_BLOCKS + self.num_random_blocks) * w
-        return batch * self.num_heads * 4 * entries * self.head_dim
+        return 4 * entries * self.head_dim
 
 
 def draw_distinct(total: Tensor, noise: Tensor) -> Tensor:

@@ -101,18 +101,13 @@ class FlaAttention(Attention):
         self.backend_used = f"{function.module}.{function.name}"
         return self._call(function, query, key, value, padding)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
         """The reference's outputs for the values `e_1, ..., e_n`: the operator is linear in the values."""
         keys = key.shape[2]
         basis = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:2], keys, keys)
-        return self._call(self.reference, query, key, basis, key_padding_mask)
+        return self._call(self.reference, query, key, basis, padding)[:, :, rows]
 
     def _call(self, function: Function, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         dtype = query.dtype
@@ -136,9 +131,9 @@ class FlaAttention(Attention):
         """`(heads, ...)` as `(batch, heads, seq_len, ...)`."""
         return x.to(key.device)[None, :, None].expand(*key.shape[:3], *x.shape[1:])
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """The products with the state in the recurrent form; the kernels trade more FLOPs for fewer steps."""
-        return batch * self.num_heads * seq_len * self.state_products * 2 * self.head_dim**2
+        return seq_len * self.state_products * 2 * self.head_dim**2
 
 
 class DeltaAttention(FlaAttention):
@@ -271,9 +266,9 @@ class FlaBased(FlaAttention):
     reference = Function("fla.ops.based.naive", "naive_parallel_based", heads_first=True)
     fused = Function("fla.ops.based", "parallel_based")
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Two n x n x h products."""
-        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
+        return 4 * seq_len**2 * self.head_dim
 
 
 @register
@@ -288,9 +283,9 @@ class FlaRebased(FlaAttention):
     # Its own default, 1e-5, is not that of the reference.
     fused = Function("fla.ops.rebased", "parallel_rebased", options={"eps": 1e-6})
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Two n x n x h products."""
-        return batch * self.num_heads * 4 * seq_len**2 * self.head_dim
+        return 4 * seq_len**2 * self.head_dim
 
 
 def _imported(function: Function) -> Callable[..., Any]:

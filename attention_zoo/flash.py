@@ -109,9 +109,9 @@ class Flash(Softmax):
         by_position = (x.transpose(1, 2) for x in (query, key, value))
         return kernel(*by_position, softmax_scale=self.scale, causal=self.causal).transpose(1, 2)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Two n x n x h products, half of them if causal: the kernels skip the blocks of the future."""
-        return super().flops(batch, seq_len) // (2 if self.causal and self.impl == "fused" else 1)
+        return super()._flops(seq_len) // (2 if self.causal and self.impl == "fused" else 1)
 
 
 def _is_installed(module: str) -> bool:

@@ -84,10 +84,10 @@ class FlexPolynomial(Polynomial):
             return out
         return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Two n x n x h products, half of them if causal once the kernel has run: it skips the blocks of the future."""
         skips = self.causal and self.backend_used == "flex_attention"
-        return super().flops(batch, seq_len) // (2 if skips else 1)
+        return super()._flops(seq_len) // (2 if skips else 1)
 
 
 @functools.cache

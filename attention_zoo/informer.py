@@ -72,19 +72,15 @@ class Informer(SampledAttention):
         exact = row_weights @ value
         return mean.scatter(2, rows.expand_as(exact), exact)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
         """Softmax rows for the selected queries, 1/n elsewhere."""
-        rows, row_weights = self._exact_rows(query, key, key_padding_mask)
-        visible = visible_keys(1, key.shape[2], False, key_padding_mask, key.device)
-        mean = mean_weights(visible, key.dtype).expand(*query.shape[:3], -1)
-        return mean.scatter(2, rows.expand_as(row_weights), row_weights)
+        exact_rows, row_weights = self._exact_rows(query, key, padding)
+        positions = torch.arange(query.shape[2], device=query.device)[rows]
+        is_exact, index = (positions[:, None] == exact_rows.mT).max(-1, keepdim=True)
+        mean = mean_weights(visible_keys(1, key.shape[2], False, padding, key.device), key.dtype)
+        return torch.where(is_exact, row_weights.take_along_dim(index, 2), mean)
 
     def _exact_rows(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """The selected queries `(batch, heads, u, 1)` and their softmax weights `(batch, heads, u, n)`."""
@@ -138,8 +134,7 @@ class Informer(SampledAttention):
         ranks = (noise * (~padding).sum(1)[:, None, None]).long()
         return valid_first.take_along_dim(ranks.flatten(1), 1).view_as(ranks)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Sampled scores, the exact rows' scores and values, and the mean of V."""
         rows, samples = self.counts(seq_len)
-        multiply_adds = seq_len * (samples + 2 * rows + 1) * self.head_dim
-        return batch * self.num_heads * 2 * multiply_adds
+        return 2 * seq_len * (samples + 2 * rows + 1) * self.head_dim

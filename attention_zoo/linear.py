@@ -11,7 +11,7 @@ from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
-from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
+from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 
 
 @register
@@ -69,21 +69,12 @@ class Linear(Attention):
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(self.features(query), self.eps)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised kernel matrix; a row sums to S / (S + eps)."""
-        weights = self.features(query) @ self.features(key).transpose(-1, -2)
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+        weights = self.features(query) @ self.features(key).mT
         return normalise_by_sum(weights.masked_fill(~visible, 0), self.eps)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Both products with the state, and the diagonal blocks of the causal form."""
         h = self.head_dim
-        product = product_flops(seq_len, h, h + 1, causal=self.causal, block_size=self.block_size)
-        return batch * self.num_heads * product
+        return product_flops(seq_len, h, h + 1, causal=self.causal, block_size=self.block_size)

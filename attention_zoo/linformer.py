@@ -101,22 +101,14 @@ class Linformer(Attention):
             projected = projection.T @ projected
         return self._weights(query, key, padding) @ projected
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """`softmax(Q (E K)^T / sqrt(h)) F`, or `D^-1 A S S^T`; entries may be negative."""
         projection = self._projections(key)[1]
         mixing = projection.T @ projection if self.unreduced else projection
-        matrix = self._weights(query, key, key_padding_mask) @ mixing
-        return matrix if key_padding_mask is None else matrix.masked_fill(key_padding_mask[:, None, None], 0)
+        return (self._weights(query, key, ~visible[:, 0, 0]) @ mixing).masked_fill(~visible, 0)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """`E K`, `F V`, scores and weighted values; unreduced, `S (S^T V)` and both n x n x h products."""
         projections = 4 * seq_len * self.projection_dim * self.head_dim
         attended = seq_len if self.unreduced else self.projection_dim
-        return batch * self.num_heads * (projections + 4 * seq_len * attended * self.head_dim)
+        return projections + 4 * seq_len * attended * self.head_dim

@@ -76,19 +76,16 @@ class Nystromformer(Attention):
         summary = inverse @ (to_landmarks @ value).to(inverse.dtype)
         return from_landmarks @ summary.to(value.dtype) + self._convolve(value, padding)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
         """`F Z B` plus the banded matrix of the convolution; entries may be negative, rows need not sum to 1."""
-        from_landmarks, inverse, to_landmarks = self._factors(query, key, key_padding_mask)
+        from_landmarks, inverse, to_landmarks = self._factors(query, key, padding)
+        low_rank = from_landmarks[:, :, rows] @ (inverse @ to_landmarks.to(inverse.dtype)).to(key.dtype)
+        if self.conv_weight is None:
+            return low_rank
         identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
-        low_rank = from_landmarks @ (inverse @ to_landmarks.to(inverse.dtype)).to(key.dtype)
-        return low_rank + self._convolve(identity, key_padding_mask)
+        return low_rank + self._convolve(identity, padding)[:, :, rows]
 
     def _factors(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """F `(batch, heads, n, m)`, Z `(batch, heads, m, m)` in at least float32, B `(batch, heads, m, n)`."""
@@ -113,14 +110,14 @@ class Nystromformer(Attention):
         margin = (weight.shape[2] // 2, 0)
         return functional.conv2d(zero_padding(value, padding), weight, padding=margin, groups=self.num_heads)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Landmarks, the three score matrices, Z with its start, the products with V, and the convolution."""
         n, h, m = seq_len, self.head_dim, min(self.num_landmarks, seq_len)
         landmarks = 2 * m * -(-n // m) * h
         products = 2 * h * (4 * n * m + 2 * m * m)
         inverse = m * m + self.iterations * 4 * 2 * m**3
         convolution = 2 * n * h * (self.conv_kernel_size or 0)
-        return batch * self.num_heads * (landmarks + products + inverse + convolution)
+        return landmarks + products + inverse + convolution
 
 
 def segments(visible: Tensor, count: int) -> tuple[Tensor, Tensor]:

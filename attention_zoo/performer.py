@@ -11,7 +11,7 @@ from attention_zoo.base import Attention, AttentionInfo, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
-from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
+from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
@@ -157,26 +157,18 @@ class Performer(Attention):
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(self._stable_features(query)[0])
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised kernel matrix; rows that see a key sum to 1."""
         query_features, _ = self._stable_features(query)
         key_features, log_scale = self._stable_features(key)
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
         exponents = log_scale[:, :, None].expand(-1, -1, query.shape[2], -1).masked_fill(~visible, -torch.inf)
         highest = exponents.amax(-1, keepdim=True)
         scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
-        weights = query_features @ key_features.transpose(-1, -2) * scale
+        weights = query_features @ key_features.mT * scale
         return normalise_by_sum(weights, 0).to(query.dtype)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
         m, h = self.num_features, self.head_dim
         product = product_flops(seq_len, m, h + 1, causal=self.causal, block_size=self.block_size)
-        return batch * self.num_heads * (4 * seq_len * m * h + product)
+        return 4 * seq_len * m * h + product

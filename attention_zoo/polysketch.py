@@ -14,7 +14,7 @@ from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, regis
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product import Local, normalised_feature_product, product_flops
-from attention_zoo.ops.masking import normalise_by_sum, visible_keys, zero_padding
+from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
 SKETCHES = ("gaussian", "learned", "srht")
@@ -256,25 +256,18 @@ class Polysketch(Attention):
         exact_query, _ = self._local_inputs(query, query)
         return state.read(exact_query, features, self.degree, self.bias)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""
-        weights = (self.features(query) @ self.features(key).transpose(-1, -2)) ** 2
+        weights = (self.features(query) @ self.features(key).mT) ** 2
         if self.local:
             exact_query, exact_key = self._local_inputs(query, key)
-            block = torch.arange(query.shape[2], device=query.device) // self._block_size(query.device)
-            exact = (exact_query @ exact_key.transpose(-1, -2)) ** self.degree
-            weights = torch.where(block[:, None] == block, exact, weights)
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, key_padding_mask, query.device)
+            exact = (exact_query @ exact_key.mT) ** self.degree
+            block_size = self._block_size(query.device)
+            block = torch.arange(key.shape[2], device=key.device) // block_size
+            weights = torch.where(positions[:, None] // block_size == block, exact, weights)
         return normalise_by_sum(weights.masked_fill(~visible, 0), self.bias)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
         product = product_flops(
             seq_len,
@@ -285,7 +278,7 @@ class Polysketch(Attention):
             degree=2,
             inner=self.head_dim if self.local else None,
         )
-        return batch * self.num_heads * (2 * self._sketch_flops(self.degree // 2) * seq_len + product)
+        return 2 * self._sketch_flops(self.degree // 2) * seq_len + product
 
     def _sketch_flops(self, degree: int) -> int:
         if degree == 1:

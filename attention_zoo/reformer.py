@@ -69,20 +69,18 @@ class Reformer(SampledAttention):
         out = _unsort(weights @ _chunks(_sort(value, order), m, m), order).sum(2)
         return torch.where(alone[..., None], value, out)
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
         """The weights of all rounds, each at the position of its key; rows that see a key sum to 1."""
-        order = self._order(query, key_padding_mask)
-        weights, seen, alone = self._weights(query, order, key_padding_mask)
-        per_query = [_unsort(x, order).transpose(2, 3).flatten(3) for x in (weights, seen.expand_as(weights))]
-        empty = query.new_zeros(*query.shape[:3], query.shape[2])
-        return empty.scatter_add(3, per_query[1].clamp_min(0), per_query[0]) + alone.diag_embed()
+        order = self._order(query, padding)
+        weights, seen, alone = self._weights(query, order, padding)
+        by_query = (_unsort(x, order).transpose(2, 3).flatten(3) for x in (weights, seen.expand_as(weights)))
+        weights, seen = (x[:, :, rows] for x in by_query)
+        positions = torch.arange(query.shape[2], device=query.device)
+        itself = (positions[rows, None] == positions) & alone[:, :, rows, None]
+        empty = query.new_zeros(*weights.shape[:3], query.shape[2])
+        return empty.scatter_add(3, seen.clamp_min(0), weights) + itself
 
     @torch.no_grad()
     def _order(self, query: Tensor, padding: Tensor | None) -> Tensor:
@@ -128,12 +126,12 @@ class Reformer(SampledAttention):
         alone = total.squeeze(-1) < HIDDEN / 2
         return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Rotations, and both products of every chunk with two chunks of keys."""
         m = min(self.bucket_size, seq_len)
         chunks = -(-seq_len // m)
         multiply_adds = seq_len * chunks + 2 * chunks * m * 2 * m
-        return batch * self.num_heads * self.num_hashes * 2 * multiply_adds * self.head_dim
+        return self.num_hashes * 2 * multiply_adds * self.head_dim
 
 
 def _sort(x: Tensor, order: Tensor) -> Tensor:

@@ -86,25 +86,24 @@ class Skeinformer(SampledAttention):
             output = assign_rows(output, pilots, pilot_weights @ value)
         return output
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
+    def _matrix(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
         """The sketched softmax matrix; importance sampling needs `value`, whose norms it samples by.
 
         Raises:
             ValueError: `value` is None with `column_sampling="importance"`.
         """
-        sketch = self.sketch(query, key, value, key_padding_mask)
-        fill = query.new_zeros(()) if sketch.fill is None else sketch.fill
-        matrix = (fill * sketch.unselected).expand(*query.shape[:3], -1)
-        columns = sketch.columns[:, :, None].expand_as(sketch.column_weights)
-        matrix = matrix.scatter(3, columns, sketch.column_weights)
-        return matrix if sketch.exact_rows is None else assign_rows(matrix, *sketch.exact_rows)
+        sketch = self.sketch(query, key, value, padding)
+        weights = sketch.column_weights[:, :, rows]
+        fill = torch.zeros_like(weights[..., :1]) if sketch.fill is None else sketch.fill[:, :, rows]
+        matrix = (fill * sketch.unselected).scatter(3, sketch.columns[:, :, None].expand_as(weights), weights)
+        if sketch.exact_rows is None:
+            return matrix
+        pilots, pilot_weights = sketch.exact_rows
+        positions = torch.arange(query.shape[2], device=query.device)[rows]
+        is_pilot, index = (positions[:, None] == pilots[:, None, None]).max(-1, keepdim=True)
+        return torch.where(is_pilot, pilot_weights.take_along_dim(index, 2), matrix)
 
     def sketch(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None) -> Sketch:
         """Everything of algorithm 1 but the products with V; uniform sampling does without `value`."""
@@ -155,13 +154,13 @@ class Skeinformer(SampledAttention):
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.transpose(-1, -2) * self.head_dim**-0.5
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Scores and weighted values of columns and pilots, and the fill; all scores where D is exact."""
         n, d = seq_len, min(self.num_features, seq_len)
         products = {"adaptive": 2 * n * d + 2 * n, "simple": 2 * n * d, "none": n * n + n * d}[self.row_normalization]
         products += n * d * (self.pilot_reuse or self.column_sampling == "importance")
         products += n * d * self.pilot_reuse
-        return batch * self.num_heads * 2 * products * self.head_dim
+        return 2 * products * self.head_dim
 
 
 def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, UnsupportedError, register
+from attention_zoo.base import ALL, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_float, require
 from attention_zoo.dense import DenseAttention
 from attention_zoo.ops.masking import masked_softmax
@@ -45,7 +45,7 @@ class Softmax(DenseAttention):
         self._dropout_generator = self._generator()
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        weights = self.attention_matrix(query, key, padding)
+        weights = self._matrix(query, key, value, padding, ALL)
         if self.training and self.dropout > 0:
             kept = torch.rand(weights.shape, generator=self._dropout_generator) >= self.dropout
             weights = weights * kept.to(weights.device) / (1 - self.dropout)

@@ -79,19 +79,9 @@ class VMean(Attention):
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(torch.ones_like(query[..., :1]))
 
-    def attention_matrix(
-        self,
-        query: Tensor,
-        key: Tensor,
-        key_padding_mask: Tensor | None = None,
-        *,
-        value: Tensor | None = None,
-    ) -> Tensor:
-        """Equal weights on the visible keys."""
-        queries, keys = query.shape[2], key.shape[2]
-        visible = visible_keys(queries, keys, self.causal, key_padding_mask, query.device)
-        return mean_weights(visible, query.dtype).expand(*query.shape[:2], queries, keys).contiguous()
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        return mean_weights(visible, query.dtype).expand(*query.shape[:3], -1).contiguous()
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """The sum over V: one addition for each of its entries."""
-        return batch * self.num_heads * seq_len * self.head_dim
+        return seq_len * self.head_dim

@@ -63,9 +63,9 @@ class XformersMemoryEfficient(Softmax):
             raise UnsupportedError(f"{self.info.name}: no kernel takes the input ({reasons})") from error
         return out if blind is None else out.masked_fill(blind, 0)
 
-    def flops(self, batch: int, seq_len: int) -> int:
+    def _flops(self, seq_len: int) -> int:
         """Two n x n x h products, half of them if causal: the kernels skip the blocks of the future."""
-        return super().flops(batch, seq_len) // (2 if self.causal and self.impl == "fused" else 1)
+        return super()._flops(seq_len) // (2 if self.causal and self.impl == "fused" else 1)
 
 
 def _aligned_bias(visible: Tensor, query: Tensor) -> Tensor:

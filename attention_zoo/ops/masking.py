@@ -7,13 +7,18 @@ from torch import Tensor
 
 
 def visible_keys(queries: int, keys: int, causal: bool, padding: Tensor | None, device: torch.device) -> Tensor:
-    """Which keys each query may see: bool, broadcastable to `(batch, heads, queries, keys)`.
+    """`visible_rows` of all queries."""
+    return visible_rows(torch.arange(queries, device=device), keys, causal, padding)
+
+
+def visible_rows(positions: Tensor, keys: int, causal: bool, padding: Tensor | None) -> Tensor:
+    """Which keys the queries at `positions` may see: bool, broadcastable to `(batch, heads, len(positions), keys)`.
 
     `padding` is `(batch, keys)` bool, True at padding.
     """
-    visible = torch.ones(1, 1, queries if causal else 1, keys, dtype=torch.bool, device=device)
-    if causal:
-        visible = visible.tril()
+    key_positions = torch.arange(keys, device=positions.device)
+    past = key_positions <= positions[:, None] if causal else torch.ones_like(key_positions[None], dtype=torch.bool)
+    visible = past[None, None]
     if padding is not None:
         visible = visible & ~padding[:, None, None, :]
     return visible

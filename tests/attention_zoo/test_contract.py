@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_cases import CASES, NAMES, takes_causal
 
 import attention_zoo
@@ -161,6 +162,74 @@ def test_forward_is_attention_matrix_times_value(name, causal, padded):
     weights = matrix(attention, query, key, mask, value)
     assert weights.shape == (*query.shape[:3], key.shape[2]) and weights.dtype == query.dtype
     assert_close(name, attention(query, key, value, mask), weights @ value)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
+def test_rows_of_the_matrix_are_those_of_the_whole(name, causal, padded):
+    """In any order, repeated or all of them, with their gradients; first, last and in between, hidden or not."""
+    if padded:
+        needs_padding(name)
+    attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
+    query, key, value = given
+    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    mask = padding_mask() if padded else None
+    whole = matrix(attention, query, key, mask, value)
+    for rows in ([LENGTH - 1, 0, BLOCK, 17, 17], [*range(LENGTH)][::-1], []):
+        rows = torch.tensor(rows, dtype=torch.int64)
+        some, expected = attention.attention_matrix(query, key, mask, value=value, rows=rows), whole[:, :, rows]
+        assert some.shape == expected.shape and some.dtype == expected.dtype
+        torch.testing.assert_close(some, expected, rtol=0, atol=tolerance(name))
+        if len(rows) == 0 or not whole.requires_grad:
+            continue
+        direction = torch.randn(some.shape, generator=torch.Generator().manual_seed(5)).to(some.dtype)
+        gradients = (
+            torch.autograd.grad(x, leaves, direction, retain_graph=True, allow_unused=True) for x in (some, expected)
+        )
+        for actual, of_the_whole in zip(*gradients, strict=True):
+            assert (actual is None) == (of_the_whole is None)
+            if actual is not None:
+                assert_close(name, actual, of_the_whole)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest tensor that any operation returns; what is only broadcast takes none."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+@every_case
+def test_rows_of_the_matrix_take_no_n_by_n_memory(name, causal):
+    """Not even a mask of bytes."""
+    if attention_zoo.info(name).package:
+        pytest.skip("its matrix is what another package makes of the identity")
+    n, blocks = 4096, dict.fromkeys({"block_size", "bucket_size"} & attention_zoo.hyperparameters(name).keys(), 64)
+    attention = make(name, causal=causal, max_seq_len=n, num_heads=1, **blocks)
+    query, key, value = inputs(name, n, batch=1, heads=1)
+    with torch.no_grad(), LargestTensor() as largest:
+        attention.attention_matrix(query, key, value=value, rows=torch.tensor([3, n // 2]))
+    assert 0 < largest.bytes < n**2
+
+
+@every_name
+def test_rows_that_are_no_positions_are_refused(name):
+    attention, (query, key, value) = make(name), inputs(name)
+    for rows in ([-1], [0, LENGTH]):
+        with pytest.raises(ValueError, match=rf"^rows=\[{rows[-1]}\]: must be between 0 and {LENGTH - 1}"):
+            attention.attention_matrix(query, key, value=value, rows=torch.tensor(rows))
+    with pytest.raises(ValueError, match=r"^rows\.dtype="):
+        attention.attention_matrix(query, key, value=value, rows=torch.tensor([True] * LENGTH))
+    with pytest.raises(ValueError, match=r"^rows\.shape="):
+        attention.attention_matrix(query, key, value=value, rows=torch.tensor(1))
+    with pytest.raises(ValueError, match=r"^key\.shape="):
+        attention.attention_matrix(query, key[:1], value=value[:1])
 
 
 @pytest.mark.parametrize("length", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, LENGTH])

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -114,6 +115,33 @@ def test_register_makes_a_mechanism_known():
         attention_zoo.create("mean", head_dim=3, num_heads=1, causal=True)
     with pytest.raises(UnsupportedError, match="mean does not support key_padding_mask"):
         attention_zoo.create("mean", head_dim=3, num_heads=1)(value, value, value, torch.zeros(2, 5, dtype=torch.bool))
+
+
+def test_a_mechanism_of_rows_knows_neither_masks_nor_positions():
+    """Two hooks are a mechanism with an oracle: causal, padded, and for some rows only."""
+
+    @attention_zoo.register
+    class Equal(Attention):
+        info = dataclasses.replace(described("equal"), causal=True, padding=True)
+
+        def _attend(self, query, key, value, padding):
+            return self.attention_matrix(query, key, padding) @ value
+
+        def _rows(self, query, key, visible, positions):
+            return (visible / visible.sum(-1, keepdim=True)).expand(*query.shape[:3], -1)
+
+    value, padding = torch.arange(1.0, 6)[None, None, :, None], torch.tensor([[False, True, False, False, False]])
+    attention = attention_zoo.create("equal", head_dim=1, num_heads=1, causal=True)
+    assert attention(value, value, value, padding).flatten().tolist() == pytest.approx([1, 1, 2, 8 / 3, 13 / 4])
+    rows = attention.attention_matrix(value, value, padding, rows=torch.tensor([3, 0]))
+    torch.testing.assert_close(rows[0, 0], torch.tensor([[1 / 3, 0, 1 / 3, 1 / 3, 0], [1, 0, 0, 0, 0]]))
+
+
+def test_a_mechanism_without_a_matrix_says_so():
+    attention_zoo.register(type("Bare", (Attention,), {"info": described("bare")}))
+    value = torch.ones(1, 1, 2, 1)
+    with pytest.raises(UnsupportedError, match=r"^bare has no attention matrix$"):
+        attention_zoo.create("bare", head_dim=1, num_heads=1).attention_matrix(value, value)
 
 
 def test_a_name_is_taken_once():
