@@ -16,6 +16,7 @@ from attention_zoo.ops.masking import visible_rows
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
 ALL = slice(None)
+MAX_ENTRIES = 2**24  # of an attention matrix that `output_rows` holds at once
 
 
 class UnsupportedError(Exception):
@@ -210,7 +211,8 @@ class Attention(nn.Module):
             ValueError: shapes do not fit, or `rows` are no positions of queries.
         """
         self._check_shapes(query, key, key if value is None else value, key_padding_mask)
-        return self._matrix(query, key, value, key_padding_mask, ALL if rows is None else _check_rows(rows, query))
+        rows_or_all = ALL if rows is None else _check_indices("rows", rows, query.shape[2], query.device)
+        return self._matrix(query, key, value, key_padding_mask, rows_or_all)
 
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
@@ -230,6 +232,41 @@ class Attention(nn.Module):
             positions: `(rows,)`, where the queries stand in their sequence.
         """
         raise UnsupportedError(f"{self.info.name} has no attention matrix")
+
+    def output_rows(self, query: Tensor, key: Tensor, value: Tensor, *, items: Tensor, positions: Tensor) -> Tensor:
+        """`forward(query, key, value)[items][:, :, positions]`, from rows of the attention matrix, without dropout.
+
+        What a test of another device, dtype or implementation compares with: of a whole batch it computes a few
+        rows, with bounded memory, and they are differentiable. Where there is no matrix they come from the reference.
+
+        Args:
+            query: the whole batch, as in `attention_matrix`; so are `key` and `value`.
+            items: of the batch, 1-d int64.
+            positions: of the queries, 1-d int64.
+
+        Returns:
+            `(len(items), heads, len(positions), head_dim)`.
+
+        Raises:
+            ValueError: shapes do not fit, or `items` or `positions` are out of range.
+        """
+        self._check_shapes(query, key, value, None)
+        items = _check_indices("items", items, len(query), query.device)
+        positions = _check_indices("positions", positions, query.shape[2], query.device)
+        at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))
+        rows = [
+            torch.cat([self._output_rows(query, key, value, item, some) for some in positions.split(at_once)], 2)
+            for item in items.split(1)
+        ]
+        return torch.cat(rows)
+
+    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        """As `output_rows`, all at once; overridden where the draws of an item depend on the batch around it."""
+        query, key, value = query[items], key[items], value[items]
+        try:
+            return self._matrix(query, key, value, None, rows) @ value
+        except UnsupportedError:
+            return self._attend(query, key, value, None)[:, :, rows]
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
@@ -301,13 +338,12 @@ class Attention(nn.Module):
         require("seq_len", length, length <= limit, f"between 1 and max_seq_len={limit}")
 
 
-def _check_rows(rows: Tensor, query: Tensor) -> Tensor:
-    require("rows.dtype", rows.dtype, rows.dtype == torch.int64, "torch.int64")
-    require("rows.shape", tuple(rows.shape), rows.dim() == 1, "(rows,)")
-    last = query.shape[2] - 1
-    outside = [row for row in rows.tolist() if not 0 <= row <= last]
-    require("rows", outside, not outside, f"between 0 and {last}")
-    return rows.to(query.device)
+def _check_indices(name: str, indices: Tensor, length: int, device: torch.device) -> Tensor:
+    require(f"{name}.dtype", indices.dtype, indices.dtype == torch.int64, "torch.int64")
+    require(f"{name}.shape", tuple(indices.shape), indices.dim() == 1, "1-d")
+    outside = [index for index in indices.tolist() if not 0 <= index < length]
+    require(name, outside, not outside, f"between 0 and {length - 1}")
+    return indices.to(device)
 
 
 _REGISTRY: dict[str, type[Attention]] = {}

@@ -86,15 +86,26 @@ class Skeinformer(SampledAttention):
             output = assign_rows(output, pilots, pilot_weights @ value)
         return output
 
+    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        noise = self._batch_noise(query)[items]
+        query, key, value = query[items], key[items], value[items]
+        return self._matrix(query, key, value, None, rows, noise) @ value
+
     def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        padding: Tensor | None,
+        rows: Tensor | slice,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """The sketched softmax matrix; importance sampling needs `value`, whose norms it samples by.
 
         Raises:
             ValueError: `value` is None with `column_sampling="importance"`.
         """
-        sketch = self.sketch(query, key, value, padding)
+        sketch = self.sketch(query, key, value, padding, noise)
         weights = sketch.column_weights[:, :, rows]
         fill = torch.zeros_like(weights[..., :1]) if sketch.fill is None else sketch.fill[:, :, rows]
         matrix = (fill * sketch.unselected).scatter(3, sketch.columns[:, :, None].expand_as(weights), weights)
@@ -105,10 +116,17 @@ class Skeinformer(SampledAttention):
         is_pilot, index = (positions[:, None] == pilots[:, None, None]).max(-1, keepdim=True)
         return torch.where(is_pilot, pilot_weights.take_along_dim(index, 2), matrix)
 
-    def sketch(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None) -> Sketch:
+    def _batch_noise(self, query: Tensor) -> Tensor:
+        """For the pilots and each head's columns, `(batch, 1 + heads, n)`: it depends on the size of the batch."""
+        batch, heads, n, _ = query.shape
+        return self._noise((n, batch, 1 + heads), query.device).permute(1, 2, 0)
+
+    def sketch(
+        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, noise: Tensor | None = None
+    ) -> Sketch:
         """Everything of algorithm 1 but the products with V; uniform sampling does without `value`."""
         batch, heads, n, _ = query.shape
-        noise = self._noise((n, batch, 1 + heads), query.device).permute(1, 2, 0)
+        noise = self._batch_noise(query) if noise is None else noise
         visible = visible_keys(1, n, False, padding, query.device).expand(batch, heads, 1, n)
         importance = torch.ones_like(noise[:, 1:])
         pilot = None

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_cases import CASES, NAMES, takes_causal
 
 import attention_zoo
-from attention_zoo import UnsupportedError
+from attention_zoo import UnsupportedError, base
 from bench.measures.flops import count
 
 HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 4
@@ -216,6 +216,45 @@ def test_rows_of_the_matrix_take_no_n_by_n_memory(name, causal):
     with torch.no_grad(), LargestTensor() as largest:
         attention.attention_matrix(query, key, value=value, rows=torch.tensor([3, n // 2]))
     assert 0 < largest.bytes < n**2
+
+
+@pytest.mark.parametrize("at_once", [1, 2**24], ids=["chunks", "whole"])
+@every_case
+def test_output_rows_are_those_of_forward_with_their_gradients(name, causal, at_once, monkeypatch):
+    monkeypatch.setattr(base, "MAX_ENTRIES", at_once)
+    attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
+    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    items, positions = torch.tensor([0, 2]), torch.tensor([0, LENGTH // 2, LENGTH - 1])
+    rows = attention.output_rows(*given, items=items, positions=positions)
+    expected = attention(*given)[items][:, :, positions]
+    assert rows.shape == expected.shape and rows.dtype == expected.dtype
+    assert_close(name, rows, expected)
+    direction = torch.randn(rows.shape, generator=torch.Generator().manual_seed(5)).to(rows.dtype)
+    gradients = (torch.autograd.grad(x, leaves, direction, allow_unused=True) for x in (rows, expected))
+    for actual, of_forward in zip(*gradients, strict=True):
+        actual, of_forward = (torch.zeros(()) if x is None else x for x in (actual, of_forward))
+        assert_close(name, actual, of_forward)
+
+
+@every_case
+def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monkeypatch):
+    """An oracle that ran what it judges would agree with every mistake."""
+    if attention_zoo.info(name).package:
+        pytest.skip("its matrix would take n times as long")
+    attention, given = make(name, causal=causal), inputs(name)
+    at = {"items": torch.tensor([1]), "positions": torch.tensor([LENGTH - 1])}
+    expected = attention.output_rows(*given, **at)
+    monkeypatch.setattr(type(attention), "_attend", None)
+    assert torch.equal(attention.output_rows(*given, **at), expected)
+
+
+@every_name
+def test_output_rows_out_of_range_are_refused(name):
+    attention, given, inside = make(name), inputs(name), torch.tensor([0])
+    with pytest.raises(ValueError, match=r"^items=\[3\]: must be between 0 and 2"):
+        attention.output_rows(*given, items=torch.tensor([0, 3]), positions=inside)
+    with pytest.raises(ValueError, match=rf"^positions=\[{LENGTH}\]: must be between 0 and {LENGTH - 1}"):
+        attention.output_rows(*given, items=inside, positions=torch.tensor([LENGTH]))
 
 
 @every_name

@@ -144,6 +144,19 @@ def test_a_mechanism_without_a_matrix_says_so():
         attention_zoo.create("bare", head_dim=1, num_heads=1).attention_matrix(value, value)
 
 
+def test_output_rows_without_a_matrix_come_from_the_reference():
+    class Doubled(Attention):
+        info = described("doubled")
+
+        def _attend(self, query, key, value, padding):
+            return 2 * value
+
+    value = torch.arange(6.0).view(3, 1, 2, 1)
+    at = {"items": torch.tensor([2, 0]), "positions": torch.tensor([1])}
+    rows = Doubled(head_dim=1, num_heads=1).output_rows(value, value, value, **at)
+    assert rows.flatten().tolist() == [10, 2]
+
+
 def test_a_name_is_taken_once():
     class Other(Attention):
         info = described("softmax")
