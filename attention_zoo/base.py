@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,7 +29,9 @@ class AttentionInfo:
     """What a mechanism is and what it can do.
 
     `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
-    function of its own. `size` names the hyperparameter that a paper's "number of features d" means. `decode` says
+    function of its own. `exact`: it computes that very function, as a function of its own always does.
+    `data_dependent`: which rows or columns are computed is decided by comparing numbers of the input, so that rounding
+    may change whole rows. `size` names the hyperparameter that a paper's "number of features d" means. `decode` says
     whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with `causal=True` it attends to the past
     only, yet what it sees of the past depends on the future; `causal` is then False. `bidirectional`: it can be
     made with `causal=False` too. `package` is what an optional mechanism needs from the package index, `devices` where
@@ -43,6 +46,8 @@ class AttentionInfo:
     cross: bool
     random: bool
     complexity: str
+    exact: bool = False
+    data_dependent: bool = False
     decode: bool = False
     approximately_causal: bool = False
     bidirectional: bool = True
@@ -51,6 +56,10 @@ class AttentionInfo:
     devices: tuple[str, ...] = ("cpu", "cuda")
     implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
+
+    def __post_init__(self) -> None:
+        if self.approximates is None:
+            object.__setattr__(self, "exact", True)
 
 
 class Attention(nn.Module):
@@ -91,6 +100,7 @@ class Attention(nn.Module):
         self.causal = check_bool("causal", causal)
         self.max_seq_len = None if max_seq_len is None else check_int("max_seq_len", max_seq_len)
         self.seed = check_int("seed", seed, 0)
+        self._placed = torch.empty(0)
         check_choice("impl", impl, IMPLEMENTATIONS)
         offered = self.info.implementations
         if impl != "auto" and impl not in offered:
@@ -172,6 +182,15 @@ class Attention(nn.Module):
         self._check_token(query, state)
         self._absorb(state, key, value, None)
         return self._read(state, query), state
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module was moved to, whether it has parameters or not."""
+        return self._placed.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:
+        self._placed = fn(self._placed)
+        return super()._apply(fn, *args)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
         """An empty state; by default, and with `_absorb`, a cache of keys and values."""
@@ -268,6 +287,17 @@ class Attention(nn.Module):
         except UnsupportedError:
             return self._attend(query, key, value, None)[:, :, rows]
 
+    @property
+    def telling_length(self) -> int:
+        """The shortest sequence at which all parts of the mechanism are at work, so that each can be seen to fail.
+
+        Longer than what is exact, whole or dense by size alone: for block algorithms several blocks and a part of one,
+        with exact diagonal blocks or a sparse pattern enough of them that something is left out; more than twice the
+        rows, columns or landmarks from which on an approximation is what it approximates. Here, of dense arithmetic,
+        a vector or a tile and one number. It may be more than `max_seq_len`.
+        """
+        return 65
+
     def flops(self, batch: int, seq_len: int) -> int:
         """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
         return batch * self.num_heads * self._flops(seq_len)
@@ -336,6 +366,11 @@ class Attention(nn.Module):
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
         limit = self.max_seq_len or length
         require("seq_len", length, length <= limit, f"between 1 and max_seq_len={limit}")
+
+
+def blocks_and_a_part(block_size: int, blocks: int = 3) -> int:
+    """The length of at least `blocks` blocks and an odd part of another, and of more than a vector."""
+    return max(blocks, 64 // block_size) * block_size + (block_size // 2 | 1)
 
 
 def _check_indices(name: str, indices: Tensor, length: int, device: torch.device) -> Tensor:

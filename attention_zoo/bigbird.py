@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attention_zoo.base import ALL, AttentionInfo, register
+from attention_zoo.base import ALL, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.sampled import SampledAttention
@@ -126,6 +126,11 @@ class BigBird(SampledAttention):
 
     def _num_blocks(self, seq_len: int) -> int:
         return -(-seq_len // self.block_size)
+
+    @property
+    def telling_length(self) -> int:
+        """Two blocks more than a query between the first and the last block sees."""
+        return blocks_and_a_part(self.block_size, FIXED_BLOCKS + self.num_random_blocks + 2)
 
     def _flops(self, seq_len: int) -> int:
         """Scores and weighted values: all keys for the first and last block, (5 + r) w for each other query."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attention_zoo.base import ALL, Attention
+from attention_zoo.base import ALL, Attention, blocks_and_a_part
 from attention_zoo.ops.decoding import KeyValueCache
+
+LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
 
 
 class DenseAttention(Attention):
@@ -33,6 +35,11 @@ class DenseAttention(Attention):
 
     def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
         return self._weights(query, state.keys, state.visible) @ state.values
+
+    @property
+    def telling_length(self) -> int:
+        """A vector and one number; where there is a fused kernel, several of its tiles."""
+        return blocks_and_a_part(LARGEST_TILE, 2) if "fused" in self.info.implementations else super().telling_length
 
     def _flops(self, seq_len: int) -> int:
         """Two n x n x h products; both triangles of a causal matrix are computed."""

@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.packages import require_package
+
+CHUNK = 64  # the tokens that its chunked functions treat together
 
 
 class Function(NamedTuple):
@@ -134,6 +136,11 @@ class FlaAttention(Attention):
     def _at_every_position(self, x: Tensor, key: Tensor) -> Tensor:
         """`(heads, ...)` as `(batch, heads, seq_len, ...)`."""
         return x.to(key.device)[None, :, None].expand(*key.shape[:3], *x.shape[1:])
+
+    @property
+    def telling_length(self) -> int:
+        """Several chunks and a part of one."""
+        return blocks_and_a_part(CHUNK)
 
     def _flops(self, seq_len: int) -> int:
         """The products with the state in the recurrent form; the kernels trade more FLOPs for fewer steps."""

@@ -50,6 +50,7 @@ class Flash(Softmax):
         padding=True,
         cross=True,
         random=False,
+        exact=True,
         complexity="O(n^2 h)",
         decode=True,
         implementations=("reference", "fused"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -47,6 +48,7 @@ class Informer(SampledAttention):
         padding=True,
         cross=False,
         random=True,
+        data_dependent=True,
         complexity="O(n (U + u) h)",
         size="num_features",
     )
@@ -133,6 +135,12 @@ class Informer(SampledAttention):
         valid_first = padding.to(torch.uint8).argsort(dim=1, stable=True)
         ranks = (noise * (~padding).sum(1)[:, None, None]).long()
         return valid_first.take_along_dim(ranks.flatten(1), 1).view_as(ranks)
+
+    @property
+    def telling_length(self) -> int:
+        """Twice the exact rows, and more."""
+        # With the sampling factor u grows with ln n.
+        return next(n for n in itertools.count(65, 2) if n > 2 * self.counts(n)[0])
 
     def _flops(self, seq_len: int) -> int:
         """Sampled scores, the exact rows' scores and values, and the mean of V."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
@@ -73,6 +73,11 @@ class Linear(Attention):
         """The normalised kernel matrix; a row sums to S / (S + eps)."""
         weights = self.features(query) @ self.features(key).mT
         return normalise_by_sum(weights.masked_fill(~visible, 0), self.eps)
+
+    @property
+    def telling_length(self) -> int:
+        """Several blocks and a part of one."""
+        return blocks_and_a_part(self.block_size)
 
     def _flops(self, seq_len: int) -> int:
         """Both products with the state, and the diagonal blocks of the causal form."""

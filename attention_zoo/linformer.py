@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
@@ -106,6 +106,11 @@ class Linformer(Attention):
         projection = self._projections(key)[1]
         mixing = projection.T @ projection if self.unreduced else projection
         return (self._weights(query, key, ~visible[:, 0, 0]) @ mixing).masked_fill(~visible, 0)
+
+    @property
+    def telling_length(self) -> int:
+        """Twice the projected keys, and more."""
+        return blocks_and_a_part(self.projection_dim, 2)
 
     def _flops(self, seq_len: int) -> int:
         """`E K`, `F V`, scores and weighted values; unreduced, `S (S^T V)` and both n x n x h products."""

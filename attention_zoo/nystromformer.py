@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int, require
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
@@ -109,6 +109,11 @@ class Nystromformer(Attention):
         weight = self.conv_weight.to(value.dtype)
         margin = (weight.shape[2] // 2, 0)
         return functional.conv2d(zero_padding(value, padding), weight, padding=margin, groups=self.num_heads)
+
+    @property
+    def telling_length(self) -> int:
+        """Twice the landmarks, and more."""
+        return blocks_and_a_part(self.num_landmarks, 2)
 
     def _flops(self, seq_len: int) -> int:
         """Landmarks, the three score matrices, Z with its start, the products with V, and the convolution."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
@@ -166,6 +166,11 @@ class Performer(Attention):
         scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
         weights = query_features @ key_features.mT * scale
         return normalise_by_sum(weights, 0).to(query.dtype)
+
+    @property
+    def telling_length(self) -> int:
+        """Several blocks and a part of one."""
+        return blocks_and_a_part(self.block_size)
 
     def _flops(self, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""

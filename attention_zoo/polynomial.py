@@ -35,6 +35,7 @@ class Polynomial(DenseAttention):
         padding=True,
         cross=True,
         random=False,
+        exact=True,
         complexity="O(n^2 h)",
         decode=True,
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product import Local, normalised_feature_product, product_flops
@@ -267,6 +266,11 @@ class Polysketch(Attention):
             weights = torch.where(positions[:, None] // block_size == block, exact, weights)
         return normalise_by_sum(weights.masked_fill(~visible, 0), self.bias)
 
+    @property
+    def telling_length(self) -> int:
+        """Several blocks and a part of one, exact with `local`."""
+        return blocks_and_a_part(self._block_size(self.device))
+
     def _flops(self, seq_len: int) -> int:
         """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
         product = product_flops(
@@ -274,7 +278,7 @@ class Polysketch(Attention):
             self.sketch_size if self.degree > 2 else self.head_dim,
             self.head_dim + 1,
             causal=self.causal,
-            block_size=self._block_size(next(chain(self.parameters(), self.buffers()), torch.empty(0)).device),
+            block_size=self._block_size(self.device),
             degree=2,
             inner=self.head_dim if self.local else None,
         )

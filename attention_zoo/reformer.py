@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, register
+from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
 from attention_zoo.sampled import SampledAttention
 
@@ -53,6 +53,7 @@ class Reformer(SampledAttention):
         padding=True,
         cross=False,
         random=True,
+        data_dependent=True,
         complexity="O(n r (m + n / m) h), r rounds",
         approximately_causal=True,
     )
@@ -125,6 +126,11 @@ class Reformer(SampledAttention):
         weights = (scores - _chunks(_sort(total, order), m)).exp().masked_fill(hidden, 0)
         alone = total.squeeze(-1) < HIDDEN / 2
         return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
+
+    @property
+    def telling_length(self) -> int:
+        """Several chunks and a part of one."""
+        return blocks_and_a_part(self.bucket_size)
 
     def _flops(self, seq_len: int) -> int:
         """Rotations, and both products of every chunk with two chunks of keys."""

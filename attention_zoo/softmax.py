@@ -30,6 +30,7 @@ class Softmax(DenseAttention):
         padding=True,
         cross=True,
         random=False,
+        exact=True,
         complexity="O(n^2 h)",
         decode=True,
     )

@@ -291,3 +291,14 @@ def test_equals_transformers_with_our_random_blocks(padded):
     theirs.blocks = torch.zeros(HEADS, num_blocks - 2, r, dtype=torch.long)
     torch.testing.assert_close(evaluated, theirs.attend(*given, mask), rtol=0, atol=0)
     assert (evaluated - make(0)(*given, mask)).masked_fill(mask[:, None, :, None], 0).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("sizes", [{}, {"r": 0, "w": 16}, {"r": 9, "w": 5}], ids=str)
+def test_at_the_telling_length_every_row_but_the_edges_leaves_out_keys(sizes):
+    attention = make(**{"r": 3, "w": 64, **sizes})
+    n, w = attention.telling_length, attention.block_size
+    hidden = ~attention.pattern(n)
+    edges = (n - 1) // w * w
+    assert n % w and not hidden[:, :w].any() and not hidden[:, edges:].any()
+    assert hidden[:, w:edges].any(-1).all()
+    assert torch.equal(attention.pattern(n, positions=torch.tensor([n - 1, w])), attention.pattern(n)[:, [n - 1, w]])

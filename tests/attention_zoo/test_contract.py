@@ -306,6 +306,75 @@ def test_cross_attention_or_refusal(name):
     assert_close(name, attention(query, key, value), matrix(attention, query, key, None, value) @ value)
 
 
+# --- What is claimed of it -------------------------------------------------------------------------
+
+
+def at_telling_length(name, causal, changes=None):
+    """A small instance of head_dim 8, one head, and a batch of one for it."""
+    attention = make(name, causal=causal, num_heads=1, max_seq_len=4096, **(changes or {}))
+    return attention, inputs(name, attention.telling_length, batch=1, heads=1)
+
+
+@every_case
+def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal):
+    """Where all its parts are at work: at its telling length."""
+    info = attention_zoo.info(name)
+    if info.approximates is None:
+        assert info.exact, "a function of its own is exact"
+        return
+    attention, given = at_telling_length(name, causal)
+    expected = make(info.approximates, causal=causal, num_heads=1, max_seq_len=4096)(*given)
+    if info.exact:
+        assert_close(name, attention(*given), expected)
+    else:
+        assert (attention(*given) - expected).norm() > 1e-2 * expected.norm()
+
+
+@every_case
+def test_the_telling_length_is_odd_and_beyond_a_vector(name, causal):
+    length = make(name, causal=causal, max_seq_len=4096).telling_length
+    assert type(length) is int and length > 64
+    assert length % 8, "a part of a vector is left"
+
+
+@every_case
+def test_the_telling_length_is_several_blocks_and_a_part_of_one(name, causal):
+    known = attention_zoo.hyperparameters(name)
+    for key in {"block_size", "bucket_size"} & known.keys():
+        for size in (2, 3, 5, 16, 65, 100):
+            length = make(name, causal=causal, **{key: size}).telling_length
+            assert length > 3 * size and length % size
+    size = attention_zoo.info(name).size
+    if size is not None and name not in ("performer", "polysketch"):  # these do not become exact by size
+        assert all(make(name, causal=causal, **{size: d}).telling_length > 2 * d for d in (3, 40, 100))
+
+
+@every_case
+def test_only_what_depends_on_comparisons_jumps(name, causal):
+    """Along a path from one input to another, into ever smaller halves, each time that in which the output moves more.
+
+    What is continuous moves less and less; where rows or columns swap, the jump stays.
+    """
+    attention, start, end = make(name, causal=causal), inputs(name), inputs(name, seed=1)
+    precision = 45 if best_dtype(name) == torch.float64 else 18
+
+    def output(t):
+        return attention(*(a + t * (b - a) for a, b in zip(start, end, strict=True)))
+
+    with torch.no_grad():
+        left, right = 0.0, 1.0
+        first, last = output(left), output(right)
+        for _ in range(precision):
+            middle = (left + right) / 2
+            between = output(middle)
+            if (between - first).abs().max() > (last - between).abs().max():
+                right, last = middle, between
+            else:
+                left, first = middle, between
+    jumps = bool((last - first).abs().max() > 1e-2)
+    assert jumps == attention_zoo.info(name).data_dependent
+
+
 # --- What it must not see -------------------------------------------------------------------------
 
 

@@ -210,3 +210,9 @@ def test_the_shortest_sequences_have_a_sampling_factor(n, max_seq_len):
 def test_bad_hyperparameters_are_refused(given):
     with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
         make(**given)
+
+
+@pytest.mark.parametrize("max_seq_len", [None, 1024])
+def test_the_telling_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
+    attention = make(num_features=256, use_sampling_factor=True, max_seq_len=max_seq_len)
+    assert attention.telling_length > 2 * attention.counts(attention.telling_length)[0] > 512

@@ -460,3 +460,16 @@ def test_flops_count_the_blocks_of_the_device(sketch):
     """Half a thousand rows at a time where it is not a CPU, also for a sketch of parameters only."""
     elsewhere, same = make(sketch=sketch, causal=True, device="meta"), make(sketch=sketch, causal=True, block_size=512)
     assert elsewhere.flops(1, 2048) == same.flops(1, 2048) != make(sketch=sketch, causal=True).flops(1, 2048)
+
+
+@pytest.mark.parametrize("block_size", [None, 32])
+def test_local_blocks_end_before_the_telling_length(block_size):
+    """In the first block the weights are exact, at the telling length they are not any more."""
+    attention = make(local=True, causal=True, block_size=block_size)
+    b, n = block_size or 1024, attention.telling_length
+    assert n > 2 * b and n % b
+    query, key, value = qkv(n)
+    at = {"items": torch.tensor([1]), "positions": torch.tensor([b - 1, n - 1])}
+    rows, exact = (a.output_rows(query, key, value, **at) for a in (attention, polynomial(causal=True)))
+    assert_close(rows[:, :, 0], exact[:, :, 0])
+    assert (rows[:, :, 1] - exact[:, :, 1]).norm() > 1e-2 * exact[:, :, 1].norm()
