@@ -252,16 +252,27 @@ class Attention(nn.Module):
         """
         raise UnsupportedError(f"{self.info.name} has no attention matrix")
 
-    def output_rows(self, query: Tensor, key: Tensor, value: Tensor, *, items: Tensor, positions: Tensor) -> Tensor:
-        """`forward(query, key, value)[items][:, :, positions]`, from rows of the attention matrix, without dropout.
+    def output_rows(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        positions: Tensor,
+        items: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Some rows of the output of some items of a batch, from the attention matrix, without dropout.
 
-        What a test of another device, dtype or implementation compares with: of a whole batch it computes a few
-        rows, with bounded memory, and they are differentiable. Where there is no matrix they come from the reference.
+        What another device, dtype or implementation is compared with: `forward` of the whole batch has these rows at
+        `[items][:, :, positions]`. Memory is bounded; the rows are differentiable. Where there is no matrix they come
+        from the reference.
 
         Args:
-            query: the whole batch, as in `attention_matrix`; so are `key` and `value`.
-            items: of the batch, 1-d int64.
+            query: of the items only, `(len(items), heads, seq_len, head_dim)`; so are `key` and `value`.
             positions: of the queries, 1-d int64.
+            items: which ones of the batch these are, 1-d int64; None is all of it.
+            batch_size: of the whole batch; needed with `items`.
 
         Returns:
             `(len(items), heads, len(positions), head_dim)`.
@@ -270,18 +281,24 @@ class Attention(nn.Module):
             ValueError: shapes do not fit, or `items` or `positions` are out of range.
         """
         self._check_shapes(query, key, value, None)
-        items = _check_indices("items", items, len(query), query.device)
+        whole = len(query) if batch_size is None else batch_size
+        items = (
+            torch.arange(len(query)) if items is None else _check_indices("items", items, whole, items.device)
+        )
+        require("items", items.tolist(), len(items) == len(query), f"{len(query)} of them, one for each query")
         positions = _check_indices("positions", positions, query.shape[2], query.device)
         at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))
-        rows = [
-            torch.cat([self._output_rows(query, key, value, item, some) for some in positions.split(at_once)], 2)
-            for item in items.split(1)
-        ]
+        rows = []
+        for i, item in enumerate(items.tolist()):
+            own = query[i : i + 1], key[i : i + 1], value[i : i + 1]
+            pieces = [self._output_rows(*own, some, item, whole) for some in positions.split(at_once)]
+            rows.append(torch.cat(pieces, 2))
         return torch.cat(rows)
 
-    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, items: Tensor, rows: Tensor) -> Tensor:
-        """As `output_rows`, all at once; overridden where the draws of an item depend on the batch around it."""
-        query, key, value = query[items], key[items], value[items]
+    def _output_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
+    ) -> Tensor:
+        """The `rows` of one item; overridden where its draws depend on its place in a batch of `batch_size`."""
         try:
             return self._matrix(query, key, value, None, rows) @ value
         except UnsupportedError:

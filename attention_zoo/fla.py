@@ -111,9 +111,11 @@ class FlaAttention(Attention):
         basis = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:2], keys, keys)
         return self._call(self.reference, query, key, basis, padding)[:, :, rows]
 
-    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+    def _output_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
+    ) -> Tensor:
         # The matrix would take n times as long.
-        return self._attend(query[items], key[items], value[items], None)[:, :, rows]
+        return self._attend(query, key, value, None)[:, :, rows]
 
     def _call(self, function: Function, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         dtype = query.dtype

@@ -87,9 +87,10 @@ class Skeinformer(SampledAttention):
             output = assign_rows(output, pilots, pilot_weights @ value)
         return output
 
-    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, items: Tensor, rows: Tensor) -> Tensor:
-        noise = self._batch_noise(query)[items]
-        query, key, value = query[items], key[items], value[items]
+    def _output_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
+    ) -> Tensor:
+        noise = self._batch_noise(query.expand(batch_size, -1, -1, -1))[item : item + 1]
         return self._matrix(query, key, value, None, rows, noise) @ value
 
     def _matrix(

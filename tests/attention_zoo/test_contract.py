@@ -225,7 +225,8 @@ def test_output_rows_are_those_of_forward_with_their_gradients(name, causal, at_
     attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
     leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
     items, positions = torch.tensor([0, 2]), torch.tensor([0, LENGTH // 2, LENGTH - 1])
-    rows = attention.output_rows(*given, items=items, positions=positions)
+    some = [tensor[items] for tensor in given]
+    rows = attention.output_rows(*some, positions=positions, items=items, batch_size=len(given[0]))
     expected = attention(*given)[items][:, :, positions]
     assert rows.shape == expected.shape and rows.dtype == expected.dtype
     assert_close(name, rows, expected)
@@ -242,7 +243,7 @@ def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monk
     if attention_zoo.info(name).package:
         pytest.skip("its matrix would take n times as long")
     attention, given = make(name, causal=causal), inputs(name)
-    at = {"items": torch.tensor([1]), "positions": torch.tensor([LENGTH - 1])}
+    at = {"positions": torch.tensor([LENGTH - 1])}
     expected = attention.output_rows(*given, **at)
     monkeypatch.setattr(type(attention), "_attend", None)
     assert torch.equal(attention.output_rows(*given, **at), expected)
@@ -251,10 +252,12 @@ def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monk
 @every_name
 def test_output_rows_out_of_range_are_refused(name):
     attention, given, inside = make(name), inputs(name), torch.tensor([0])
-    with pytest.raises(ValueError, match=r"^items=\[3\]: must be between 0 and 2"):
-        attention.output_rows(*given, items=torch.tensor([0, 3]), positions=inside)
+    with pytest.raises(ValueError, match=r"^items=\[5\]: must be between 0 and 4"):
+        attention.output_rows(*given, positions=inside, items=torch.tensor([0, 3, 5]), batch_size=5)
+    with pytest.raises(ValueError, match=r"^items=\[0, 1\]: must be 3 of them"):
+        attention.output_rows(*given, positions=inside, items=torch.tensor([0, 1]), batch_size=5)
     with pytest.raises(ValueError, match=rf"^positions=\[{LENGTH}\]: must be between 0 and {LENGTH - 1}"):
-        attention.output_rows(*given, items=inside, positions=torch.tensor([LENGTH]))
+        attention.output_rows(*given, positions=torch.tensor([LENGTH]))
 
 
 @every_name

@@ -469,7 +469,8 @@ def test_local_blocks_end_before_the_telling_length(block_size):
     b, n = block_size or 1024, attention.telling_length
     assert n > 2 * b and n % b
     query, key, value = qkv(n)
-    at = {"items": torch.tensor([1]), "positions": torch.tensor([b - 1, n - 1])}
-    rows, exact = (a.output_rows(query, key, value, **at) for a in (attention, polynomial(causal=True)))
+    positions = torch.tensor([b - 1, n - 1])
+    both = attention, polynomial(causal=True)
+    rows, exact = (each.output_rows(query, key, value, positions=positions) for each in both)
     assert_close(rows[:, :, 0], exact[:, :, 0])
     assert (rows[:, :, 1] - exact[:, :, 1]).norm() > 1e-2 * exact[:, :, 1].norm()

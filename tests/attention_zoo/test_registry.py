@@ -152,9 +152,8 @@ def test_output_rows_without_a_matrix_come_from_the_reference():
             return 2 * value
 
     value = torch.arange(6.0).view(3, 1, 2, 1)
-    at = {"items": torch.tensor([2, 0]), "positions": torch.tensor([1])}
-    rows = Doubled(head_dim=1, num_heads=1).output_rows(value, value, value, **at)
-    assert rows.flatten().tolist() == [10, 2]
+    rows = Doubled(head_dim=1, num_heads=1).output_rows(value, value, value, positions=torch.tensor([1]))
+    assert rows.flatten().tolist() == [2, 6, 10]
 
 
 def test_a_name_is_taken_once():
