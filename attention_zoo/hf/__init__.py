@@ -2,6 +2,7 @@
 
 `register()`, then `attn_implementation="polysketch"`; or `attach(model, "polysketch")`, which also makes the mechanisms
 of all layers at once and checks that the model calls them. What a model asks for and a mechanism cannot do is refused.
+Once something is registered, `save_pretrained` saves the mechanisms too, and `from_pretrained` makes and loads them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, UnsupportedError, hyperparameters, info, list_attentions
 from attention_zoo.checks import check_int, require
+from attention_zoo.hf import checkpoints
 from attention_zoo.hf.implementation import Implementation
 from attention_zoo.hf.masks import key_mask
 
@@ -53,6 +55,7 @@ def register(
         ValueError: the name is taken, or the mechanism or a hyperparameter is unknown.
     """
     interface, masks = _interfaces()
+    checkpoints.install(_register_saved)
     if name is None:
         alone = attention is None and not hyperparameters_given
         require("name", name, alone, "given where an attention or its hyperparameters are")
@@ -63,6 +66,8 @@ def register(
     require("name", name, usable, f"an identifier without {', '.join(RESERVED)}, which transformers keeps for its own")
     attention = attention or next((each for each in list_attentions() if _interface_name(each) == name), name)
     _check_hyperparameters(attention, hyperparameters_given)
+    # A config gives back lists.
+    hyperparameters_given = {k: tuple(x) if isinstance(x, list) else x for k, x in hyperparameters_given.items()}
     wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, hyperparameters_given)
     if name not in _REGISTERED:
         require("name", name, name not in interface(), "new: transformers has it already")
@@ -79,8 +84,8 @@ def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None
 
     One forward pass makes them and shows that they are called: a model outside transformers' attention interface
     (GPT-J, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of the
-    attention modules and part of the state_dict; `from_pretrained` knows nothing of them, so attach before you load a
-    checkpoint that has them.
+    attention modules and part of the state_dict: attach before `load_state_dict`. A model of `from_pretrained` already
+    has those that were saved with it, and keeps them.
 
     Args:
         model: a `PreTrainedModel`, or a part of one.
@@ -92,8 +97,8 @@ def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None
         The mechanisms in the order of their calls; mechanism i draws from `seed + i`.
 
     Raises:
-        UnsupportedError: the model does not call its attention through the interface, or asks for what the mechanism
-            cannot do (a causal Linformer, say).
+        UnsupportedError: the model does not call its attention through the interface, asks for what the mechanism
+            cannot do (a causal Linformer, say), or comes from a checkpoint whose weights of `name` were not loaded.
     """
     if settings or name not in _REGISTERED:
         register(name, **settings)
@@ -118,6 +123,13 @@ def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None
     for module, made in called.items():
         made.train(module.training)
     return list(called.values())
+
+
+def _register_saved(name: str, *, seed: int, max_seq_len: int | None, **settings: Any) -> None:
+    """Register what a checkpoint has; the seeds and lengths of its layers come from there, whatever they are here."""
+    if name in _REGISTERED:
+        seed, max_seq_len = _REGISTERED[name].seed, _REGISTERED[name].max_seq_len
+    register(name, seed=seed, max_seq_len=max_seq_len, **settings)
 
 
 def _interface_name(attention: str) -> str:

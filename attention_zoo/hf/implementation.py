@@ -17,6 +17,18 @@ from attention_zoo.softmax import Softmax
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
 
 
+class Mechanisms(nn.ModuleDict):
+    """The mechanisms of an attention module by name, and what each name was registered with.
+
+    `is_loaded`: they are those of a checkpoint.
+    """
+
+    def __init__(self, is_loaded: bool = False) -> None:
+        super().__init__()
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.is_loaded = is_loaded
+
+
 @dataclass
 class Implementation:
     """A mechanism with its hyperparameters; its state is the model's, a submodule of each attention module.
@@ -91,10 +103,11 @@ class Implementation:
         """The mechanism of the layer `module`, made at the first call."""
         made = getattr(module, "attention_zoo", None)
         if made is None:
-            made = module.attention_zoo = nn.ModuleDict()
-        assert isinstance(made, nn.ModuleDict)
+            made = module.attention_zoo = Mechanisms()
+        assert isinstance(made, Mechanisms)
         if self.name not in made:
             made[self.name] = self._create(module, query, causal)
+            made.settings[self.name] = self.settings
         attention = made[self.name]
         assert isinstance(attention, Attention)
         if attention.causal != causal:
@@ -102,6 +115,12 @@ class Implementation:
         if self.called is not None:
             self.called[module] = attention
         return attention
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `register` was given for this name."""
+        common = {"attention": self.attention, "seed": self.seed, "max_seq_len": self.max_seq_len}
+        return common | self.hyperparameters
 
     # Parameters made in inference mode could never be trained.
     @torch.inference_mode(False)
@@ -113,7 +132,6 @@ class Implementation:
                 f"layer_idx: {kind} has none, layers would share a seed; use attention_zoo.hf.attach"
             )
         positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-        weight = next((weight for weight in module.parameters() if weight.is_floating_point()), query)
         attention = create(
             self.attention,
             head_dim=query.shape[-1],
@@ -122,14 +140,35 @@ class Implementation:
             max_seq_len=self.max_seq_len or positions,
             seed=self.seed + (index or 0),
             device=query.device,
-            dtype=weight.dtype,
+            dtype=floating_dtype(module) or query.dtype,
             **self.hyperparameters,
         ).train(module.training)
-        if module.training and any(weight.requires_grad for weight in attention.parameters()):
+        self._refuse_untrained(module, attention)
+        return attention
+
+    def _refuse_untrained(self, module: nn.Module, attention: Attention) -> None:
+        """Refuse a new mechanism where the checkpoint's is expected, or where no optimizer would find it."""
+        made = module.attention_zoo
+        assert isinstance(made, Mechanisms)
+        is_listed = any(self.name in layer for layer in listed(getattr(module, "config", None)).values())
+        if is_listed and attention.state_dict():
+            raise UnsupportedError(
+                f"{self.name}: the checkpoint's weights of it were not loaded; call attention_zoo.hf.register before "
+                "from_pretrained, or delete config.attention_zoo for new weights"
+            )
+        if self.called is not None:
+            return
+        has_weights = any(weight.requires_grad for weight in attention.parameters())
+        # A variant of a loaded mechanism may have no weights, but draws of its own.
+        is_variant = self.attention in (settings["attention"] for settings in made.settings.values())
+        if made.is_loaded and (has_weights or (is_variant and attention.state_dict())):
+            raise UnsupportedError(
+                f"{self.name}: the checkpoint has {', '.join(made)}; use attention_zoo.hf.attach for another mechanism"
+            )
+        if module.training and has_weights:
             raise UnsupportedError(
                 f"{self.attention} has parameters that an optimizer made before would miss; use attention_zoo.hf.attach"
             )
-        return attention
 
     def _set_dropout(self, attention: Attention, dropout: float) -> None:
         if isinstance(attention, Softmax) and "dropout" in hyperparameters(self.attention):
@@ -143,3 +182,13 @@ class Implementation:
                 f"dropout={dropout}: {self.attention} drops no attention weights; set the model's to 0 "
                 "(attention_probs_dropout_prob, attention_dropout or attn_pdrop in its config)"
             )
+
+
+def floating_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype of a module's weights, but for quantized ones; None if it has none."""
+    return next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), None)
+
+
+def listed(config: Any) -> dict[str, dict[str, Any]]:
+    """The mechanisms that a config lists and its model does not have: by layer, then by name."""
+    return getattr(config, "attention_zoo", None) or {}

