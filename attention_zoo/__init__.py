@@ -7,6 +7,7 @@ import pkgutil
 from attention_zoo.base import (
     Attention,
     AttentionInfo,
+    Executed,
     UnsupportedError,
     attention_class,
     create,
@@ -19,6 +20,7 @@ from attention_zoo.base import (
 __all__ = [
     "Attention",
     "AttentionInfo",
+    "Executed",
     "UnsupportedError",
     "attention_class",
     "create",

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,13 @@ MAX_ENTRIES = 2**24  # of an attention matrix that `output_rows` holds at once
 
 class UnsupportedError(Exception):
     """The mechanism cannot do what was asked of it; the message says why."""
+
+
+class Executed(NamedTuple):
+    """What a call ran: `impl` is `reference` or `fused`, `backend` the name of its kernel where it has one."""
+
+    impl: str
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ class Attention(nn.Module):
         causal: position i sees keys j <= i only.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it.
         seed: the only source of randomness.
-        impl: `reference` (readable ground truth), `fused` (the device's fast path) or `auto` (the fastest exact one).
+        impl: `reference` (readable ground truth), `fused` (the device's fast path) or `auto` (the fastest exact one):
+            `fused` where it takes the input. `executed` says what the last forward, prefill or step ran.
 
     Raises:
         UnsupportedError: the mechanism cannot do what was asked (causal, implementation).
@@ -83,6 +91,8 @@ class Attention(nn.Module):
     """
 
     info: ClassVar[AttentionInfo]
+    # Asked for by the name of its kernel, `auto` refuses what that cannot take instead of running the reference.
+    is_kernel: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -105,8 +115,8 @@ class Attention(nn.Module):
         offered = self.info.implementations
         if impl != "auto" and impl not in offered:
             raise UnsupportedError(f"impl={impl}: {self.info.name} has {', '.join(offered)} only")
-        # The last implementation listed is the fastest one that is exact.
-        self.impl = offered[-1] if impl == "auto" else impl
+        self.impl = impl
+        self.executed: Executed | None = None
         if causal and not (self.info.causal or self.info.approximately_causal):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
         if not (causal or self.info.bidirectional):
@@ -123,11 +133,48 @@ class Attention(nn.Module):
 
         Returns:
             A tensor shaped like `query`.
+
+        Raises:
+            UnsupportedError: `impl=fused` cannot take this input, or the mechanism cannot.
+            ValueError: shapes, dtypes or devices do not fit.
         """
         self._check_inputs(query, key, value, key_padding_mask)
-        return self._attend(query, key, value, key_padding_mask)
+        return self._run(self._attend, self._fused, self._refusal, query, key, value, key_padding_mask)
+
+    def _run(
+        self,
+        reference: Callable[..., Tensor],
+        fused: Callable[..., tuple[Tensor, str]],
+        refusal: Callable[..., str | None],
+        *arguments: Any,
+    ) -> Tensor:
+        """Call the implementation that `impl` means for these arguments, and note which it was."""
+        if self._chooses_fused(refusal, *arguments):
+            out, backend = fused(*arguments)
+            self.executed = Executed("fused", backend)
+        else:
+            out = reference(*arguments)
+            self.executed = Executed("reference")
+        return out
+
+    def _chooses_fused(self, refusal: Callable[..., str | None], *arguments: Any) -> bool:
+        if self.impl == "reference" or "fused" not in self.info.implementations:
+            return False
+        reason = refusal(*arguments)
+        if reason is not None and (self.impl == "fused" or self.is_kernel):
+            raise UnsupportedError(f"impl={self.impl}: {reason}")
+        return reason is None
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """`forward` by the reference."""
+        raise NotImplementedError
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        """`forward` by the fast path of an input that `_refusal` lets pass, and the name of its kernel."""
+        raise NotImplementedError
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        """Why the fast path cannot take this input; None if it can."""
         raise NotImplementedError
 
     # Inference tensors cannot be updated outside of inference mode: states are none, whatever the mode around.
@@ -181,7 +228,14 @@ class Attention(nn.Module):
         self._check_inputs(query, key, value, None)
         self._check_token(query, state)
         self._absorb(state, key, value, None)
-        return self._read(state, query), state
+        return self._run(self._read, self._fused_read, self._read_refusal, state, query), state
+
+    def _fuses_here(self, seq_len: int) -> bool:
+        """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""
+        if self.impl != "auto" or self.is_kernel:
+            return self.impl != "reference"
+        probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
+        return self._chooses_fused(self._refusal, probe, probe, probe, None)
 
     @property
     def device(self) -> torch.device:
@@ -202,8 +256,16 @@ class Attention(nn.Module):
         state.append(key, value, padding)
 
     def _read(self, state: Any, query: Tensor) -> Tensor:
-        """The output of the token that was absorbed last."""
+        """The output of the token that was absorbed last, by the reference."""
         raise NotImplementedError
+
+    def _fused_read(self, state: Any, query: Tensor) -> tuple[Tensor, str]:
+        """`_read` by the fast path, and the name of its kernel."""
+        raise NotImplementedError
+
+    def _read_refusal(self, state: Any, query: Tensor) -> str | None:
+        """Why the fast path cannot read this state; None if it can."""
+        return f"{self.info.name} has no kernel that decodes"
 
     def attention_matrix(
         self,

@@ -42,5 +42,6 @@ class DenseAttention(Attention):
         return blocks_and_a_part(LARGEST_TILE, 2) if "fused" in self.info.implementations else super().telling_length
 
     def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products; both triangles of a causal matrix are computed."""
-        return 4 * seq_len**2 * self.head_dim
+        """Two n x n x h products, half of them if causal and fused: the kernels skip the blocks of the future."""
+        skips = self.causal and self._fuses_here(seq_len)
+        return 4 * seq_len**2 * self.head_dim // (2 if skips else 1)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.packages import require_package
 
@@ -62,7 +62,7 @@ def _info(name: str, paper: str, complexity: str = "O(n h^2)", padding: bool = T
 class FlaAttention(Attention):
     """An operator of fla-core: `reference` is its own plain PyTorch function, `fused` its Triton kernel on a GPU.
 
-    `auto` picks by the device of the input, and `backend_used` says which function ran. Scores are scaled by
+    `auto` picks by the device of the input, and `executed` names the kernel. Scores are scaled by
     1/sqrt(head_dim), as all functions of the package do by default.
 
     Raises:
@@ -75,11 +75,9 @@ class FlaAttention(Attention):
     # Products of a vector with the h x h state for each token: one to write, one to read.
     state_products: ClassVar[int] = 2
 
-    def __init__(self, *, impl: str = "auto", **common: Any) -> None:
-        super().__init__(impl=impl, **common)
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
         require_package(self.info, "fla", "triton")
-        self.impl = impl  # `auto` is settled by the input's device
-        self.backend_used: str | None = None
         rate = self._initial_rate()
         self.log_rate = None if rate is None else nn.Parameter(rate.log())
         self.beta_logit = nn.Parameter(torch.zeros(self.num_heads)) if self.has_beta else None
@@ -96,12 +94,14 @@ class FlaAttention(Attention):
         return x
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        return self._call(self.reference, query, key, value, padding)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        return self._call(self.fused, query, key, value, padding), f"{self.fused.module}.{self.fused.name}"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         device = query.device.type
-        if self.impl == "fused" and device != "cuda":
-            raise UnsupportedError(f"impl=fused: the kernels of fla-core need a GPU, the input is on {device}")
-        function = self.fused if device == "cuda" and self.impl != "reference" else self.reference
-        self.backend_used = f"{function.module}.{function.name}"
-        return self._call(function, query, key, value, padding)
+        return None if device == "cuda" else f"the kernels of fla-core need a GPU, the input is on {device}"
 
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_zoo.base import AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_choice
+from attention_zoo.ops.decoding import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.softmax import Softmax
 
@@ -25,8 +26,16 @@ SDPA_BACKENDS = {
 BACKENDS = ("auto", *SDPA_BACKENDS, "flash_attn")
 # In the order in which they are usually fastest; `auto` takes the first that accepts the input.
 AUTO_ORDER = ("cudnn", "flash", "efficient")
+FIRST_RIGHT_CUDNN, CUDNN_MULTIPLE = 91501, 128
 # flash-attn-4 installs a namespace of the same name without this module.
 FLASH_ATTN_MODULE = "flash_attn.flash_attn_interface"
+
+
+class Choice(NamedTuple):
+    """The kernel for an input, or why none can take it."""
+
+    backend: str
+    refusal: str | None = None
 
 
 @register
@@ -35,7 +44,7 @@ class Flash(Softmax):
 
     Args:
         backend: PyTorch's `flash`, `cudnn` or `efficient` kernel, the `flash_attn` package, or `auto`: the first of
-            cudnn, flash, efficient that takes the input (a CPU has flash only). `backend_used` says which one ran.
+            cudnn, flash, efficient that takes the input (a CPU has flash only). `executed.backend` is the one that ran.
         scale: factor of the scores; None is 1/sqrt(head_dim).
 
     Raises:
@@ -56,63 +65,93 @@ class Flash(Softmax):
         implementations=("reference", "fused"),
     )
 
+    is_kernel = True
+
     def __init__(self, *, backend: str = "auto", scale: float | None = None, **common: Any) -> None:
         super().__init__(scale=scale, **common)
         self.backend = check_choice("backend", backend, BACKENDS)
-        self.backend_used: str | None = None
-        self._chosen: dict[tuple[object, ...], str] = {}
+        self._choices: dict[tuple[object, ...], Choice] = {}
         if backend == "flash_attn" and not _is_installed(FLASH_ATTN_MODULE):
             raise UnsupportedError("backend=flash_attn: the package flash-attn is not installed")
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        if self.impl == "reference":
-            return super()._attend(query, key, value, padding)
-        if self.backend == "flash_attn":
-            self.backend_used = "flash_attn"
-            return self._flash_attn(query, key, value, padding)
-        visible, blind = None, None
-        if padding is not None:
-            # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
-            visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
-            blind = ~visible.any(-1, keepdim=True)
-            visible = (visible | blind).expand(-1, -1, query.shape[2], -1)
-        self.backend_used = self._choose(query, key, value, visible)
-        with sdpa_kernel(SDPA_BACKENDS[self.backend_used]):
-            out = F.scaled_dot_product_attention(
-                query, key, value, visible, is_causal=self.causal and visible is None, scale=self.scale
-            )
-        return out if blind is None else out.masked_fill(blind, 0)
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        if padding is None:
+            return self._kernel(query, key, value, None, self.causal)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
+        blind = ~visible.any(-1, keepdim=True)
+        mask = (visible | blind).expand(-1, -1, query.shape[2], -1)
+        out, backend = self._kernel(query, key, value, mask, False)
+        return out.masked_fill(blind, 0), backend
 
-    def _choose(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return self._choose(query, key, value, padding is not None, self.causal and padding is None).refusal
+
+    def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
+        return self._kernel(query, state.keys, state.values, state.visible if state.has_padding else None, False)
+
+    def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
+        return self._choose(query, state.keys, state.values, state.has_padding, False).refusal
+
+    def _kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, str]:
+        backend = self._choose(query, key, value, mask is not None, is_causal).backend
+        if backend == "flash_attn":
+            kernel = importlib.import_module(FLASH_ATTN_MODULE).flash_attn_func
+            by_position = (x.transpose(1, 2) for x in (query, key, value))
+            return kernel(*by_position, softmax_scale=self.scale, causal=is_causal).transpose(1, 2), backend
+        with sdpa_kernel(SDPA_BACKENDS[backend]):
+            out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=self.scale)
+        return out, backend
+
+    def _choose(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
+        # Asking the backends takes longer than a short attention. Of the number of keys only its remainder and whether
+        # it is 1 matter to them, so that decoding asks no more often than that.
+        keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
+        needs_grad = tuple(x.requires_grad for x in (query, key, value))
+        asked = query.shape, keys, query.dtype, query.device, torch.is_grad_enabled(), needs_grad, has_mask, is_causal
+        if asked not in self._choices:
+            self._choices[asked] = self._ask(query, key, value, has_mask, is_causal)
+        return self._choices[asked]
+
+    def _ask(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
+        if self.backend == "flash_attn":
+            return Choice(self.backend, _flash_attn_refusal(query, has_mask))
         wanted = AUTO_ORDER if self.backend == "auto" else (self.backend,)
         if query.device.type == "cpu":
-            if "flash" not in wanted:
-                raise UnsupportedError(f"backend={self.backend}: needs a GPU; a CPU has flash only")
-            return "flash"
-        # Asking the backends takes longer than a short attention.
-        asked = (query.shape, key.shape, query.dtype, query.device, query.requires_grad, mask is None)
-        if asked in self._chosen:
-            return self._chosen[asked]
+            return Choice(
+                "flash", None if "flash" in wanted else f"backend={self.backend}: needs a GPU; a CPU has flash only"
+            )
+        mask = None
+        if has_mask:
+            shape = len(query), 1, query.shape[2], key.shape[2]
+            mask = query.new_ones(len(query), 1, 1, key.shape[2], dtype=torch.bool).expand(shape)
         reasons = []
         for name in wanted:
-            reason = _refusal(name, query, key, value, mask, self.causal and mask is None)
+            reason = _backend_refusal(name, query, key, value, mask, is_causal)
+            if reason is None and name == "cudnn" and self.backend == "auto":
+                reason = _cudnn_error(query.shape[2], key.shape[2])
             if reason is None:
-                return self._chosen.setdefault(asked, name)
+                return Choice(name)
             reasons.append(f"{name}: {reason}")
-        raise UnsupportedError(f"backend={self.backend}: cannot take the input ({'; '.join(reasons)})")
+        return Choice("", f"backend={self.backend}: cannot take the input ({'; '.join(reasons)})")
 
-    def _flash_attn(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        if padding is not None:
-            raise UnsupportedError("backend=flash_attn: does not take a key_padding_mask")
-        if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
-            raise UnsupportedError("backend=flash_attn: needs a GPU and a 16-bit dtype")
-        kernel = importlib.import_module(FLASH_ATTN_MODULE).flash_attn_func
-        by_position = (x.transpose(1, 2) for x in (query, key, value))
-        return kernel(*by_position, softmax_scale=self.scale, causal=self.causal).transpose(1, 2)
 
-    def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products, half of them if causal: the kernels skip the blocks of the future."""
-        return super()._flops(seq_len) // (2 if self.causal and self.impl == "fused" else 1)
+def _flash_attn_refusal(query: Tensor, has_mask: bool) -> str | None:
+    if has_mask:
+        return "backend=flash_attn: does not take a key_padding_mask"
+    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
+        return "backend=flash_attn: needs a GPU and a 16-bit dtype"
+    return None
+
+
+def _cudnn_error(queries: int, keys: int) -> str | None:
+    """Why not to use this cuDNN, or None: before 9.15.1 it errs where a length is no multiple of its tiles."""
+    version = torch.backends.cudnn.version()
+    if version < FIRST_RIGHT_CUDNN and (queries % CUDNN_MULTIPLE or keys % CUDNN_MULTIPLE):
+        return f"version {version} errs where a length is not a multiple of {CUDNN_MULTIPLE}"
+    return None
 
 
 def _is_installed(module: str) -> bool:
@@ -122,7 +161,9 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _refusal(name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> str | None:
+def _backend_refusal(
+    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+) -> str | None:
     """Why PyTorch's backend `name` cannot take a CUDA input, or None if it can."""
     params = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.0, is_causal, False)
     can_use = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from attention_zoo.base import UnsupportedError, register
+from attention_zoo.base import register
 from attention_zoo.polynomial import Polynomial
 
 
@@ -22,15 +22,14 @@ class FlexPolynomial(Polynomial):
     A softmax divides by their sum S. Its logarithm, which the kernel returns, turns that into `bias + S`:
     `S / (bias + S) = sigmoid(log S - log bias)`.
 
-    FlexAttention has no backward pass on a CPU and returns no log S from its kernel there: `fused` needs a GPU, where
-    `auto` picks it unless the input is float64; everywhere else `auto` is the reference, `polynomial` itself.
-    `backend_used` says which one ran.
+    FlexAttention has no backward pass on a CPU and returns no log S from its kernel there: `fused` needs a GPU, and
+    no float64; everywhere else `auto` is the reference, `polynomial` itself.
 
     Args:
         degree, qk_layernorm, scale, bias: as in `polynomial`.
 
     Raises:
-        UnsupportedError: `impl=fused` without a GPU.
+        UnsupportedError: `impl=fused` without a GPU, of float64, or token by token.
     """
 
     info = dataclasses.replace(
@@ -40,29 +39,13 @@ class FlexPolynomial(Polynomial):
         implementations=("reference", "fused"),
     )
 
-    def __init__(
-        self,
-        *,
-        degree: int = 4,
-        qk_layernorm: bool = True,
-        scale: float = 1.0,
-        bias: float = 1.0,
-        impl: str = "auto",
-        **common: Any,
-    ) -> None:
-        super().__init__(degree=degree, qk_layernorm=qk_layernorm, scale=scale, bias=bias, impl=impl, **common)
-        self.impl = impl  # `auto` is settled by the input's device
-        self.backend_used: str | None = None
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        return self._flex(_compiled(), query, key, value, padding), "flex_attention"
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        on_gpu = query.device.type == "cuda"
-        if self.impl == "fused" and not on_gpu:
-            raise UnsupportedError(f"impl=fused: FlexAttention needs a GPU here, the input is on {query.device.type}")
-        if self.impl == "reference" or not on_gpu or (self.impl == "auto" and query.dtype == torch.float64):
-            self.backend_used = "polynomial"
-            return super()._attend(query, key, value, padding)
-        self.backend_used = "flex_attention"
-        return self._flex(_compiled(), query, key, value, padding)
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        if query.device.type != "cuda":
+            return f"FlexAttention needs a GPU here, the input is on {query.device.type}"
+        return "FlexAttention's kernel has no float64" if query.dtype == torch.float64 else None
 
     def _flex(self, kernel: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """By `flex_attention`, compiled or not."""
@@ -83,11 +66,6 @@ class FlexPolynomial(Polynomial):
         if self.bias == 0:
             return out
         return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)
-
-    def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products, half of them if causal once the kernel has run: it skips the blocks of the future."""
-        skips = self.causal and self.backend_used == "flex_attention"
-        return super()._flops(seq_len) // (2 if skips else 1)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.base import UnsupportedError, register
+from attention_zoo.ops.decoding import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.packages import require_package
 from attention_zoo.softmax import Softmax
@@ -41,31 +42,41 @@ class XformersMemoryEfficient(Softmax):
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
     )
 
+    is_kernel = True
+
     def __init__(self, *, scale: float | None = None, **common: Any) -> None:
         super().__init__(scale=scale, **common)
         require_package(self.info, "xformers")
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        if self.impl == "reference":
-            return super()._attend(query, key, value, padding)
-        ops = importlib.import_module("xformers.ops")
-        bias, blind = ops.LowerTriangularMask() if self.causal else None, None
-        if padding is not None:
-            visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
-            # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
-            blind = ~visible.any(-1, keepdim=True)
-            bias = _aligned_bias(visible | blind, query)
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        if padding is None:
+            triangle = importlib.import_module("xformers.ops").LowerTriangularMask() if self.causal else None
+            return self._kernel(query, key, value, triangle)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
+        blind = ~visible.any(-1, keepdim=True)
+        out, name = self._kernel(query, key, value, _aligned_bias(visible | blind, query))
+        return out.masked_fill(blind, 0), name
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return None  # it says so when it is called
+
+    def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
+        bias = _aligned_bias(state.visible, query) if state.has_padding else None
+        return self._kernel(query, state.keys, state.values, bias)
+
+    def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
+        return None
+
+    def _kernel(self, query: Tensor, key: Tensor, value: Tensor, bias: Any) -> tuple[Tensor, str]:
+        kernel = importlib.import_module("xformers.ops").memory_efficient_attention
         by_position = (x.transpose(1, 2) for x in (query, key, value))
         try:
-            out = ops.memory_efficient_attention(*by_position, attn_bias=bias, scale=self.scale).transpose(1, 2)
+            out = kernel(*by_position, attn_bias=bias, scale=self.scale).transpose(1, 2)
         except NotImplementedError as error:
             reasons = " ".join(str(error).split())
             raise UnsupportedError(f"{self.info.name}: no kernel takes the input ({reasons})") from error
-        return out if blind is None else out.masked_fill(blind, 0)
-
-    def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products, half of them if causal: the kernels skip the blocks of the future."""
-        return super()._flops(seq_len) // (2 if self.causal and self.impl == "fused" else 1)
+        return out, "memory_efficient_attention"
 
 
 def _aligned_bias(visible: Tensor, query: Tensor) -> Tensor:

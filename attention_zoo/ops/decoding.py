@@ -30,7 +30,7 @@ class State:
 
 
 class KeyValueCache(State):
-    """All keys and values, and which of them are padding.
+    """All keys and values, and which of them are padding; `has_padding` says whether any was given as such.
 
     Kept in the dtype of the keys: that is what `forward` multiplies, so wider copies would add bytes and no digits.
     The capacity doubles when it is exhausted, so that a token costs one copy on average, up to `max_len` if given.
@@ -50,6 +50,7 @@ class KeyValueCache(State):
     ) -> None:
         super().__init__(batch_size, device, dtype)
         self.max_len = max_len
+        self.has_padding = False
         self._keys = torch.zeros(batch_size, heads, capacity, key_dim, device=device, dtype=dtype)
         self._values = torch.zeros(batch_size, heads, capacity, value_dim, device=device, dtype=dtype)
         self._padding = torch.zeros(batch_size, capacity, device=device, dtype=torch.bool)
@@ -75,6 +76,7 @@ class KeyValueCache(State):
         self._reserve(new.stop)
         self._keys[:, :, new], self._values[:, :, new] = key, value
         self._padding[:, new] = False if padding is None else padding
+        self.has_padding = self.has_padding or padding is not None
         self.length = new.stop
 
     def clear(self) -> None:

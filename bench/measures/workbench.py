@@ -62,8 +62,8 @@ class Workbench:
 
     def note_backend(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""
-        backend = getattr(attention, "backend_used", None)
-        self.implementations[label] = {"impl": attention.impl, "backend": backend}
+        assert attention.executed is not None, "called before it ran"
+        self.implementations[label] = attention.executed._asdict()
 
     def exact(self) -> attention_zoo.Attention:
         """The exact function that the cell's mechanism approximates, in at least float32."""

@@ -676,6 +676,23 @@ def test_bad_arguments_are_refused_by_name(name):
             make(name, **{size: bad})
 
 
+@every_case
+def test_what_ran_is_noted_and_what_was_asked_for_stays(name, causal):
+    info, given = attention_zoo.info(name), inputs(name)
+    for impl in ("auto", *info.implementations):
+        attention = make(name, causal=causal, impl=impl)
+        assert attention.impl == impl and attention.executed is None
+        try:
+            attention(*given)
+        except UnsupportedError as error:
+            assert impl == "fused" and str(error).startswith("impl=fused: ")
+            assert attention.executed is None
+            continue
+        assert attention.impl == impl
+        assert attention.executed.impl == impl or impl == "auto"
+        assert (attention.executed.backend is None) == (attention.executed.impl == "reference")
+
+
 @every_name
 def test_an_implementation_it_lacks_is_refused(name):
     for impl in {"reference", "fused"} - set(attention_zoo.info(name).implementations):

@@ -118,6 +118,18 @@ def test_steps_after_a_prompt_of_any_length(name, given, prompt):
 
 
 @every_state
+def test_prefill_and_step_note_what_ran(name, given):
+    attention, inputs = make(name, given), [x[:, :, :1] for x in tokens()]
+    for call in (
+        lambda: attention.prefill(*inputs),
+        lambda: attention.step(*inputs, attention.init_state(3, dtype=torch.float64)),
+    ):
+        attention.executed = None
+        call()
+        assert attention.executed == ("reference", None)
+
+
+@every_state
 def test_steps_after_a_prompt_that_is_summed_in_several_parts(name, given):
     attention, inputs = make(name, given), tokens(2 * ROWS + 9)
     _, state = attention.prefill(*(x[:, :, : 2 * ROWS + 5] for x in inputs))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import attention_zoo
-from attention_zoo import UnsupportedError
+from attention_zoo import UnsupportedError, flash
 from attention_zoo.flash import AUTO_ORDER, BACKENDS
 
 N, H, HEADS = 37, 8, 2
@@ -46,7 +46,7 @@ def assert_same_function(attention, reference, given, mask, tolerance=1e-12):
 def test_equals_softmax_with_gradients(causal, keys, mask, scale):
     attention = make(causal=causal, scale=scale, impl="fused")
     assert_same_function(attention, make("softmax", causal=causal, scale=scale), qkv(keys=keys), masks(keys)[mask])
-    assert attention.backend_used == "flash"
+    assert attention.executed == ("fused", "flash")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -56,22 +56,149 @@ def test_reference_is_softmax_itself_and_runs_no_kernel(causal, monkeypatch):
     fused = make(causal=causal, impl="fused")(*given, mask)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", None)
     reference = make(causal=causal, impl="reference")
-    assert torch.equal(reference(*given, mask), expected) and reference.backend_used is None
+    assert torch.equal(reference(*given, mask), expected) and reference.executed == ("reference", None)
     torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
 
 
 def test_the_fused_kernel_is_the_default():
     attention = make()
+    assert attention.impl == "auto" and attention.executed is None
     attention(*qkv())
-    assert attention.impl == "fused" and attention.backend_used == "flash"
+    assert attention.impl == "auto" and attention.executed == ("fused", "flash")
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "efficient"])
 def test_backends_that_a_cpu_lacks_are_refused_by_name(backend):
     attention = make(backend=backend)
-    with pytest.raises(UnsupportedError, match=f"^backend={backend}: needs a GPU"):
+    with pytest.raises(UnsupportedError, match=f"^impl=auto: backend={backend}: needs a GPU; a CPU has flash only$"):
         attention(*qkv())
-    assert attention.backend_used is None
+    assert attention.executed is None
+
+
+# --- Token by token --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sdpa_calls(monkeypatch):
+    """The shapes of the queries and masks that PyTorch's fused attention is called with."""
+    calls, kernel = [], torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query, key, value, mask=None, **options):
+        calls.append((tuple(query.shape), None if mask is None else tuple(mask.shape)))
+        return kernel(query, key, value, mask, **options)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", counted)
+    return calls
+
+
+@pytest.mark.parametrize("mask", ["full", "padded"])
+@pytest.mark.parametrize("impl", ["auto", "fused", "reference"])
+def test_every_step_is_one_call_of_the_kernel(impl, mask, sdpa_calls):
+    attention, given, prompt = make(causal=True, impl=impl), qkv(), 30
+    mask = masks(prompt)[mask]
+    padding = None if mask is None else torch.cat([mask, torch.zeros(3, N - prompt, dtype=torch.bool)], 1)
+    expected = make("softmax", causal=True)(*given, padding)
+    _, state = attention.prefill(*(x[:, :, :prompt] for x in given), mask)
+    sdpa_calls.clear()
+    for position in range(prompt, N):
+        attention.executed = None
+        out, state = attention.step(*(x[:, :, position, None] for x in given), state)
+        torch.testing.assert_close(out, expected[:, :, position, None], rtol=0, atol=1e-12)
+        assert attention.executed == (("reference", None) if impl == "reference" else ("fused", "flash"))
+        if impl == "reference":
+            assert not sdpa_calls
+        else:
+            # Without padding there is no mask: a GPU's flash kernel takes none.
+            assert sdpa_calls == [((3, HEADS, 1, H), None if mask is None else (3, 1, 1, position + 1))]
+        sdpa_calls.clear()
+
+
+# --- Which kernel a GPU would be asked for: of tensors without data, which no CPU rule applies to --------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The backends that were asked, in order; what they refuse is set by name."""
+
+    class Asked(list):
+        def __init__(self):
+            super().__init__()
+            self.refuse = {}
+
+    asked = Asked()
+
+    def ask(name, *_):
+        asked.append(name)
+        return asked.refuse.get(name)
+
+    monkeypatch.setattr(flash, "_backend_refusal", ask)
+    monkeypatch.setattr("torch.backends.cudnn.version", lambda: 91900)
+    return asked
+
+
+def on_meta(n=256, keys=None, dtype=torch.float32):
+    return [torch.empty(2, HEADS, length, H, dtype=dtype, device="meta") for length in (n, keys or n, keys or n)]
+
+
+def choose(attention, given):
+    return attention._choose(*given, False, True).backend
+
+
+def test_auto_takes_the_first_backend_that_takes_the_input(asked):
+    assert choose(make(causal=True), on_meta()) == "cudnn" and asked == ["cudnn"]
+    asked.refuse = {"cudnn": "too new"}
+    assert choose(make(causal=True), on_meta()) == "flash"
+    assert choose(make(causal=True, backend="efficient"), on_meta()) == "efficient"
+
+
+def test_what_no_kernel_takes_is_refused_with_all_reasons_and_never_computed_another_way(asked):
+    """As float64 on a GPU."""
+    asked.refuse = dict.fromkeys(AUTO_ORDER, "no float64")
+    reasons = "cudnn: no float64; flash: no float64; efficient: no float64"
+    for impl in ("auto", "fused"):
+        attention = make(impl=impl)
+        with pytest.raises(UnsupportedError) as refused:
+            attention._chooses_fused(attention._refusal, *on_meta(dtype=torch.float64), None)
+        assert str(refused.value) == f"impl={impl}: backend=auto: cannot take the input ({reasons})"
+    reference = make(impl="reference")
+    assert not reference._chooses_fused(reference._refusal, *on_meta(dtype=torch.float64), None)
+
+
+@pytest.mark.parametrize("version, n, backend", [(91500, 256, "cudnn"), (91500, 255, "flash"), (91501, 255, "cudnn")])
+def test_auto_passes_over_a_cudnn_that_errs_at_this_length(version, n, backend, asked, monkeypatch):
+    monkeypatch.setattr("torch.backends.cudnn.version", lambda: version)
+    assert choose(make(causal=True), on_meta(n)) == backend
+    assert choose(make(causal=True, backend="cudnn"), on_meta(n)) == "cudnn", "a forced backend is not replaced"
+
+
+def test_a_choice_is_remembered_for_the_same_question_only(asked):
+    attention = make(causal=True)
+    for _ in range(2):
+        choose(attention, on_meta())
+    assert len(asked) == 1
+    with torch.no_grad():
+        choose(attention, on_meta())
+    assert len(asked) == 2, "grad mode"
+    for index in range(3):
+        given = on_meta()
+        given[index].requires_grad_()
+        choose(attention, given)
+        assert len(asked) == 3 + index, "query, key or value requires grad"
+    for given in (on_meta(128), on_meta(256, 255), on_meta(dtype=torch.bfloat16)):
+        asked.clear()
+        choose(attention, given)
+        assert len(asked) == 1
+    asked.clear()
+    attention._choose(*on_meta(), False, False)
+    attention._choose(*on_meta(), True, False)
+    assert len(asked) == 2, "causal or not, masked or not"
+
+
+def test_a_long_decoding_asks_no_more_than_once_for_each_remainder_of_a_tile(asked):
+    attention = make(causal=True)
+    for keys in range(1, 1000):
+        attention._choose(*on_meta(1, keys), False, False)
+    assert len(asked) <= 130 and len(attention._choices) <= 130
 
 
 def test_an_unknown_backend_is_refused():
@@ -115,9 +242,9 @@ def test_a_gpu_backend_equals_softmax_or_refuses(backend, dtype, causal, mask):
         out = attention(*given, None if mask is None else mask.cuda())
         gradients = torch.autograd.grad(out.double().square().sum(), given)
     except UnsupportedError as error:
-        assert str(error).startswith(f"backend={backend}: ")
+        assert str(error).startswith(f"impl=auto: backend={backend}: ")
         return
-    assert attention.backend_used in (AUTO_ORDER if backend == "auto" else (backend,))
+    assert attention.executed.backend in (AUTO_ORDER if backend == "auto" else (backend,))
     expected = make("softmax", head_dim=h, causal=causal)(*exact, mask)
     expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
     # Relative error of the whole tensor: bfloat16 rounds at 2^-9; float32 kernels may use TF32, 2^-11.

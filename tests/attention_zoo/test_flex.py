@@ -136,23 +136,37 @@ def test_a_cpu_runs_polynomial_unless_asked_otherwise(causal):
     for impl in ("auto", "reference"):
         attention = make(causal=causal, impl=impl)
         assert torch.equal(attention(*given), make("polynomial", causal=causal)(*given))
-        assert attention.backend_used == "polynomial"
+        assert attention.executed == ("reference", None) and attention.impl == impl
     attention = make(causal=causal, impl="fused")
     with pytest.raises(UnsupportedError, match=r"^impl=fused: FlexAttention needs a GPU here, the input is on cpu$"):
         attention(*given)
-    assert attention.backend_used is None
+    assert attention.executed is None
 
 
 def test_its_hyperparameters_are_those_of_polynomial():
     assert attention_zoo.hyperparameters("flex_polynomial") == attention_zoo.hyperparameters("polynomial")
 
 
-def test_flops_halve_only_where_a_kernel_skipped_the_future():
+def test_flops_halve_only_where_a_kernel_would_skip_the_future(monkeypatch):
+    """Whatever ran before: FLOPs are counted before and after a run."""
     dense = 3 * HEADS * 4 * 64**2 * H
-    attention, bidirectional = make(causal=True), make()
-    assert attention.flops(3, 64) == dense
-    attention.backend_used = bidirectional.backend_used = "flex_attention"
-    assert attention.flops(3, 64) == dense // 2 and bidirectional.flops(3, 64) == dense
+    attention = make(causal=True)
+    assert attention.flops(3, 64) == make(causal=True, impl="reference").flops(3, 64) == dense
+    assert make(causal=True, impl="fused").flops(3, 64) == dense // 2
+    assert make(impl="fused").flops(3, 64) == dense
+    monkeypatch.setattr(attention, "_refusal", lambda query, *_: None if query.dtype == torch.float32 else "a reason")
+    assert attention.float().flops(3, 64) == dense // 2
+    assert attention.double().flops(3, 64) == dense
+
+
+def test_fused_does_not_decode_by_the_reference():
+    attention = make(causal=True, impl="fused")
+    token = [x[:, :, :1] for x in qkv()]
+    with pytest.raises(UnsupportedError, match=r"^impl=fused: flex_polynomial has no kernel that decodes$"):
+        attention.step(*token, attention.init_state(2, dtype=torch.float64))
+    by_auto = make(causal=True)
+    by_auto.step(*token, by_auto.init_state(2, dtype=torch.float64))
+    assert by_auto.executed == ("reference", None)
 
 
 @pytest.mark.gpu
@@ -172,7 +186,7 @@ def test_the_kernel_equals_polynomial(dtype, causal, padded):
         "flex_polynomial", head_dim=h, num_heads=HEADS, causal=causal, dtype=dtype, device="cuda"
     )
     out = attention(*given, None if mask is None else mask.cuda())
-    assert attention.backend_used == "flex_attention"
+    assert attention.executed == ("fused", "flex_attention")
     gradients = torch.autograd.grad(out.float().square().sum(), given)
     exact = [x.detach().double().cpu().requires_grad_() for x in given]
     reference = attention_zoo.create("polynomial", head_dim=h, num_heads=HEADS, causal=causal, dtype=torch.float64)

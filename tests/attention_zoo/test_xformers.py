@@ -74,8 +74,7 @@ def make(name=NAME, **given):
 @pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20), (False, 24)])
 def test_what_the_package_is_given_and_answers_is_softmax(causal, keys, mask, scale, stand_in):
     attention, given, mask = make(causal=causal, scale=scale), qkv(keys), masks(keys)[mask]
-    assert attention.impl == "fused"
-    out, expected = attention._attend(*given, mask), make("softmax", causal=causal, scale=scale)(*given, mask)
+    (out, _), expected = attention._fused(*given, mask), make("softmax", causal=causal, scale=scale)(*given, mask)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     gradients = (torch.autograd.grad(o, given, direction) for o in (out, expected))
     for one, other in ((out, expected), *zip(*gradients, strict=True)):
@@ -85,7 +84,7 @@ def test_what_the_package_is_given_and_answers_is_softmax(causal, keys, mask, sc
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_sixteen_bits_are_given_as_they_are(dtype, stand_in):
     attention, given, mask = make(causal=True), qkv(dtype=dtype), masks(N)["padded"]
-    out = attention._attend(*given, mask)
+    out, _ = attention._fused(*given, mask)
     expected = make("softmax", causal=True)(*(x.float() for x in given), mask)
     assert out.dtype == dtype and (out.float() - expected).norm() / expected.norm() < 1e-2
 
@@ -97,7 +96,7 @@ def test_causality_without_padding_needs_no_bias(stand_in, monkeypatch):
         stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
     )
     for causal in (True, False):
-        make(causal=causal)._attend(*qkv(), None)
+        make(causal=causal)._fused(*qkv(), None)
     assert isinstance(seen[0], LowerTriangularMask) and seen[1] is None
 
 
@@ -107,8 +106,25 @@ def test_a_bias_without_causality_takes_no_n_by_n_memory(stand_in, monkeypatch):
         stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
     )
     for causal, numbers in ((False, 3 * 40), (True, 3 * N * 40)):
-        make(causal=causal)._attend(*qkv(), masks(N)["padded"])
+        make(causal=causal)._fused(*qkv(), masks(N)["padded"])
         assert seen[-1].untyped_storage().nbytes() == 4 * numbers
+
+
+@pytest.mark.parametrize("mask", ["full", "padded"])
+def test_steps_are_calls_of_the_package(mask, stand_in, monkeypatch):
+    """A row of the bias is as long as the keys so far, and aligned; softmax of all of them."""
+    attention, given, prompt = make(causal=True), [x.detach() for x in qkv()], 30
+    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)
+    mask = masks(prompt)[mask]
+    padding = None if mask is None else torch.cat([mask, torch.zeros(3, N - prompt, dtype=torch.bool)], 1)
+    expected = make("softmax", causal=True)(*given, padding)
+    _, state = attention.prefill(*(x[:, :, :prompt] for x in given), mask)
+    assert attention.executed == ("fused", "memory_efficient_attention")
+    for position in range(prompt, N):
+        attention.executed = None
+        out, state = attention.step(*(x[:, :, position, None] for x in given), state)
+        torch.testing.assert_close(out, expected[:, :, position, None], rtol=0, atol=1e-5)
+        assert attention.executed == ("fused", "memory_efficient_attention")
 
 
 def test_what_no_kernel_takes_is_refused_in_one_line(stand_in, monkeypatch):
@@ -117,15 +133,17 @@ def test_what_no_kernel_takes_is_refused_in_one_line(stand_in, monkeypatch):
 
     monkeypatch.setattr(stand_in, "memory_efficient_attention", no_operator)
     with pytest.raises(UnsupportedError, match=rf"^{NAME}: no kernel takes the input \(No operator .* query :\)$"):
-        make()._attend(*qkv(), None)
+        make()._fused(*qkv(), None)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_reference_is_softmax_and_runs_no_kernel(causal, stand_in):
+def test_the_reference_is_softmax_and_runs_no_kernel(causal, stand_in, monkeypatch):
     del stand_in.memory_efficient_attention
     given, mask = qkv(), masks(N)["padded"]
     expected = make("softmax", causal=causal)(*given, mask)
-    assert torch.equal(make(causal=causal, impl="reference")._attend(*given, mask), expected)
+    attention = make(causal=causal, impl="reference")
+    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)  # the only thing here that asks for a GPU
+    assert torch.equal(attention(*given, mask), expected) and attention.executed == ("reference", None)
 
 
 def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
