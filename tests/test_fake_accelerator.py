@@ -1,0 +1,152 @@
+"""The fake device notices what a GPU would refuse or wait for, and computes what a CPU does."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+if torch.cuda.is_available():
+    pytest.skip("its registration would take the GPU's place", allow_module_level=True)
+fake_accelerator = pytest.importorskip("fake_accelerator", exc_type=ImportError)
+DEVICE, FakeTensor = fake_accelerator.DEVICE, fake_accelerator.FakeTensor
+SynchronisationError, no_synchronisation = fake_accelerator.SynchronisationError, fake_accelerator.no_synchronisation
+
+
+@pytest.fixture
+def here():
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.fixture
+def there(here):
+    return here.to(DEVICE)
+
+
+def test_it_computes_what_a_cpu_computes_with_gradients(here):
+    module = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)).double()
+    moved = copy.deepcopy(module).to(DEVICE)
+    results = []
+    for net, device in ((module, "cpu"), (moved, DEVICE)):
+        x = here.to(device).requires_grad_()
+        scores = net(x) @ torch.ones(2, 5, dtype=x.dtype, device=device)
+        scores = scores.cumsum(-1).masked_fill(torch.arange(5, device=device) > 3, -torch.inf).softmax(-1)
+        out = scores * torch.arange(5, device=device)
+        out[:, 1] += 3
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *net.parameters()])])
+    for expected, actual in zip(*results, strict=True):
+        assert actual.device.type == DEVICE and isinstance(actual, FakeTensor)
+        assert torch.equal(actual.cpu(), expected) and expected.device.type == "cpu"
+
+
+def test_a_module_arrives_with_its_parameters_and_trains(here):
+    net = nn.Linear(4, 1).double().to(DEVICE)
+    assert all(isinstance(p, nn.Parameter) and p.device.type == DEVICE for p in net.parameters())
+    optimiser, before = torch.optim.SGD(net.parameters(), 0.1), net.weight.detach().cpu().clone()
+    net(here.to(DEVICE)).square().sum().backward()
+    optimiser.step()
+    assert not torch.equal(net.weight.detach().cpu(), before)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda here, there: here + there,
+        lambda here, there: there @ here.mT,
+        lambda here, there: torch.cat([here, there]),
+        lambda here, there: torch.where(here > 0, there, 0),
+        lambda here, there: there.masked_fill(here > 0, 0),
+        lambda here, there: there.gather(0, torch.zeros(1, 4, dtype=torch.long)),
+        lambda here, there: there.add_(here),
+        lambda here, there: here * there.sum(),  # a number on the device is on the device
+        lambda here, there: nn.Linear(4, 2).double()(there),
+        lambda here, there: F.pad(there, (0, 1)) + torch.arange(5),
+    ],
+)
+def test_a_mix_of_devices_raises(mixed, here, there):
+    with pytest.raises(RuntimeError, match="on the same device"):
+        mixed(here, there)
+
+
+def test_a_number_of_the_cpu_may_join(here, there):
+    number = torch.tensor(3.0, dtype=torch.float64)
+    with no_synchronisation():
+        assert (there * number).device.type == DEVICE
+        there.masked_fill(there > 0, number)
+        there[0] = number
+    assert torch.equal(there[1:].cpu(), here[1:])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda g: torch.rand(3, generator=g, device=DEVICE),
+        lambda g: torch.rand(3, device=DEVICE),
+        lambda g: torch.empty(3, device=DEVICE).normal_(generator=g),
+        lambda g: F.dropout(torch.ones(3, device=DEVICE), 0.5),
+    ],
+)
+def test_a_generator_of_another_device_raises_and_so_does_the_global_one(draw):
+    with pytest.raises(RuntimeError, match=f"generator of the device '{DEVICE}'"):
+        draw(torch.Generator().manual_seed(0))
+
+
+def waiting():
+    return {
+        "item": lambda x: x.sum().item(),
+        "float": lambda x: float(x[0, 0]),
+        "if": lambda x: 1 if (x > 0).any() else 0,
+        "while": lambda x: [None for _ in range(int((x > 5).sum()))],
+        "tolist": lambda x: x.tolist(),
+        "cpu": lambda x: x.cpu(),
+        "to": lambda x: x.to("cpu", torch.float32),
+        "copy to the cpu": lambda x: torch.empty(3, 4, dtype=x.dtype).copy_(x),
+        "copy from the cpu": lambda x: x.copy_(torch.zeros(3, 4, dtype=x.dtype)),
+        "to the device": lambda x: torch.zeros(3).to(DEVICE),
+        "nonzero": lambda x: x.nonzero(),
+        "where": lambda x: torch.where(x > 0),
+        "masked_select": lambda x: x.masked_select(x > 0),
+        "mask as an index": lambda x: x[x > 0],
+        "assignment by a mask": lambda x: x.index_put_((x > 0,), x.new_ones(1)),
+        "index on the cpu": lambda x: x[torch.tensor([0, 2])],
+        "repeat_interleave": lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.long, device=DEVICE), 0),
+        "unique": lambda x: x.unique(),
+        "equal": lambda x: torch.equal(x, x + 1),
+        "allclose": lambda x: torch.allclose(x, x),
+        "backward": lambda x: torch.autograd.grad(Waits.apply(x.requires_grad_()).sum(), x),
+    }
+
+
+class Waits(torch.autograd.Function):
+    """Its backward pass reads a number, in the thread of the device."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * grad.max().item()
+
+
+@pytest.mark.parametrize("call", waiting().values(), ids=waiting())
+def test_waiting_for_the_device_raises_where_it_is_forbidden_and_only_there(call, there):
+    call(there.clone())
+    with pytest.raises(SynchronisationError, match=r"^aten\..* waits for the device"), no_synchronisation():
+        call(there)
+    call(there.detach().clone())
+
+
+def test_what_does_not_wait_is_allowed(there):
+    with no_synchronisation():
+        order = there.argsort(-1)
+        there.gather(-1, order)[:, order[0]]
+        there.topk(2).values.sum().clamp_min(1)
+        there.repeat_interleave(2, 0)
+        there[1:, ::2] = 0
+        there.scatter(1, order, there).masked_fill_(there > 0, 0)
+        torch.arange(3, device=DEVICE).to(torch.float32)
+        torch.zeros(3).to(DEVICE, non_blocking=True)
+        torch.ones(3) @ torch.ones(3)
+        assert torch.ones(3).sum().item() == 3
