@@ -86,7 +86,8 @@ class FlaAttention(Attention):
         """The learned decay rates, `(heads,)` or `(heads, head_dim)`: a state decays by `exp(-rate)` each token."""
         return None
 
-    def _log_decay(self) -> Tensor | None:
+    def _log_decay(self, device: torch.device) -> Tensor | None:
+        """The logarithm of the decay at each position, shaped as the rates are."""
         return None if self.log_rate is None else -self.log_rate.float().exp()
 
     def _features(self, x: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ class FlaAttention(Attention):
             precision = torch.promote_types(dtype, torch.float32)
             query, key, value = (x.to(precision) for x in (query, key, value))
         tensors = {"q": self._features(query), "k": self._features(key), "v": value}
-        log_decay = self._log_decay()
+        log_decay = self._log_decay(key.device)
         if function.decay is not None and log_decay is not None:
             tensors[function.decay] = self._at_every_position(log_decay, key)
         if self.beta_logit is not None:
@@ -186,8 +187,8 @@ class FlaLightningAttn(FlaAttention):
     reference = Function("fla.ops.simple_gla.naive", "naive_chunk_simple_gla", decay="g")
     fused = Function("fla.ops.lightning_attn", "chunk_lightning_attn", options={"layer_idx": 0, "num_layers": 1})
 
-    def _log_decay(self) -> Tensor:
-        return -8 / self.num_heads * torch.arange(self.num_heads)
+    def _log_decay(self, device: torch.device) -> Tensor:
+        return -8 / self.num_heads * torch.arange(self.num_heads, device=device)
 
 
 @register

@@ -49,7 +49,7 @@ class Softmax(DenseAttention):
         weights = self._matrix(query, key, value, padding, ALL)
         if self.training and self.dropout > 0:
             kept = torch.rand(weights.shape, generator=self._dropout_generator) >= self.dropout
-            weights = weights * kept.to(weights.device) / (1 - self.dropout)
+            weights = weights * kept.to(weights.device, non_blocking=True) / (1 - self.dropout)
         return weights @ value
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:

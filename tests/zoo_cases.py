@@ -1,8 +1,22 @@
 """Which mechanisms, and which of their forms, a test can run on the CPU of this machine."""
 
 import importlib.metadata
+from pathlib import Path
+
+import yaml
 
 import attention_zoo
+
+CONF = Path(__file__).parents[1] / "conf" / "attention"
+VARIANTS = sorted(path.stem for path in CONF.glob("*.yaml"))
+
+
+def variant(name):
+    """A variant's mechanism and hyperparameters, with the files that it builds on."""
+    given, merged = yaml.safe_load((CONF / f"{name}.yaml").read_text()), {}
+    for base in given.pop("defaults", []):
+        merged |= {} if base == "_self_" else variant(base)
+    return merged | given
 
 
 def runs_here(name):

@@ -34,7 +34,10 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     scores = scores.masked_fill(~(visible | blind), -torch.inf)
     precision = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.softmax(-1, dtype=precision).to(scores.dtype)
-    return weights.masked_fill(blind, 0) if blind.any() else weights
+    # To ask costs a CPU less than to write the weights again; another device would have to be waited for.
+    if blind.device.type == "cpu" and not blind.any():
+        return weights
+    return weights.masked_fill(blind, 0)
 
 
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:

@@ -5,25 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from command import ROOT
-from omegaconf import OmegaConf
+from zoo_cases import VARIANTS, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
 from bench.measures.flops import count, measure
 from bench.measures.workbench import Workbench
 from bench.plan.cell import build_attention
-
-VARIANTS = sorted(path.stem for path in (ROOT / "conf" / "attention").glob("*.yaml"))
-
-
-def variant(name):
-    """A variant's mechanism and hyperparameters, with the files that it builds on."""
-    given = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "attention" / f"{name}.yaml"))
-    merged = {}
-    for base in given.pop("defaults", []):
-        merged |= {} if base == "_self_" else variant(base)
-    return merged | given
 
 
 def config(name, causal=False, seq_len=512, **changes):

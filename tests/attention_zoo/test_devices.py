@@ -1,0 +1,277 @@
+"""Every mechanism and variant on another device: a GPU where there is one, else the fake accelerator."""
+
+import contextlib
+import dataclasses
+import traceback
+
+import pytest
+import torch
+from torch import nn
+from zoo_cases import VARIANTS, runs_here, takes_causal, variant
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from attention_zoo.ops.sampling import SampledAttention
+
+HEADS, HEAD_DIM, BATCH = 2, 16, 3
+SIZE, BLOCK, LENGTH = 4, 4, 22  # several blocks, no multiple of one
+HAS_GPU = torch.cuda.is_available()
+fake = None if HAS_GPU else pytest.importorskip("fake_accelerator", exc_type=ImportError)
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
+DEVICES = [
+    pytest.param("fake", marks=pytest.mark.skipif(HAS_GPU, reason="there is a GPU")),
+    pytest.param("cuda", marks=needs_gpu),
+]
+every_device = pytest.mark.parametrize("device", DEVICES)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+every_mask = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+
+
+def small(label):
+    """The variant's hyperparameters, with sizes that make several blocks and leave something out."""
+    given = variant(label)
+    name = given.pop("name")
+    sizes = {attention_zoo.info(name).size: SIZE, "block_size": BLOCK, "bucket_size": BLOCK, "num_samples": SIZE}
+    return name, given | {key: size for key, size in sizes.items() if key in given}
+
+
+def runs_somewhere(name):
+    info = attention_zoo.info(name)
+    return runs_here(name) or (HAS_GPU and info.package in (None, "fla-core") and runs_here("fla_gla"))
+
+
+def distinct_cases():
+    """(label, causal) of every variant that is still another one when small."""
+    cases = {}
+    for label in VARIANTS:
+        name, given = small(label)
+        if not runs_somewhere(name) or given.get("backend", "auto") != "auto":
+            continue  # test_flash.py has the forced kernels
+        info = attention_zoo.info(name)
+        for causal in (False, True):
+            if (takes_causal(name) or info.approximately_causal) if causal else info.bidirectional:
+                cases.setdefault((name, causal, str(sorted(given.items(), key=str))), (label, causal))
+    return list(cases.values())
+
+
+every_case = pytest.mark.parametrize(
+    "label, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in distinct_cases()]
+)
+
+
+def make(label, causal, dtype, impl="auto", length=LENGTH, **given):
+    name, settings = small(label)
+    common = {"head_dim": HEAD_DIM, "num_heads": HEADS, "causal": causal, "max_seq_len": length, "impl": impl}
+    try:
+        return attention_zoo.create(name, dtype=dtype, **(common | settings | given))
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def move(attention, device):
+    """To the device; the fake one takes what a GPU takes."""
+    if device == "fake" and "cuda" in attention.info.devices:
+        attention.info = dataclasses.replace(attention.info, devices=(*attention.info.devices, "fake"))
+    return attention.to(device)
+
+
+def inputs(dtype, device="cpu", exact=None, length=LENGTH, batch=BATCH):
+    """Queries, keys and values of `dtype`, or in another dtype the numbers that they are in `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = (torch.randn(batch, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(3))
+    return [x.to(device, exact or dtype).requires_grad_() for x in drawn]
+
+
+def padding_mask(label, padded, device="cpu", length=LENGTH):
+    """None, or a batch of three: padding anywhere, on the left, nothing else."""
+    if not padded:
+        return None
+    if not attention_zoo.info(small(label)[0]).padding:
+        pytest.skip("refuses padding")
+    mask = torch.zeros(3, length, dtype=torch.bool)
+    mask[0] = torch.rand(length, generator=torch.Generator().manual_seed(7)) < 0.4
+    mask[1, : length // 3] = True
+    mask[2] = True
+    return mask.to(device)
+
+
+def forward_and_gradients(attention, given, mask):
+    """The output, and the gradients of the inputs and parameters; None where there is none."""
+    out = attention(*given, mask)
+    direction = torch.linspace(-1, 1, out.shape[-1]).to(out.device, out.dtype)
+    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    return [out, *torch.autograd.grad(out, leaves, direction.expand_as(out), allow_unused=True)]
+
+
+@torch.no_grad()
+def decoded(attention, given, mask):
+    """A prompt of all tokens but three, then one by one."""
+    prompt = LENGTH - 3
+    out, state = attention.prefill(*(x[:, :, :prompt] for x in given), None if mask is None else mask[:, :prompt])
+    outs = [out]
+    for at in range(prompt, LENGTH):
+        out, state = attention.step(*(x[:, :, at : at + 1] for x in given), state)
+        outs.append(out)
+    return torch.cat(outs, 2)
+
+
+def assert_same(attention, actual, expected, device, dtype):
+    """Bit for bit on the fake device; on a GPU to rounding.
+
+    Where samples are drawn by the data, rounding may swap one for another and change rows: there the median counts.
+    """
+    assert (actual is None) == (expected is None)
+    if actual is None:
+        return
+    assert actual.device.type == device and actual.dtype == dtype
+    actual = actual.detach().cpu()
+    if device == "fake":
+        assert torch.equal(actual, expected)
+        return
+    difference, scale = (actual.double() - expected.double()).norm(dim=-1), expected.double().norm(dim=-1)
+    if isinstance(attention, SampledAttention):
+        error = (difference / scale.clamp_min(1e-30)).median()
+    else:
+        error = difference.norm() / scale.norm().clamp_min(1e-30)
+    # Bfloat16 rounds at 2^-9, fourth powers and ratios lose a digit; float32 kernels may use TF32, 2^-11.
+    assert error < {torch.float32: 5e-3, torch.bfloat16: 6e-2}[dtype]
+
+
+def pair(label, causal, dtype, device):
+    """The variant on the CPU, the dtype it computes in there, and the variant on the device, moved after a call."""
+    info, on_fake = attention_zoo.info(small(label)[0]), device == "fake"
+    if dtype not in info.dtypes:
+        pytest.skip(f"refuses {dtype}")
+    exact = dtype if on_fake else max(info.dtypes, key=lambda dtype: dtype.itemsize)
+    here, there = (
+        make(label, causal, exact, "reference"),
+        make(label, causal, dtype, "reference" if on_fake else "auto"),
+    )
+    here.load_state_dict(there.state_dict())
+    # What is cached on the CPU must not stay there.
+    if "cpu" in info.devices:
+        here(*inputs(exact)), there(*inputs(dtype))
+    return here, exact, move(there, device)
+
+
+def no_synchronisation(device):
+    return fake.no_synchronisation() if device == "fake" else cuda_without_synchronisation()
+
+
+@contextlib.contextmanager
+def skip_where_a_package_waits():
+    """What its plain functions do is not ours, and is not what runs on a GPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any("/fla/ops/" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            pytest.skip(str(error))
+        raise
+
+
+@contextlib.contextmanager
+def cuda_without_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- The same function ----------------------------------------------------------------------------
+
+
+@every_mask
+@every_dtype
+@every_device
+@every_case
+def test_outputs_and_gradients_are_those_of_the_cpu(label, causal, device, dtype, padded):
+    here, exact, there = pair(label, causal, dtype, device)
+    masks = padding_mask(label, padded), padding_mask(label, padded, device)
+    for seed in (here.seed, 5):
+        if seed != here.seed:
+            here.resample(seed), there.resample(seed)
+        expected = forward_and_gradients(here, inputs(dtype, exact=exact), masks[0])
+        actual = forward_and_gradients(there, inputs(dtype, device), masks[1])
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(there, one, other, device, dtype)
+
+
+@every_mask
+@every_dtype
+@every_device
+@every_case
+def test_the_attention_matrix_is_that_of_the_cpu(label, causal, device, dtype, padded):
+    here, exact, there = pair(label, causal, dtype, device)
+    matrices = []
+    for attention, given, mask in (
+        (here, inputs(dtype, exact=exact), padding_mask(label, padded)),
+        (there, inputs(dtype, device), padding_mask(label, padded, device)),
+    ):
+        query, key, value = given
+        try:
+            matrices.append(attention.attention_matrix(query, key, mask, value=value))
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+    assert_same(there, matrices[1], matrices[0].detach(), device, dtype)
+
+
+@every_mask
+@every_dtype
+@every_device
+@pytest.mark.parametrize("label", [case[0] for case in distinct_cases() if case[1]])
+def test_decoding_is_that_of_the_cpu(label, device, dtype, padded):
+    if not attention_zoo.info(small(label)[0]).decode:
+        pytest.skip("does not decode")
+    here, exact, there = (x.eval() if isinstance(x, nn.Module) else x for x in pair(label, True, dtype, device))
+    expected = decoded(here, inputs(dtype, exact=exact), padding_mask(label, padded))
+    assert_same(
+        there, decoded(there, inputs(dtype, device), padding_mask(label, padded, device)), expected, device, dtype
+    )
+
+
+@every_device
+@every_case
+def test_made_on_the_device_is_made_on_the_cpu_and_moved(label, causal, device):
+    dtype = torch.float32
+    _, _, moved = pair(label, causal, dtype, device)
+    made = move(make(label, causal, dtype, moved.impl, device=device), device)
+    for attention in (made, moved):
+        attention.resample(3)
+    for one, other in zip(made.state_dict().values(), moved.state_dict().values(), strict=True):
+        assert one.device == other.device and torch.equal(one.cpu(), other.cpu())
+    given = inputs(dtype, device)
+    assert torch.equal(made(*given).cpu(), moved(*given).cpu())
+
+
+# --- Without waiting ------------------------------------------------------------------------------
+
+
+@every_mask
+@every_device
+@every_case
+def test_a_warm_call_does_not_wait_for_the_device(label, causal, device, padded):
+    """Nor does its backward pass: the queue would run dry, and no graph could be captured."""
+    _, _, there = pair(label, causal, torch.float32, device)
+    given, mask = inputs(torch.float32, device), padding_mask(label, padded, device)
+    forward_and_gradients(there, given, mask)
+    direction = torch.ones_like(given[0])
+    with no_synchronisation(device), skip_where_a_package_waits():
+        out = there(*given, mask)
+        torch.autograd.grad(out, given, direction, allow_unused=True)
+
+
+@every_device
+@pytest.mark.parametrize("label", [case[0] for case in distinct_cases() if case[1]])
+def test_a_step_of_decoding_does_not_wait_for_the_device(label, device):
+    if not attention_zoo.info(small(label)[0]).decode:
+        pytest.skip("does not decode")
+    there = pair(label, True, torch.float32, device)[2].eval()
+    with torch.no_grad():
+        given = inputs(torch.float32, device, length=LENGTH)
+        tokens = [[x[:, :, at : at + 1] for x in given] for at in range(LENGTH)]
+        state = there.init_state(BATCH, device=device)
+        there.step(*tokens[0], state)
+        with no_synchronisation(device):
+            for token in tokens[1:]:  # blocks are folded and caches grow
+                there.step(*token, state)
