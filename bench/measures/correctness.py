@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_zoo import Attention, UnsupportedError
 from attention_zoo.sampled import SampledAttention
 from bench.errors import IncorrectError, NonFiniteError
-from bench.plan.cell import build_attention
+from bench.measures.workbench import build_attention
 
 # Long enough that a block algorithm crosses the edge of a block.
 BEYOND_ONE_BLOCK = 65

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
+from bench.measures.workbench import build_attention
 from bench.plan.config import Config, ConfigError
 from bench.plan.machine import has_gpu, machine, measuring_identity
 
@@ -81,20 +82,6 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
         reasons = [f"{c.config['label']}: {c.unsupported}" for c in group if c.unsupported]
         merged.append(Cell(config, content_id(config), group[0].timeout, "; ".join(reasons) or None))
     return merged
-
-
-def build_attention(config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
-    """The mechanism of a resolved configuration, on the CPU in float32."""
-    given = {**config["attention"]}
-    arguments = {
-        "head_dim": config["head_dim"],
-        "num_heads": config["num_heads"],
-        "causal": config["causal"],
-        "max_seq_len": config["seq_len"],
-        "seed": config["seed"],
-        "impl": config["impl"],
-    }
-    return attention_zoo.create(given.pop("name"), **{**arguments, **given, **changes})
 
 
 def content_id(config: dict[str, Any]) -> str:

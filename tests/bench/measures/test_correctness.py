@@ -7,7 +7,7 @@ from zoo_cases import CASES
 import attention_zoo
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures.correctness import check_output
-from bench.plan.cell import build_attention
+from bench.measures.workbench import build_attention
 
 N, H = 200, 8
 

@@ -14,8 +14,7 @@ from attention_zoo.v_mean import VMean
 from bench import api
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
-from bench.measures.workbench import Workbench
-from bench.plan.cell import build_attention
+from bench.measures.workbench import Workbench, build_attention
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
 from bench.records.summary import summarise

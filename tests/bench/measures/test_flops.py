@@ -10,8 +10,7 @@ from zoo_cases import VARIANTS, variant
 import attention_zoo
 from attention_zoo import UnsupportedError
 from bench.measures.flops import count, measure
-from bench.measures.workbench import Workbench
-from bench.plan.cell import build_attention
+from bench.measures.workbench import Workbench, build_attention
 
 
 def config(name, causal=False, seq_len=512, **changes):

@@ -7,8 +7,7 @@ import torch
 
 from bench.measures import compare, latency, memory
 from bench.measures.timing import Pass, Stopwatch
-from bench.measures.workbench import Workbench
-from bench.plan.cell import build_attention
+from bench.measures.workbench import Workbench, build_attention
 
 
 def config(name="v_mean", bench=None, **changes):
