@@ -6,7 +6,6 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import importlib
 import json
 import os
@@ -18,9 +17,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
-from bench.measures.correctness import check_output, require_finite
 from bench.measures.workbench import Workbench
 from bench.records.outcomes import classify
 from bench.records.store import write_atomically
@@ -56,8 +53,6 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
     workbench = Workbench(config, cache_dir, _limit_memory(config), lambda text: _note(progress_file, text))
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
-        result["inputs_sha256"], result["correctness"] = _check(workbench)
-        workbench.enter("measure")
         measure = importlib.import_module(f"bench.measures.{config['bench']['name']}").measure
         result["measurements"] = measure(workbench)
     except Exception as error:
@@ -66,6 +61,7 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
         if result["status"] == "error":
             sys.excepthook(type(error), error, error.__traceback__)
     workbench.enter("teardown")
+    result["inputs_sha256"], result["correctness"] = workbench.inputs_sha256, workbench.correctness
     result["seconds"] = workbench.seconds
     result["numerics"] = _numerics(workbench)
     return result
@@ -73,27 +69,6 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
 
 def _note(file: Path, text: str) -> None:
     file.write_text(text)
-
-
-def _check(workbench: Workbench) -> tuple[str, dict[str, Any]]:
-    """The gate: every mechanism of the cell is right on a short input and finite on the cell's own."""
-    inputs = workbench.inputs()
-    digest = _digest(inputs)
-    workbench.enter("check")
-    checks = {}
-    for (label, attention), config in zip(workbench.attentions().items(), workbench.configs(), strict=True):
-        checks[label] = check_output(attention, config, inputs)
-        workbench.note_backend(label, attention)
-        with torch.no_grad():
-            require_finite(attention(*(x[:1] for x in inputs)), f"{label}'s output")
-    return digest, checks
-
-
-def _digest(inputs: tuple[Tensor, ...]) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    for tensor in inputs:
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _limit_memory(config: dict[str, Any]) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.measures.timing import Pass, Stopwatch
+from bench.measures.rounds import time_in_rounds
+from bench.measures.timing import Pass
 from bench.measures.workbench import Workbench
 
 
@@ -15,25 +16,17 @@ def measure(workbench: Workbench) -> dict[str, Any]:
         `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
         "calls_per_sample": {label: calls}, "method", "cache"}`.
     """
-    settings = workbench.config["bench"]
-    inputs = workbench.inputs()
-    stopwatch = Stopwatch(workbench.device)
-    passes = {
-        label: Pass(settings["measured_pass"], attention, inputs) for label, attention in workbench.attentions().items()
-    }
-    workbench.enter("warmup")
-    calls = {label: stopwatch.calibrate(one, settings["min_sample_ms"]) for label, one in passes.items()}
-    workbench.enter("measure")
-    samples: dict[str, list[float]] = {label: [] for label in passes}
-    rounds = workbench.config["repeats"]
-    for done in range(rounds):
-        for label in list(passes)[:: -1 if done % 2 else 1]:
-            samples[label].append(stopwatch.sample(passes[label], calls[label]))
-        workbench.progress(done + 1, rounds)
+    settings, inputs, attentions = workbench.config["bench"], workbench.inputs(), workbench.attentions()
+    gate, name = workbench.gate(inputs), settings["measured_pass"]
+    for label, attention in attentions.items():
+        gate.admit(label, attention, [name])
+    passes = {label: Pass(name, attention, inputs, gate.gradient) for label, attention in attentions.items()}
+    timed = time_in_rounds(workbench, gate, passes, settings["min_sample_ms"])
+    gate.close()
     return {
-        "pass": settings["measured_pass"],
-        "labels": list(passes),
-        "samples": samples,
-        "calls_per_sample": calls,
-        **stopwatch.method,
+        "pass": name,
+        "labels": list(timed),
+        "samples": {label: timing["samples"] for label, timing in timed.items()},
+        "calls_per_sample": {label: timing["calls_per_sample"] for label, timing in timed.items()},
+        **{key: next(iter(timed.values()))[key] for key in ("method", "cache")},
     }

@@ -26,8 +26,12 @@ def measure(workbench: Workbench) -> dict[str, Any]:
         UnsupportedError: nothing was counted, because the mechanism runs in kernels that PyTorch does not see into.
     """
     attention, inputs = workbench.attention(), workbench.inputs()
+    query, key, value = inputs
+    gate = workbench.gate((query[:1], key[:1], value[:1]))
+    gate.look(workbench.config["label"], attention)
     batch, _, seq_len, _ = inputs[0].shape
     operations = count(lambda: attention(*inputs))
+    gate.close()
     size = attention.info.size
     if not operations:
         raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")

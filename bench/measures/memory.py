@@ -25,16 +25,21 @@ def measure(workbench: Workbench) -> dict[str, Any]:
     """
     settings = workbench.config["bench"]
     attention, inputs = workbench.attention(), workbench.inputs()
+    gate, label = workbench.gate(inputs), workbench.config["label"]
+    gate.admit(label, attention, settings["passes"])
     baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
     on_gpu = workbench.device.type == "cuda"
     peak = _peak_on_gpu if on_gpu else _peak_on_cpu
     passes = {}
     workbench.enter("measure")
     for done, name in enumerate(settings["passes"]):
-        bytes_over = peak(Pass(name, attention, inputs).run_unprepared)
+        bytes_over, result = peak(Pass(name, attention, inputs, gate.gradient).run_unprepared)
+        gate.first(label, name, result)
+        del result
         passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
         workbench.progress(done + 1, len(settings["passes"]))
-    del attention, inputs
+    gate.close()
+    del attention, inputs, gate
     return {
         "passes": passes,
         "method": "cuda max_memory_allocated" if on_gpu else "cpu allocator events",
@@ -42,27 +47,26 @@ def measure(workbench: Workbench) -> dict[str, Any]:
     }
 
 
-def _peak_on_gpu(call: Callable[[], Any]) -> int:
+def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    call()
+    result = call()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - before, result
 
 
-def _peak_on_cpu(call: Callable[[], Any]) -> int:
+def _peak_on_cpu(call: Callable[[], Any]) -> tuple[int, Any]:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()
-    del result
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     allocated = peak = 0
     for _, change in changes:
         allocated += change
         peak = max(peak, allocated)
-    return peak
+    return peak, result
 
 
 def _largest(workbench: Workbench) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_zoo import UnsupportedError
 from attention_zoo.ops.feature_product import expand
 from attention_zoo.polysketch import Polysketch, RandomSketch
-from bench.measures.correctness import require_finite
+from bench.measures.reference import require_finite
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed
@@ -44,8 +44,12 @@ def measure(workbench: Any) -> dict[str, Any]:
     attention = workbench.attention()
     if not isinstance(attention, Polysketch):
         raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
+    inputs = workbench.inputs()
+    gate = workbench.gate(tuple(x[:1] for x in inputs))
+    gate.look(workbench.config["label"], attention)
+    gate.close()
     attention.double()
-    query, key, _ = (tensor.double() for tensor in workbench.inputs())
+    query, key, _ = (tensor.double() for tensor in inputs)
     redraws = workbench.config["repeats"] if attention.degree > 2 else 1
     trials = len(query) * redraws
     measured: dict[str, list[Any]] = {}

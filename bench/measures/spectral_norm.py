@@ -33,6 +33,8 @@ def measure(workbench: Any) -> dict[str, Any]:
         raise UnsupportedError(f"{info.name} is a function of its own: there is no exact output to compare it with")
     exact = workbench.exact()
     query, key, value = workbench.inputs()
+    gate = workbench.gate((query[:1], key[:1], value[:1]))
+    gate.look(workbench.config["label"], attention)
     precision = torch.promote_types(query.dtype, torch.float32)
     redraws = workbench.config["repeats"] if info.random else 1
     trials = len(query) * redraws
@@ -51,6 +53,7 @@ def measure(workbench: Any) -> dict[str, Any]:
         for name, norms in (("absolute", absolute), ("relative", relative), ("exact_norm", exact_norm)):
             result[name].append(norms.tolist())
         workbench.progress(trial + 1, trials)
+    gate.close()
     features = None if info.size is None else getattr(attention, info.size)
     return {"features": features, "reference": info.approximates, **result}
 

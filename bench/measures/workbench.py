@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 import attention_zoo
 from bench import inputs as input_sources
+from bench.measures.gate import Gate
 
 PROGRESS_INTERVAL_S = 0.5
 
@@ -45,6 +48,8 @@ class Workbench:
         self.phase = "setup"
         self.seconds: dict[str, float] = {}
         self.implementations: dict[str, dict[str, str | None]] = {}
+        self.correctness: dict[str, dict[str, Any]] = {}
+        self.inputs_sha256: str | None = None
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
 
     def enter(self, phase: str) -> None:
@@ -52,6 +57,14 @@ class Workbench:
         now = time.perf_counter()
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self._entered
         self.phase, self._entered = phase, now
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """A phase inside another one, which goes on afterwards unless it ended in an exception."""
+        before = self.phase
+        self.enter(phase)
+        yield
+        self.enter(before)
 
     def progress(self, done: int, total: int) -> None:
         """Tell the parent how far the cell is."""
@@ -73,10 +86,19 @@ class Workbench:
         """All mechanisms of the cell by label: several in a comparison, else one."""
         return {c["label"]: build_attention(c).to(self.device, self.dtype).eval() for c in self.configs()}
 
-    def note_backend(self, label: str, attention: attention_zoo.Attention) -> None:
+    def reference(self, label: str) -> attention_zoo.Attention:
+        """The reference implementation of one of the cell's mechanisms."""
+        config = next(config for config in self.configs() if config["label"] == label)
+        return build_attention(config, impl="reference")
+
+    def gate(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Gate:
+        """The correctness gate of this cell, for these inputs."""
+        return Gate(self, inputs)
+
+    def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""
-        assert attention.executed is not None, "called before it ran"
-        self.implementations[label] = attention.executed._asdict()
+        executed = attention.executed
+        self.implementations[label] = {} if executed is None else executed._asdict()
 
     def exact(self) -> attention_zoo.Attention:
         """The exact function that the cell's mechanism approximates, in at least float32."""
@@ -85,7 +107,9 @@ class Workbench:
         common = {key: self.config[key] for key in ("head_dim", "num_heads", "causal")}
         given = self.config["attention"]
         shared = {key: given[key] for key in attention_zoo.hyperparameters(name) if key in given and key != "backend"}
-        exact = attention_zoo.create(name, **common, **shared)
+        # The fused kernels of a GPU do not take float64.
+        impl = "reference" if precision == torch.float64 else "auto"
+        exact = attention_zoo.create(name, **common, **shared, impl=impl)
         return exact.to(self.device, precision).eval()
 
     def inputs(self, *, batch_size: int | None = None, seq_len: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,5 +119,14 @@ class Workbench:
             "seq_len": seq_len or self.config["seq_len"],
         }
         loaded = input_sources.load({**self.config, **sizes}, self.cache_dir)
-        query, key, value = (x.to(self.device, self.dtype) for x in loaded)
-        return query, key, value
+        query, key, value = (x.to(self.dtype) for x in loaded)
+        if batch_size is None and seq_len is None:
+            self.inputs_sha256 = _digest((query, key, value))
+        return query.to(self.device), key.to(self.device), value.to(self.device)
+
+
+def _digest(inputs: tuple[Tensor, ...]) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    for tensor in inputs:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

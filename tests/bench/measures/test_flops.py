@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from no_gate import NoGate
 from zoo_cases import VARIANTS, variant
 
 import attention_zoo
@@ -76,6 +77,7 @@ def test_what_cannot_be_counted_is_not_zero(monkeypatch):
     attention = bench.attention()
     monkeypatch.setattr(attention, "forward", lambda query, key, value: value * 2)
     monkeypatch.setattr(bench, "attention", lambda: attention)
+    monkeypatch.setattr(bench, "gate", lambda inputs: NoGate())
     with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
         measure(bench)
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from no_gate import NoGate
 
 from bench.measures import compare, latency, memory
 from bench.measures.timing import Pass, Stopwatch
@@ -59,6 +60,9 @@ class SleepingBench(Workbench):
     def attentions(self):
         return self.sleepers
 
+    def gate(self, inputs):
+        return NoGate()
+
 
 def test_latency_of_a_known_sleep():
     passes = ["forward", "backward", "forward_backward"]
@@ -77,8 +81,8 @@ def test_latency_of_a_known_sleep():
 def test_samples_last_as_long_as_asked():
     attention, stopwatch = Sleeping(0.004), Stopwatch(torch.device("cpu"))
     one = Pass("forward", attention, (torch.zeros(1, 1, 2, 2),) * 3)
-    assert stopwatch.calibrate(one, 0) == 1
-    assert 3 <= stopwatch.calibrate(one, 20) <= 5
+    assert stopwatch.calibrate(one, 0, stopwatch.time(one)) == 1
+    assert 3 <= stopwatch.calibrate(one, 20, stopwatch.time(one)) <= 5
 
 
 def test_compare_finds_the_ratio_of_known_sleeps_and_alternates():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from no_gate import NoGate
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -19,7 +20,7 @@ class Workbench:
     """A mechanism and inputs given by hand."""
 
     def __init__(self, name="polysketch", shape=(2, 3, 12, 4), repeats=2, seed=0, inputs=None, dtype=None, **given):
-        self.config = {"seed": seed, "repeats": repeats}
+        self.config = {"label": "fake", "seed": seed, "repeats": repeats}
         generator = torch.Generator().manual_seed(0)
         drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
         # Queries near their keys, so that exact weights matter beside the bias of the sketched ones.
@@ -33,6 +34,9 @@ class Workbench:
 
     def attention(self):
         return self.made
+
+    def gate(self, inputs):
+        return NoGate()
 
     def progress(self, done, total):
         self.seen.append((done, total))

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from no_gate import NoGate
 from torch import nn
 
 from attention_zoo import AttentionInfo, UnsupportedError, create
@@ -36,7 +37,7 @@ class Workbench:
     """Tensors, a mechanism and the exact function it approximates."""
 
     def __init__(self, attention, exact, shape=(2, 3, 64, 8), dtype=torch.float64, seed=0, repeats=2):
-        self.config = {"seed": seed, "repeats": repeats}
+        self.config = {"label": "fake", "seed": seed, "repeats": repeats}
         self.device, self.dtype = torch.device("cpu"), dtype
         generator = torch.Generator().manual_seed(0)
         self._inputs = tuple(torch.randn(shape, generator=generator, dtype=dtype) for _ in range(3))
@@ -51,6 +52,9 @@ class Workbench:
 
     def exact(self):
         return self._exact
+
+    def gate(self, inputs):
+        return NoGate()
 
     def progress(self, done, total):
         self.seen.append((done, total))

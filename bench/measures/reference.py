@@ -1,0 +1,207 @@
+"""What a mechanism's output and gradients should be: some rows of them, by its reference implementation in float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_zoo import Attention
+from bench.errors import IncorrectError, NonFiniteError
+from bench.measures.timing import Result
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+# Where rounding decides which rows or columns are computed, this share of what is compared has to agree.
+DATA_DEPENDENT_SHARE = 0.75
+# A gradient of a parameter that vanishes is compared with this share of the values' gradient.
+LEAST_PARAMETER_GRADIENT = 1e-2
+# Sketches of a polynomial cancel where there are few keys to add: a row of this many is as far off again.
+CANCELLING_KEYS = 64
+
+
+class Tolerance(NamedTuple):
+    """Relative errors that rounding explains: of a row of the output, and of the gradient of a head."""
+
+    output: float
+    gradient: float
+
+
+TOLERANCES = {
+    torch.float64: Tolerance(1e-11, 1e-10),
+    torch.float32: Tolerance(5e-5, 5e-4),
+    torch.bfloat16: Tolerance(4e-2, 1e-1),
+}
+
+
+class Probe(NamedTuple):
+    """Which rows are compared: each of some positions of each of some batch items, in all heads."""
+
+    items: Tensor
+    positions: Tensor
+
+    def of_items(self, x: Tensor) -> Tensor:
+        """The items of `(batch, ...)`."""
+        return x[self.items.to(x.device)]
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """The rows of `(batch, heads, n, h)`: `(items, heads, positions, h)`."""
+        return self.of_items(x)[:, :, self.positions.to(x.device)]
+
+    def gradient(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """A random output gradient shaped like `(batch, heads, n, h)`, faint but for the rows of the probe.
+
+        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared.
+        """
+        faint = 2.0**-50 if like.dtype == torch.float64 else 2.0**-30
+        gradient = torch.randn(like.shape, generator=generator) * faint
+        gradient[self.items[:, None], :, self.positions] /= faint
+        return gradient.to(like)
+
+
+class Reference:
+    """The reference implementation of a mechanism in float64 (or the widest dtype that it takes), on the CPU.
+
+    Args:
+        attention: the mechanism that is measured.
+        reference: one of the same configuration with `impl="reference"`; it takes over the state of `attention`.
+        with_gradients: whether gradients are compared too.
+    """
+
+    def __init__(self, attention: Attention, reference: Attention, *, with_gradients: bool) -> None:
+        self.dtype = max(attention.info.dtypes, key=lambda dtype: dtype.itemsize)
+        self.attention = reference.to(self.dtype).eval()
+        self.attention.load_state_dict(attention.state_dict())
+        self.parameters = {name: p for name, p in self.attention.named_parameters() if p.requires_grad}
+        self.with_gradients = with_gradients
+
+    def tolerance(self, dtype: torch.dtype) -> Tolerance:
+        """By dtype, and by degree p of the weights: of p rounded factors, in the output partly averaged out."""
+        output, gradient = TOLERANCES[dtype]
+        degree = getattr(self.attention, "degree", 1)
+        return Tolerance(output * degree**0.5, gradient * degree * (3 if self.attention.info.data_dependent else 1))
+
+    def results(self, inputs: Inputs, probe: Probe, gradient: Tensor) -> tuple[Tensor, ...]:
+        """The rows of `probe`; then the gradients of query, key and value of its items and of the parameters."""
+        items = [probe.of_items(x.detach()).cpu().to(self.dtype) for x in inputs]
+        # Its memory is not the cell's, so neither is the limit.
+        with unlimited_memory(), torch.set_grad_enabled(self.with_gradients):
+            leaves = [*(x.requires_grad_(self.with_gradients) for x in items), *self.parameters.values()]
+            rows = self.attention.output_rows(
+                *items, positions=probe.positions, items=probe.items, batch_size=len(inputs[0])
+            )
+            if not self.with_gradients:
+                return (rows,)
+            upstream = probe.of_rows(gradient).cpu().to(self.dtype)
+            gradients = torch.autograd.grad(rows, leaves, upstream, materialize_grads=True)
+            return (rows.detach(), *gradients)
+
+    def compare(
+        self, what: str, result: Result, expected: tuple[Tensor, ...], probe: Probe, value: Tensor
+    ) -> dict[str, float]:
+        """The largest relative errors: `output` of a row, `gradient` of a head of query, key, value or a parameter.
+
+        Args:
+            what: the mechanism and the pass, for the reason.
+            result: of a `Pass`: the output, and its gradients in a pass that has some.
+            expected: from `results`.
+            probe: the rows that `expected` holds.
+            value: of the input.
+
+        Raises:
+            IncorrectError: one of them is larger than rounding explains.
+            NonFiniteError: there is NaN or infinity in the result, in whatever row.
+        """
+        out, *gradients = result
+        assert out is not None
+        allowed = self.tolerance(out.dtype)
+        require_finite(out, f"{what}: output")
+        errors = _relative_errors(probe.of_rows(out), expected[0], dims=1, least=self._least(probe, value))
+        worst = {"output": self._worst(f"{what}: output", errors, allowed.output, probe)}
+        for index, gradient in enumerate(gradients):
+            name = (*("query", "key", "value"), *self.parameters)[index]
+            error = self._gradient_error(f"{what}: gradient of {name}", index, gradient, expected, probe, allowed)
+            worst["gradient"] = max(error, worst.get("gradient", 0.0))
+        return worst
+
+    def _least(self, probe: Probe, value: Tensor) -> Tensor:
+        """The norms of the rows if they were means of independent values: where less is left, errors are not less."""
+        size = probe.of_items(value).double().cpu().square().sum(-1).mean(-1).sqrt()
+        visible = probe.positions + 1 if self.attention.causal else torch.tensor([value.shape[2]])
+        info = self.attention.info
+        cancels = CANCELLING_KEYS if info.approximates == "polynomial" and not info.exact else 0
+        return size[..., None] / visible.sqrt() * (1 + cancels / visible)
+
+    def _gradient_error(
+        self,
+        what: str,
+        index: int,
+        gradient: Tensor | None,
+        expected: tuple[Tensor, ...],
+        probe: Probe,
+        allowed: Tolerance,
+    ) -> float:
+        wanted, of_value = expected[1 + index], expected[3].flatten(2).norm(dim=-1)
+        if gradient is not None:
+            require_finite(gradient, what)
+        if index < 3:
+            actual = torch.zeros_like(wanted) if gradient is None else probe.of_items(gradient)
+            return self._worst(what, _relative_errors(actual, wanted, dims=2, least=of_value), allowed.gradient, probe)
+        actual = torch.zeros_like(wanted) if gradient is None else gradient
+        least = LEAST_PARAMETER_GRADIENT * of_value.norm()
+        return self._worst(what, _relative_errors(actual, wanted, wanted.ndim, least), allowed.gradient, probe)
+
+    def _worst(self, what: str, errors: Tensor, allowed: float, probe: Probe) -> float:
+        """The largest error, or the one that most are below where draws depend on the data."""
+        share = DATA_DEPENDENT_SHARE if self.attention.info.data_dependent else 1.0
+        worst = float(errors.flatten().sort().values[max(0, int(share * errors.numel()) - 1)])
+        if not worst <= allowed:
+            place = _place(errors, probe)
+            raise IncorrectError(f"{what}: relative error {worst:.1e} against float64, allowed {allowed:.0e}{place}")
+        return worst
+
+
+def require_finite(out: Tensor, what: str) -> None:
+    """Raise `NonFiniteError` with the count and the first index unless all of `out` is finite."""
+    bad = ~torch.isfinite(out)
+    if bad.any():
+        first = tuple(bad.nonzero()[0].tolist())
+        raise NonFiniteError(f"{what}: {int(bad.sum())} of {out.numel()} values are not finite, the first at {first}")
+
+
+def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor) -> Tensor:
+    """`|actual - expected| / max(|expected|, least)`, norms over the last `dims` dimensions."""
+    over = tuple(range(expected.ndim - dims, expected.ndim))
+    expected = expected.double()
+    scale = torch.linalg.vector_norm(expected, dim=over)
+    scale = torch.maximum(scale, torch.as_tensor(least, dtype=scale.dtype)).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.linalg.vector_norm(actual.cpu().double() - expected, dim=over) / scale
+
+
+def _place(errors: Tensor, probe: Probe) -> str:
+    """Where the largest error is, in words."""
+    if errors.ndim < 2:
+        return ""
+    item, head, *row = (int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
+    position = f", position {int(probe.positions[row[0]])}" if row else ""
+    wrong = f"sequence {int(probe.items[item])}, head {head}{position}"
+    return f"; worst in {wrong}"
+
+
+@contextlib.contextmanager
+def unlimited_memory() -> Iterator[None]:
+    """Without the limit on this process's memory that the cell has."""
+    try:
+        import resource
+    except ImportError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,47 @@
+"""Samples taken in rounds, one of each pass in turn and in alternating order: drift of the machine hits all alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bench.measures.gate import Gate
+from bench.measures.timing import WARMUP_CALLS, Pass, Stopwatch
+
+if TYPE_CHECKING:
+    from bench.measures.workbench import Workbench
+
+
+def time_in_rounds(
+    workbench: Workbench, gate: Gate, passes: Mapping[str, Pass], min_sample_ms: float
+) -> dict[str, dict[str, Any]]:
+    """Time passes of mechanisms that the gate has admitted; their first and last results go through it.
+
+    Returns:
+        By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
+        nanoseconds per call, the mean over `calls_per_sample` of them, one for each round (`repeats` of the cell).
+
+    Raises:
+        IncorrectError: a result is wrong, or the last one is not the first.
+    """
+    stopwatch, rounds = Stopwatch(workbench.device), workbench.config["repeats"]
+    workbench.enter("warmup")
+    fastest = dict.fromkeys(passes, math.inf)
+    for sign in (-1, 1):
+        gate.turn(sign)
+        for label, measured in passes.items():
+            fastest[label] = min(fastest[label], stopwatch.time(measured))
+            gate.first(label, measured.name, stopwatch.result)
+    calls = {label: stopwatch.calibrate(measured, min_sample_ms, fastest[label]) for label, measured in passes.items()}
+    workbench.enter("measure")
+    samples: dict[str, list[float]] = {label: [] for label in passes}
+    for done in range(rounds):
+        gate.turn(-1 if done % 2 else 1)
+        for label in list(passes)[:: -1 if done % 2 else 1]:
+            samples[label].append(stopwatch.sample(passes[label], calls[label]))
+            if done >= rounds - 2:
+                gate.last(label, passes[label].name, stopwatch.result)
+        workbench.progress(done + 1, rounds)
+    common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
+    return {label: {"samples": samples[label], "calls_per_sample": calls[label], **common} for label in passes}
