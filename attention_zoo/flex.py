@@ -14,6 +14,10 @@ from torch.nn.attention import flex_attention as flex
 from attention_zoo.base import register
 from attention_zoo.polynomial import Polynomial
 
+# Each shape, dtype and set of hyperparameters is compiled by itself; beyond Dynamo's own limit of 8 it would give up.
+COMPILATIONS = 4096
+MASK_BLOCK = 128
+
 
 @register
 class FlexPolynomial(Polynomial):
@@ -40,7 +44,8 @@ class FlexPolynomial(Polynomial):
     )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        return self._flex(_compiled(), query, key, value, padding), "flex_attention"
+        with torch._dynamo.config.patch(recompile_limit=COMPILATIONS, accumulated_recompile_limit=COMPILATIONS):
+            return self._flex(_compiled(), query, key, value, padding), "flex_attention"
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         if query.device.type != "cuda":
@@ -70,14 +75,25 @@ class FlexPolynomial(Polynomial):
 
 @functools.cache
 def _compiled() -> Any:
-    return torch.compile(flex.flex_attention)
+    # With a part of it uncompiled, the n x n matrix would be in memory; with symbolic sizes, bounds would be checked.
+    return torch.compile(flex.flex_attention, fullgraph=True, dynamic=False)
 
 
 @functools.lru_cache(maxsize=8)
 def _causal_mask(length: int, device: torch.device) -> flex.BlockMask:
-    # Uncompiled it holds the n x n mask in memory.
-    create = torch.compile(flex.create_block_mask) if device.type == "cuda" else flex.create_block_mask
-    return create(_is_past, None, None, length, length, device=device)
+    """As `create_block_mask` makes it from the n x n mask, from one entry for each block."""
+    block = torch.arange(-(-length // MASK_BLOCK), device=device)
+    is_seen = block <= block[:, None]
+    # The last row of blocks is not full where it ends beyond the sequence.
+    is_full = (block < block[:, None]) & ((block[:, None] + 1) * MASK_BLOCK <= length)
+    partial, full = _lists(is_seen & ~is_full), _lists(is_full)
+    return flex.BlockMask.from_kv_blocks(*partial, *full, MASK_BLOCK, _is_past, (length, length))
+
+
+def _lists(is_listed: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of blocks how many are listed, `(1, 1, rows)`, and all, those first, `(1, 1, rows, blocks)`."""
+    indices = is_listed.int().argsort(dim=-1, descending=True, stable=True)
+    return is_listed.sum(-1, dtype=torch.int32)[None, None], indices.int()[None, None]
 
 
 def _is_past(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:

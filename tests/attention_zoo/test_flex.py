@@ -4,10 +4,12 @@ import warnings
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from attention_zoo import flex as flex_module
+from attention_zoo.flex import _causal_mask
 
 N, H, HEADS = 37, 8, 2
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -141,6 +143,75 @@ def test_a_cpu_runs_polynomial_unless_asked_otherwise(causal):
     with pytest.raises(UnsupportedError, match=r"^impl=fused: FlexAttention needs a GPU here, the input is on cpu$"):
         attention(*given)
     assert attention.executed is None
+
+
+# --- The compiled kernel: what a CPU can show of it --------------------------------------------------
+
+
+def counting(compiled):
+    """A compiler that only counts what it is given."""
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    return backend
+
+
+def test_nothing_is_left_uncompiled_and_no_size_symbolic(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append((function, options)) or function)
+    flex_module._compiled.cache_clear()
+    try:
+        assert flex_module._compiled() is flex_attention
+    finally:
+        flex_module._compiled.cache_clear()
+    assert calls == [(flex_attention, {"fullgraph": True, "dynamic": False})]
+
+
+def test_the_limit_of_compilations_is_raised_for_the_call_alone(monkeypatch):
+    config, seen = torch._dynamo.config, []
+    before = config.recompile_limit, config.accumulated_recompile_limit
+
+    def kernel(*given, **options):
+        seen.append((config.recompile_limit, config.accumulated_recompile_limit))
+        return flex_attention(*given, **options)
+
+    monkeypatch.setattr(flex_module, "_compiled", lambda: kernel)
+    with torch.no_grad():
+        assert make()._fused(*qkv(), None)[1] == "flex_attention"
+    assert min(seen[0]) >= 1000 > max(before)
+    assert (config.recompile_limit, config.accumulated_recompile_limit) == before
+
+
+@torch.no_grad()
+def test_every_shape_is_compiled_once_and_beyond_the_limit_it_fails(monkeypatch):
+    """Where Dynamo gave up it would run uncompiled: the n x n matrix in memory, and nobody told."""
+    compiled = []
+    kernel = torch.compile(flex_attention, fullgraph=True, dynamic=False, backend=counting(compiled))
+    monkeypatch.setattr(flex_module, "_compiled", lambda: kernel)
+    monkeypatch.setattr(flex_module, "COMPILATIONS", 2)
+    attention, exact = make(causal=True), make("polynomial", causal=True)
+    query, key, value = qkv()
+    for _ in range(2):
+        for n, mask in ((N, padding()), (N - 1, None)):
+            given = [x[:, :, :n] for x in (query, key, value)]
+            assert_close(attention._fused(*given, mask)[0], exact(*given, mask))
+    assert len(compiled) == 2
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        attention._fused(*(x[:, :, : N - 2] for x in (query, key, value)), None)
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("length", [1, 100, 128, 129, 300, 512])
+def test_the_blocks_of_the_causal_mask_are_those_of_the_whole_mask(length):
+    device = torch.device("cpu")
+    actual = _causal_mask(length, device)
+    expected = create_block_mask(lambda b, h, i, j: j <= i, None, None, length, length, device=device)
+    assert actual.seq_lengths == expected.seq_lengths and actual.BLOCK_SIZE == expected.BLOCK_SIZE
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        for part in (f"{kind}_num_blocks", f"{kind}_indices"):
+            assert torch.equal(getattr(actual, part), getattr(expected, part)), part
 
 
 def test_its_hyperparameters_are_those_of_polynomial():
