@@ -73,8 +73,9 @@ class Attention(nn.Module):
     """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
 
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on
-    as `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`. Between two calls of `resample` an
-    instance is a deterministic function of its inputs, random or not.
+    as `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`; for a fast path `_fused` and
+    `_refusal`; to decode `_read`, and `_new_state` and `_absorb` where its state is no cache. Between two calls of
+    `resample` an instance is a deterministic function of its inputs, random or not.
 
     Args:
         head_dim: h, the last dimension of query, key and value.
@@ -177,6 +178,13 @@ class Attention(nn.Module):
         """Why the fast path cannot take this input; None if it can."""
         raise NotImplementedError
 
+    def _fuses_here(self, seq_len: int) -> bool:
+        """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""
+        if self.impl != "auto" or self.is_kernel:
+            return self.impl != "reference"
+        probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
+        return self._chooses_fused(self._refusal, probe, probe, probe, None)
+
     # Inference tensors cannot be updated outside of inference mode: states are none, whatever the mode around.
     @torch.inference_mode(False)
     def init_state(
@@ -229,22 +237,6 @@ class Attention(nn.Module):
         self._check_token(query, state)
         self._absorb(state, key, value, None)
         return self._run(self._read, self._fused_read, self._read_refusal, state, query), state
-
-    def _fuses_here(self, seq_len: int) -> bool:
-        """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""
-        if self.impl != "auto" or self.is_kernel:
-            return self.impl != "reference"
-        probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
-        return self._chooses_fused(self._refusal, probe, probe, probe, None)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the module was moved to, whether it has parameters or not."""
-        return self._placed.device
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:
-        self._placed = fn(self._placed)
-        return super()._apply(fn, *args)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
         """An empty state; by default, and with `_absorb`, a cache of keys and values."""
@@ -396,6 +388,15 @@ class Attention(nn.Module):
     def _generator(self) -> torch.Generator:
         """A generator of its own on the CPU, so that devices agree and global state stays untouched."""
         return torch.Generator("cpu").manual_seed(self.seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module was moved to, whether it has parameters or not."""
+        return self._placed.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:
+        self._placed = fn(self._placed)
+        return super()._apply(fn, *args)
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         self._check_shapes(query, key, value, padding)

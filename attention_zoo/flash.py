@@ -109,8 +109,8 @@ class Flash(Softmax):
         # Asking the backends takes longer than a short attention. Of the number of keys only its remainder and whether
         # it is 1 matter to them, so that decoding asks no more often than that.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
-        needs_grad = tuple(x.requires_grad for x in (query, key, value))
-        asked = query.shape, keys, query.dtype, query.device, torch.is_grad_enabled(), needs_grad, has_mask, is_causal
+        tensors = tuple((x.stride(), x.requires_grad) for x in (query, key, value))
+        asked = query.shape, keys, query.dtype, query.device, tensors, torch.is_grad_enabled(), has_mask, is_causal
         if asked not in self._choices:
             self._choices[asked] = self._ask(query, key, value, has_mask, is_causal)
         return self._choices[asked]
