@@ -336,9 +336,7 @@ class Attention(nn.Module):
         """
         self._check_shapes(query, key, value, None)
         whole = len(query) if batch_size is None else batch_size
-        items = (
-            torch.arange(len(query)) if items is None else _check_indices("items", items, whole, items.device)
-        )
+        items = torch.arange(len(query)) if items is None else _check_indices("items", items, whole, items.device)
         require("items", items.tolist(), len(items) == len(query), f"{len(query)} of them, one for each query")
         positions = _check_indices("positions", positions, query.shape[2], query.device)
         at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))

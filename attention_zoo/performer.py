@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
-from attention_zoo.ops.feature_product import normalised_feature_product, product_flops
+from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 
@@ -34,7 +34,8 @@ class Performer(Attention):
         eps: added to every feature, relative to the largest feature of its own query or key.
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
-        block_size: b of the block algorithm; speed depends on it, the result does not.
+        block_size: b of the block algorithm; speed depends on it, the result does not. None is 128 on a CPU and 512 on
+            a GPU.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
@@ -62,7 +63,7 @@ class Performer(Attention):
         orthogonal: bool = True,
         eps: float = 1e-6,
         causal_algorithm: str = "block",
-        block_size: int = 128,
+        block_size: int | None = None,
         scale: float | None = None,
         redraw_interval: int | None = None,
         **common: Any,
@@ -73,7 +74,9 @@ class Performer(Attention):
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.eps = check_float("eps", eps, minimum=0)
         check_choice("causal_algorithm", causal_algorithm, CAUSAL_ALGORITHMS)
-        self.block_size = check_int("block_size", block_size) if causal_algorithm == "block" else 1
+        self.block_size = None if block_size is None else check_int("block_size", block_size)
+        if causal_algorithm == "cumulative_sum":
+            self.block_size = 1
         self.redraw_interval = None if redraw_interval is None else check_int("redraw_interval", redraw_interval)
         self.projection: Tensor
         self.register_buffer("projection", torch.empty(num_features, self.head_dim))
@@ -170,10 +173,12 @@ class Performer(Attention):
     @property
     def telling_length(self) -> int:
         """Several blocks and a part of one."""
-        return blocks_and_a_part(self.block_size)
+        return blocks_and_a_part(self.block_size or default_block_size(self.device))
 
     def _flops(self, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
         m, h = self.num_features, self.head_dim
-        product = product_flops(seq_len, m, h + 1, causal=self.causal, block_size=self.block_size)
+        product = product_flops(
+            seq_len, m, h + 1, causal=self.causal, block_size=self.block_size or default_block_size(self.device)
+        )
         return 4 * seq_len * m * h + product

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
-from attention_zoo.ops.feature_product import Local, normalised_feature_product, product_flops
+from attention_zoo.ops.feature_product import Local, default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
@@ -212,7 +212,7 @@ class Polysketch(Attention):
         return query_norm(query) * self.scale, key_norm(key)
 
     def _block_size(self, device: torch.device) -> int:
-        return self.block_size or (1024 if self.local else 128 if device.type == "cpu" else 512)
+        return self.block_size or (1024 if self.local else default_block_size(device))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         local = None

@@ -29,13 +29,18 @@ class Local(NamedTuple):
 CPU_CACHE_BYTES = 2**21
 
 
+def default_block_size(device: torch.device) -> int:
+    """The fastest where it is free: a CPU likes blocks that stay in its cache, a GPU few and large kernels."""
+    return 128 if device.type == "cpu" else 512
+
+
 def feature_product(
     left: Tensor,
     right: Tensor,
     value: Tensor,
     *,
     causal: bool,
-    block_size: int,
+    block_size: int | None = None,
     degree: int = 1,
     local: Local | None = None,
     log_scale: Tensor | None = None,
@@ -47,7 +52,8 @@ def feature_product(
         right: `(batch, heads, keys, r)` features of the keys.
         value: `(batch, heads, keys, k)`.
         causal: needs as many keys as queries.
-        block_size: rows that are treated together; without `local` it changes the speed and not the result.
+        block_size: rows that are treated together; without `local` it changes the speed and not the result. None is
+            `default_block_size`.
         degree: 1, or 2 for self-tensored features.
         local: exact weights for the diagonal blocks (causal only).
         log_scale: `(batch, heads, keys)` t, causal only: weights become `w_ij exp(t_j - T_i)` with the running
@@ -57,6 +63,7 @@ def feature_product(
     Returns:
         `(batch, heads, queries, k)` in the dtype of `value`, in float32 for a 16-bit `value`.
     """
+    block_size = block_size or default_block_size(left.device)
     local_query, local_key, local_degree = local or (None, None, 1)
     tensors = (left, right, value, local_query, local_key, log_scale)
     flat = [x if x is None else x.flatten(0, 1) for x in tensors]
