@@ -31,13 +31,15 @@ class Function(NamedTuple):
     """A function of the package, and how it is called.
 
     `decay` is its name for log-decays, None if it takes none. `heads_first` says that it takes `(batch, heads, seq_len,
-    ...)` as we do, instead of `(batch, seq_len, heads, ...)`.
+    ...)` as we do, instead of `(batch, seq_len, heads, ...)`, and `knows_heads` that the function of a head depends on
+    its number.
     """
 
     module: str
     name: str
     decay: str | None = None
     heads_first: bool = False
+    knows_heads: bool = False
     options: Mapping[str, Any] = {}
 
 
@@ -130,11 +132,19 @@ class FlaAttention(Attention):
         if self.beta_logit is not None:
             tensors["beta"] = self._at_every_position(self.beta_logit.float().sigmoid(), key)
         tensors = {name: x if name == "q" else _zero_padding(x, padding) for name, x in tensors.items()}
-        if not function.heads_first:
+        # The package copies what is not contiguous. A head as a batch item of its own is, without a copy.
+        folds = not (function.heads_first or function.knows_heads) and query.is_contiguous()
+        if folds:
+            tensors = {name: x.flatten(0, 1).unsqueeze(2) for name, x in tensors.items()}
+        elif not function.heads_first:
             tensors = {name: x.transpose(1, 2) for name, x in tensors.items()}
         out = _imported(function)(**tensors, **function.options)
         out = out[0] if isinstance(out, tuple) else out
-        return (out if function.heads_first else out.transpose(1, 2)).to(dtype)
+        if folds:
+            out = out.squeeze(2).unflatten(0, key.shape[:2])
+        elif not function.heads_first:
+            out = out.transpose(1, 2)
+        return out.to(dtype)
 
     def _at_every_position(self, x: Tensor, key: Tensor) -> Tensor:
         """`(heads, ...)` as `(batch, heads, seq_len, ...)`."""
@@ -173,7 +183,7 @@ class FlaRetention(FlaAttention):
 
     info = _info("fla_retention", "Sun et al. 2023 (RetNet), section 2.1", padding=False)
     reference = Function("fla.ops.retention.naive", "naive_retention", heads_first=True)
-    fused = Function("fla.ops.retention", "chunk_retention")
+    fused = Function("fla.ops.retention", "chunk_retention", knows_heads=True)
 
 
 @register
@@ -185,7 +195,9 @@ class FlaLightningAttn(FlaAttention):
 
     info = _info("fla_lightning_attn", "Qin et al. 2024 (Lightning Attention-2)", padding=False)
     reference = Function("fla.ops.simple_gla.naive", "naive_chunk_simple_gla", decay="g")
-    fused = Function("fla.ops.lightning_attn", "chunk_lightning_attn", options={"layer_idx": 0, "num_layers": 1})
+    fused = Function(
+        "fla.ops.lightning_attn", "chunk_lightning_attn", knows_heads=True, options={"layer_idx": 0, "num_layers": 1}
+    )
 
     def _log_decay(self, device: torch.device) -> Tensor:
         return -8 / self.num_heads * torch.arange(self.num_heads, device=device)

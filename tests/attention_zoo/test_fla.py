@@ -225,10 +225,16 @@ def test_a_cpu_runs_the_reference_and_says_so(name):
 
 
 @needs_package
+@pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 @every_name
-def test_the_kernel_is_given_what_it_takes(name, monkeypatch):
-    """The names exist, and tensors are (batch, seq_len, heads, ...). No kernel runs: there is no GPU here."""
+def test_the_kernel_is_given_what_it_takes_without_a_copy(name, strided, monkeypatch):
+    """The names exist, tensors are (batch, seq_len, heads, ...) and contiguous, as the package makes them otherwise.
+
+    No kernel runs: there is no GPU here.
+    """
     attention, given, calls = make(name), qkv(), []
+    if strided:  # as a projection of the hidden state leaves them
+        given = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
     function = attention.fused
     real = getattr(importlib.import_module(function.module), function.name)
 
@@ -239,11 +245,14 @@ def test_the_kernel_is_given_what_it_takes(name, monkeypatch):
     monkeypatch.setattr("attention_zoo.fla._imported", lambda function: kernel)
     assert attention._call(function, *given, None).shape == given[0].shape
     ((arguments),) = calls
+    folds = not (strided or function.knows_heads)
+    layout = (2 * HEADS, N, 1) if folds else (2, N, HEADS)
     for tensor, expected in zip("qkv", given, strict=True):
-        assert arguments[tensor].shape == expected.transpose(1, 2).shape
+        assert arguments[tensor].shape == (*layout, expected.shape[-1])
+        assert arguments[tensor].is_contiguous() or (function.knows_heads and not strided)
     assert ("g" in arguments) == (attention.log_rate is not None)
     for gate in {"g", "beta"} & set(arguments):
-        assert arguments[gate].shape[:3] == (2, N, HEADS) and arguments[gate].dtype == torch.float32
+        assert arguments[gate].shape[:3] == layout and arguments[gate].dtype == torch.float32
     assert ("beta" in arguments) == hasattr(attention.beta_logit, "shape")
 
 
