@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import hydra
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from bench.execution.sweep import exit_code, plan, run_sweep
@@ -24,10 +25,8 @@ MANY = 15
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> int:
     """One job of a launcher from elsewhere (joblib, submitit, ...): a sweep of one cell."""
-    hydra_node = HydraConfig.get()
-    job = OmegaConf.create({**config, "hydra": hydra_node})
-    overrides = list(hydra_node.overrides.task)
-    composed = compose_jobs(lambda _: job, [overrides])
+    overrides = list(HydraConfig.get().overrides.task)
+    composed = compose_jobs(lambda job: compose("config", job, return_hydra_config=True), [overrides])
     return exit_code(run_sweep(plan(composed, overrides)))
 
 

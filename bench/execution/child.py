@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from bench.measures.workbench import Workbench
+from bench.plan.sources import changed
 from bench.records.outcomes import classify
 from bench.records.store import write_atomically
 
@@ -36,6 +37,9 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     folder = Path(job["folder"])
     result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
+    if (file := changed(job["sources"])) is not None:
+        reason = f"code changed during the sweep: {file}; run the sweep again"
+        result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
     sys.stderr.flush()
     # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.

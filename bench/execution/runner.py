@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench.plan.cell import Cell, sources_sha256
+from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import device_name, machine
+from bench.plan.sources import digest
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record
 
@@ -74,7 +75,7 @@ def run_cell(
         ended=datetime.now(UTC).isoformat(),
         duration_s=duration,
         overrides=overrides,
-        code={**code_identity(), "sources_sha256": sources_sha256(cell.config)},
+        code={**code_identity(), "sources_sha256": digest(cell.sources)},
         approximates=_approximates(cell.config),
         machine={**machine(), "device_name": device_name(cell.config["device"])},
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
@@ -92,7 +93,7 @@ def _approximates(config: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    job = {"config": cell.config, "folder": str(folder), "cache_dir": str(cache_dir)}
+    job = {"config": cell.config, "sources": cell.sources, "folder": str(folder), "cache_dir": str(cache_dir)}
     oom_kills = count_oom_kills()
     with open(folder / "stderr", "wb") as stderr:
         process = subprocess.Popen(

@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bench.execution.runner import run_cell
-from bench.plan.cell import Cell, make_cell, merge_compared
+from bench.plan import sources
+from bench.plan.cell import Cell, Variant, make_cell, merge_compared
 from bench.plan.config import Config, ConfigError, check
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest, write_atomically
@@ -42,26 +43,27 @@ class Sweep:
         return hashlib.sha256("".join(sorted(cell.cell_id for cell in self.cells)).encode()).hexdigest()[:16]
 
 
-def plan(composed: Sequence[tuple[DictConfig, str]], overrides: Sequence[str]) -> Sweep:
+def plan(composed: Sequence[tuple[DictConfig, Variant]], overrides: Sequence[str]) -> Sweep:
     """Validate every configuration of a sweep before anything is measured.
 
     Args:
-        composed: configurations, each with the label of its mechanism.
+        composed: configurations, each with the variant of its mechanism.
         overrides: the command line, for the records.
 
     Raises:
         ConfigError: one line about the first configuration that cannot be run.
     """
+    sources.forget()  # a notebook plans again after an edit
     cells: dict[str, Cell] = {}
     settings: Config | None = None
     made = []
-    for values, label in composed:
+    for values, variant in composed:
         config = check(values)
         settings = settings or config
         for key in OF_THE_SWEEP:
             if getattr(config, key) != getattr(settings, key):
                 raise ConfigError(f"{key}={getattr(config, key)!r}: must have one value in a sweep")
-        made.append(make_cell(config, label))
+        made.append(make_cell(config, variant))
     if settings is None:
         raise ConfigError("the sweep has no cells")
     for cell in merge_compared(made):

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import attention_zoo
+from bench.inputs import source
 from bench.measures.workbench import build_attention
 from bench.plan.config import Config, ConfigError
-from bench.plan.machine import has_gpu, machine, measuring_identity
+from bench.plan.machine import has_gpu, measuring_identity
+from bench.plan.sources import Source, calls, closure
 
-HERE = Path(__file__).parents[1]
+# The mechanism that computes what another one approximates.
+EXACT = {"softmax": "flash", "polynomial": "polynomial"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A YAML file of a mechanism: its name, what it says itself, and the keys that the command line set beside it."""
+
+    name: str
+    attention: dict[str, Any]
+    overridden: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Cell:
     """What one child process measures.
 
-    `config` holds the keys that determine the measurement, all resolved; `unsupported` is the reason why the
-    mechanism cannot be built for it, where that is known already.
+    `config` holds the keys that determine the measurement, all resolved, and the label; `sources` is the code that
+    runs; `unsupported` is the reason why the mechanism cannot be built for it, where the plan can tell.
     """
 
     config: dict[str, Any]
     cell_id: str
     timeout: float
     unsupported: str | None = None
+    sources: tuple[Source, ...] = ()
 
     @property
     def title(self) -> str:
@@ -39,13 +54,13 @@ class Cell:
         return f"{self.config['bench']['name']} {self.config['label']} n={self.config['seq_len']}{size}"
 
 
-def make_cell(config: Config, label: str) -> Cell:
+def make_cell(config: Config, variant: Variant) -> Cell:
     """Resolve a checked configuration into a cell, and build its mechanism once to see that it can be built.
 
     Raises:
         ConfigError: a value that cannot be used, or two that contradict each other.
     """
-    resolved = _resolve(config, label)
+    resolved = _resolve(config, variant)
     unsupported = None
     try:
         build_attention(resolved)
@@ -53,14 +68,16 @@ def make_cell(config: Config, label: str) -> Cell:
         unsupported = str(error)
     except ValueError as error:
         raise ConfigError(_with_group(str(error), config)) from None
-    return Cell(resolved, content_id(resolved), config.timeout, unsupported)
+    return _cell(resolved, config.timeout, unsupported)
 
 
 def merge_compared(cells: list[Cell]) -> list[Cell]:
-    """Cells of `bench=compare` that differ in their mechanism only become one cell: the first is the baseline.
+    """Cells of `bench=compare` that differ in mechanism and implementation only become one: the first is the baseline.
+
+    Equal ones under two labels stay two: that is how a comparison is itself tested.
 
     Raises:
-        ConfigError: fewer than two mechanisms to compare.
+        ConfigError: fewer than two to compare.
     """
     merged: list[Cell] = []
     groups: dict[str, list[Cell]] = {}
@@ -68,41 +85,65 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
         if cell.config["bench"]["name"] != "compare":
             merged.append(cell)
             continue
-        shared = {key: value for key, value in cell.config.items() if key not in ("label", "attention")}
+        shared = {key: value for key, value in cell.config.items() if key not in ("label", "attention", "impl")}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
     for group in groups.values():
-        labels = [cell.config["label"] for cell in group]
-        if len(set(labels)) < 2:
-            raise ConfigError(
-                f"attention={labels[0]}: bench=compare needs two or more, as in attention=flash,polysketch"
-            )
-        against = [{"label": c.config["label"], "attention": c.config["attention"]} for c in group[1:]]
-        first = group[0].config
-        config = {**first, "bench": {**first["bench"], "against": against}}
-        reasons = [f"{c.config['label']}: {c.unsupported}" for c in group if c.unsupported]
-        merged.append(Cell(config, content_id(config), group[0].timeout, "; ".join(reasons) or None))
+        several = len({cell.config["impl"] for cell in group}) > 1
+        entries: dict[str, Cell] = {}
+        for cell in group:
+            label, impl = cell.config["label"], cell.config["impl"]
+            entries.setdefault(f"{label} impl={impl}" if several else label, cell)
+        (label, first), *others = entries.items()
+        if not others:
+            raise ConfigError(f"attention={label}: bench=compare needs two or more, as in attention=flash,polysketch")
+        against = [{"label": name, **{key: c.config[key] for key in ("attention", "impl")}} for name, c in others]
+        config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
+        reasons = [f"{name}: {cell.unsupported}" for name, cell in entries.items() if cell.unsupported]
+        merged.append(_cell(config, first.timeout, "; ".join(reasons) or None))
     return merged
 
 
-def content_id(config: dict[str, Any]) -> str:
-    """The hash of what determines a measurement: configuration, code, device, library versions."""
+def content_id(config: dict[str, Any], sources: tuple[Source, ...]) -> str:
+    """The hash of what determines a measurement: configuration, code, device, library versions; labels do not."""
     content = {
-        "config": config,
-        "sources": sources_sha256(config),
-        "packages": {package: machine()[package] for package in _packages(config)},
+        "config": _measured(config),
+        "sources": {source.name: source.sha256 for source in sources},
+        "packages": {package: _version(package) for package in _packages(config)},
         "machine": measuring_identity(config["device"]),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def sources_sha256(config: dict[str, Any]) -> str:
-    """The hash of the code that a measurement runs: mechanisms, what they share, the benchmark, the inputs."""
-    return _hash_sources(_mechanisms(config), config["bench"]["name"])
+def _cell(config: dict[str, Any], timeout: float, unsupported: str | None) -> Cell:
+    sources = _sources(config)
+    return Cell(config, content_id(config, sources), timeout, unsupported, sources)
 
 
-def _mechanisms(config: dict[str, Any]) -> tuple[str, ...]:
+def _measured(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without labels, and with the kind of device only: the machine's identity says which."""
+    bench = dict(config["bench"])
+    if "against" in bench:
+        bench["against"] = [
+            {key: value for key, value in other.items() if key != "label"} for other in bench["against"]
+        ]
+    measured = {**config, "bench": bench, "device": config["device"].partition(":")[0]}
+    del measured["label"]
+    return measured
+
+
+def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
+    """The code that a measurement runs: the child process, the benchmark, and every mechanism that it calls."""
+    names = _mechanisms(config)
+    suite = ("bench.execution.child", f"bench.measures.{config['bench']['name']}")
+    if calls(closure(suite), "exact"):
+        approximated = attention_zoo.info(config["attention"]["name"]).approximates
+        names = {*names, *filter(None, [EXACT.get(approximated or "")])}
+    return closure((*suite, *sorted(attention_zoo.attention_class(name).__module__ for name in names)))
+
+
+def _mechanisms(config: dict[str, Any]) -> set[str]:
     mechanisms = [config["attention"], *(other["attention"] for other in config["bench"].get("against", ()))]
-    return tuple(sorted({mechanism["name"] for mechanism in mechanisms}))
+    return {mechanism["name"] for mechanism in mechanisms}
 
 
 def _packages(config: dict[str, Any]) -> set[str]:
@@ -110,40 +151,32 @@ def _packages(config: dict[str, Any]) -> set[str]:
 
 
 @functools.cache
-def _hash_sources(mechanisms: tuple[str, ...], bench: str) -> str:
-    zoo = Path(attention_zoo.__file__).parent
-    files = {
-        zoo / "base.py",
-        *zoo.glob("ops/*.py"),
-        HERE / "measures" / "timing.py",
-        HERE / "measures" / "workbench.py",
-    }
-    files |= {HERE / "measures" / f"{bench}.py", *HERE.glob("inputs/*.py")}
-    for name in mechanisms:
-        ancestors = attention_zoo.attention_class(name).__mro__
-        own = [
-            cls for cls in ancestors if cls is not attention_zoo.Attention and issubclass(cls, attention_zoo.Attention)
-        ]
-        files |= {Path(inspect.getsourcefile(cls) or "") for cls in own}
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _resolve(config: Config, label: str) -> dict[str, Any]:
-    attention, bench = dict(config.attention), dict(config.bench)
+def _version(package: str) -> str | None:
     try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
+    try:
+        attention = _complete(config.attention)
         size = attention_zoo.info(attention["name"]).size
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    label = _label(variant, attention)
+    bench = {key: _plain(value) for key, value in config.bench.items()}
     if "num_features" in bench:
         if size is None:
             bench["num_features"] = None  # one cell, whatever d the sweep asks for
-        elif bench["num_features"] is not None:
-            attention[size] = bench["num_features"]
+        elif bench["num_features"] is None:
+            bench["num_features"] = attention[size]
+        elif f"attention.{size}" in variant.overridden and attention[size] != bench["num_features"]:
+            raise ConfigError(
+                f"attention.{size}={attention[size]}: contradicts bench.num_features={bench['num_features']}"
+            )
         else:
-            bench["num_features"] = attention.get(size, attention_zoo.hyperparameters(attention["name"])[size])
+            attention[size] = bench["num_features"]
     if config.batch_size is None and config.tokens_per_batch < config.seq_len:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
@@ -154,7 +187,7 @@ def _resolve(config: Config, label: str) -> dict[str, Any]:
         "label": label,
         "attention": attention,
         "bench": bench,
-        "inputs": config.inputs,
+        "inputs": _complete_inputs(config.inputs),
         "seq_len": config.seq_len,
         "batch_size": config.batch_size or config.tokens_per_batch // config.seq_len,
         "num_heads": config.num_heads,
@@ -166,6 +199,46 @@ def _resolve(config: Config, label: str) -> dict[str, Any]:
         "seed": config.seed,
         "repeats": config.repeats,
     }
+
+
+def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
+    """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
+    parameters = inspect.signature(attention_zoo.attention_class(attention["name"]).__init__).parameters
+    defaults = attention_zoo.hyperparameters(attention["name"])
+    values = {**{key: value for key, value in defaults.items() if _is_data(value)}, **attention}
+    takes_float = {
+        name for name, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float)
+    }
+    return {key: _plain(value, key in takes_float) for key, value in {"name": None, **values}.items()}
+
+
+def _complete_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
+    takes_float = {field.name for field in dataclasses.fields(source(inputs)) if "float" in str(field.type)}
+    return {key: _plain(value, key in takes_float) for key, value in inputs.items()}
+
+
+def _is_data(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple)
+
+
+def _plain(value: Any, takes_float: bool = False) -> Any:
+    """A list for a tuple, 1.0 for 1 where a float is meant, 0.0 for -0.0."""
+    if isinstance(value, list | tuple):
+        return [_plain(item, takes_float) for item in value]
+    if isinstance(value, float) or (takes_float and type(value) is int):
+        return float(value) + 0.0
+    return value
+
+
+def _label(variant: Variant, attention: dict[str, Any]) -> str:
+    """The variant's name and the hyperparameters that it has not from its file."""
+    own = {**_complete({**variant.attention, "name": attention["name"]}), "name": variant.attention.get("name")}
+    changes = {key: value for key, value in attention.items() if key not in own or own[key] != value}
+    words = (
+        f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
+        for key, value in changes.items()
+    )
+    return " ".join([variant.name, *words])
 
 
 def _with_group(message: str, config: Config) -> str:

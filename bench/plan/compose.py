@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
+from bench.plan.cell import Variant
 from bench.plan.config import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 NOT_OF_A_CELL = ("hydra", "grids")
+# What decides which cells a sweep has.
+OF_THE_GRIDS = ("experiment", "size")
 
 
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
@@ -24,17 +28,20 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     A key on the command line replaces the grid's.
 
     Raises:
-        ConfigError: the experiment has no such size.
+        ConfigError: the experiment has no such size, or several experiments or sizes are asked for.
     """
     parser = OverridesParser.create()
-    given = {override.key_or_group for override in parser.parse_overrides(list(arguments))}
+    typed = {override.key_or_group: override for override in parser.parse_overrides(list(arguments))}
+    for key in OF_THE_GRIDS:
+        if key in typed and (typed[key].is_sweep_override() or isinstance(typed[key].value(), list)):
+            raise ConfigError(f"{key}={typed[key].get_value_string()}: must have one value in a sweep")
     grids = OmegaConf.to_container(config.get("grids") or OmegaConf.create({}))
     assert isinstance(grids, dict)
     if grids and config.size not in grids:
         raise ConfigError(f"size={config.size!r}: must be one of {', '.join(map(str, grids))}")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in grids[config.size] if grids else [{}]:
-        swept = [f"{key}={value}" for key, value in grid.items() if key not in given]
+        swept = [f"{key}={value}" for key, value in grid.items() if key not in typed]
         overrides = parser.parse_overrides([*swept, *arguments])
         jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, max_batch_size=None)[0])))
     return [list(job) for job in jobs]
@@ -42,31 +49,36 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
 
 def compose_jobs(
     load: Callable[[list[str]], DictConfig], jobs: Sequence[Sequence[str]]
-) -> list[tuple[DictConfig, str]]:
-    """The configuration of every job with the label of its mechanism.
+) -> list[tuple[DictConfig, Variant]]:
+    """The configuration of every job with the variant of its mechanism.
 
     `load` composes a configuration that includes Hydra's own node. It takes a tenth of a second, so it is called once
     for each choice of groups, and values are set on copies.
-
-    The label is the name of the mechanism's YAML file and the hyperparameters that the command line changed.
     """
-    bases: dict[tuple[str, ...], tuple[DictConfig, str]] = {}
+    bases: dict[tuple[str, ...], tuple[DictConfig, Variant]] = {}
+    variants: dict[str, Variant] = {}
     composed = []
     for job in jobs:
-        values = [override for override in job if _is_value(_parsed(override))]
-        choices = tuple(override for override in job if override not in values)
+        overrides = [(text, _parsed(text)) for text in job]
+        choices = tuple(text for text, override in overrides if not _is_value(override))
         if choices not in bases:
             loaded = load(list(choices))
             plain = OmegaConf.masked_copy(loaded, [str(key) for key in loaded if key not in NOT_OF_A_CELL])
-            bases[choices] = plain, loaded.hydra.runtime.choices.attention
-        base, label = bases[choices]
+            name = loaded.hydra.runtime.choices.attention
+            if name not in variants:
+                # An experiment, or a key added beside the groups, may change what the variant's own file says.
+                alone = all(map(_is_choice, map(_parsed, choices))) and not loaded.hydra.runtime.choices.experiment
+                own = (loaded if alone else load([f"attention={name}"])).attention
+                variants[name] = Variant(name, OmegaConf.to_container(own))  # type: ignore[arg-type]
+            bases[choices] = plain, variants[name]
+        base, variant = bases[choices]
         config = copy.deepcopy(base)
         OmegaConf.set_struct(config, True)
-        for override in values:
-            change = _parsed(override)
-            OmegaConf.update(config, change.key_or_group, change.value(), merge=True)
-        changed = [override.removeprefix("attention.") for override in job if override.startswith("attention.")]
-        composed.append((config, " ".join([label, *changed])))
+        for _, override in overrides:
+            if _is_value(override):
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        keys = frozenset(override.key_or_group for _, override in overrides)
+        composed.append((config, dataclasses.replace(variant, overridden=keys)))
     return composed
 
 
@@ -82,5 +94,12 @@ def _groups() -> frozenset[str]:
 
 def _is_value(override: Override) -> bool:
     """Whether it sets a value that is there, as opposed to choosing a file, adding or deleting something."""
-    is_plain = override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
-    return is_plain and override.key_or_group not in _groups()
+    return _is_plain(override) and override.key_or_group not in _groups()
+
+
+def _is_choice(override: Override) -> bool:
+    return _is_plain(override) and override.key_or_group in _groups()
+
+
+def _is_plain(override: Override) -> bool:
+    return override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()

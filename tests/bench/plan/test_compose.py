@@ -9,9 +9,10 @@ from hydra import compose, initialize_config_dir
 import attention_zoo
 from bench import api
 from bench.execution.sweep import plan
-from bench.plan.cell import make_cell, merge_compared
+from bench.plan.cell import _measured, make_cell, merge_compared
 from bench.plan.compose import CONF, compose_jobs, expand
-from bench.plan.config import check
+from bench.plan.config import ConfigError, check
+from bench.plan.machine import has_gpu
 
 VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -32,14 +33,26 @@ def composed(*overrides):
     return compose_jobs(load, expand(compose("config"), overrides))
 
 
+def made(*overrides):
+    return [make_cell(check(config), variant) for config, variant in composed(*overrides)]
+
+
+def ids(*overrides):
+    return [cell.cell_id for cell in made(*overrides)]
+
+
+def compared(*overrides):
+    return merge_compared(made("bench=compare", *overrides))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_can_be_built(variant):
-    config, label = composed(f"attention={variant}", "causal=true", "dtype=bfloat16")[0]
-    cell = make_cell(check(config), label)
+    config, own = composed(f"attention={variant}", "causal=true", "dtype=bfloat16")[0]
+    cell = make_cell(check(config), own)
     assert cell.config["label"] == variant
     if cell.unsupported:
         config.causal = False
-        cell = make_cell(check(config), label)
+        cell = make_cell(check(config), own)
     assert cell.unsupported is None or re.search("package .* is not installed|needs the package", cell.unsupported)
 
 
@@ -77,20 +90,19 @@ def test_values_set_on_copies_are_what_hydra_composes():
         "bench.passes=[backward]",
         "dtype=bfloat16",
     ]
-    config, label = composed(*job)[0]
+    config, variant = composed(*job)[0]
     direct = compose("config", job)
     assert config == {key: value for key, value in direct.items() if key != "grids"}
-    assert label == "polysketch_learned_r64 degree=8"
+    assert variant.name == "polysketch_learned_r64" and variant.overridden == {o.partition("=")[0] for o in job}
 
 
 def test_batch_keeps_the_tokens_constant():
-    cells = [make_cell(check(config), label) for config, label in composed("seq_len=512,4096", "tokens_per_batch=8192")]
+    cells = made("seq_len=512,4096", "tokens_per_batch=8192")
     assert [cell.config["batch_size"] for cell in cells] == [16, 2]
 
 
 def test_the_number_of_features_is_what_each_mechanism_means():
-    jobs = composed("bench=spectral_norm", "attention=skeinformer,linformer,v_mean", "bench.num_features=16,32")
-    cells = [make_cell(check(config), label) for config, label in jobs]
+    cells = made("bench=spectral_norm", "attention=skeinformer,linformer,v_mean", "bench.num_features=16,32")
     assert [c.config["attention"].get("num_features") for c in cells[:2]] == [16, 32]
     assert [c.config["attention"].get("projection_dim") for c in cells[2:4]] == [16, 32]
     # Nothing of V-Mean depends on d: it is measured once.
@@ -98,33 +110,124 @@ def test_the_number_of_features_is_what_each_mechanism_means():
 
 
 def test_a_comparison_is_one_cell_per_setting_and_the_first_is_the_baseline():
-    jobs = composed("bench=compare", "attention=flash,v_mean,softmax", "seq_len=64,128")
-    cells = merge_compared([make_cell(check(config), label) for config, label in jobs])
+    cells = compared("attention=flash,v_mean,softmax", "seq_len=64,128")
     assert [cell.config["seq_len"] for cell in cells] == [64, 128]
     for cell in cells:
         assert cell.config["label"] == "flash"
         assert [other["label"] for other in cell.config["bench"]["against"]] == ["v_mean", "softmax"]
 
 
-def test_the_id_follows_what_is_measured_and_nothing_else():
-    def ids(*overrides):
-        return [make_cell(check(config), label).cell_id for config, label in composed(*overrides)]
+SAME = [
+    (["attention=polynomial"], ["attention=polynomial_p4"]),
+    (["attention=performer_2048"], ["attention=performer", "attention.num_features=2048"]),
+    (["attention=performer_2048"], ["attention=performer_2048", "++attention.num_features=2048"]),
+    (["attention=polynomial", "attention.scale=1"], ["attention=polynomial", "attention.scale=1.0"]),
+    (["attention=softmax", "attention.scale=1"], ["attention=softmax", "attention.scale=1.0"]),
+    (["attention=softmax", "attention.dropout=-0.0"], ["attention=softmax"]),
+    (["attention=linear"], ["attention=linear", "~attention.block_size"]),
+    (
+        ["attention=polynomial_square", "attention.coefficients=[1,2]"],
+        ["attention=polynomial_square", "attention.coefficients=[1.0,2.0]"],
+    ),
+    (["inputs.score_scale=2"], ["inputs.score_scale=2.0"]),
+    (["bench.min_sample_ms=0"], ["bench.min_sample_ms=-0.0"]),
+    (["tokens_per_batch=2048"], ["batch_size=2"]),
+    (["device=auto"], [f"device={'cuda' if has_gpu() else 'cpu'}"]),
+    (
+        ["bench=flops", "attention=performer", "bench.num_features=64"],
+        ["bench=flops", "attention=performer", "attention.num_features=64"],
+    ),
+    (["timeout=7", "results_dir=elsewhere", "rerun=all", "tracking=none"], []),
+]
 
-    (base,) = ids()
-    assert ids("timeout=7", "results_dir=elsewhere", "rerun=all", "tracking=none") == [base]
-    for change in ("seq_len=512", "seed=1", "dtype=bfloat16", "causal=true", "repeats=3", "attention.scale=0.5"):
-        assert ids(change) != [base], change
+
+@pytest.mark.parametrize(("one", "other"), SAME, ids=str)
+def test_what_is_measured_alike_is_one_cell_however_it_was_written(one, other):
+    assert ids(*one) == ids(*other)
 
 
-def test_the_id_follows_the_code_of_the_mechanism(monkeypatch, tmp_path):
-    from bench.plan import cell
+CHANGES = ["seq_len=512", "seed=1", "dtype=bfloat16", "causal=true", "repeats=3", "num_heads=3", "impl=reference"]
+CHANGES += [
+    "attention.scale=0.5",
+    "attention=flash_flash",
+    "inputs.score_scale=2",
+    "bench=memory",
+    "bench.min_sample_ms=1",
+]
 
-    (before,) = [make_cell(check(config), label) for config, label in composed("attention=v_mean")]
-    edited = tmp_path / "v_mean.py"
-    edited.write_text("# edited")
-    real = cell.inspect.getsourcefile
-    monkeypatch.setattr(cell.inspect, "getsourcefile", lambda c: edited if c.__name__ == "VMean" else real(c))
-    cell._hash_sources.cache_clear()
-    (after,) = [make_cell(check(config), label) for config, label in composed("attention=v_mean")]
-    cell._hash_sources.cache_clear()
-    assert before.config == after.config and before.cell_id != after.cell_id
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_id_follows_what_is_measured(change):
+    assert ids(change) != ids()
+
+
+def test_the_machine_says_which_gpu_and_the_configuration_that_it_is_one():
+    config = {**made()[0].config, "device": "cuda:1"}
+    assert _measured(config) == _measured({**config, "device": "cuda:0"}) == _measured({**config, "device": "cuda"})
+    assert _measured(config) != _measured({**config, "device": "cpu"})
+
+
+def test_a_sweep_measures_a_cell_of_two_names_once():
+    cells = plan(composed("attention=polynomial_p4,polynomial"), []).cells
+    assert [cell.config["label"] for cell in cells] == ["polynomial_p4"]
+
+
+LABELS = [
+    (["attention=polysketch_learned_r64", "attention.degree=8"], ["polysketch_learned_r64 degree=8"]),
+    (["attention=polynomial", "attention.degree=2,4"], ["polynomial degree=2", "polynomial"]),
+    (["attention=polynomial", "++attention.degree=4,8"], ["polynomial", "polynomial degree=8"]),
+    (["attention=polynomial", "attention.scale=1,2"], ["polynomial", "polynomial scale=2.0"]),
+    (
+        ["attention=polysketch", "attention.qk_layernorm=false", "attention.block_size=64", "attention.sketch=learned"],
+        ["polysketch sketch=learned block_size=64 qk_layernorm=false"],
+    ),
+    (["bench=flops", "attention=polysketch", "bench.num_features=16,64"], ["polysketch"] * 2),
+    (["bench=flops", "attention=polysketch", "attention.sketch_size=64"], ["polysketch sketch_size=64"]),
+    (
+        ["bench=flops", "attention=polysketch", "attention.sketch_size=64", "bench.num_features=64"],
+        ["polysketch sketch_size=64"],
+    ),
+    (["attention=polynomial_square", "attention.coefficients=[1,2]"], ["polynomial_square coefficients=[1.0,2.0]"]),
+]
+
+
+@pytest.mark.parametrize(("typed", "labels"), LABELS, ids=str)
+def test_a_label_is_the_file_and_what_differs_from_it(typed, labels):
+    assert [cell.config["label"] for cell in made(*typed)] == labels
+
+
+def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")
+    overrides = ["experiment=eighth", f"hydra.searchpath=[{tmp_path}]", "attention=polynomial,polynomial_p8"]
+    jobs = expand(compose("config"), overrides)
+    assert [make_cell(check(config), variant).config["label"] for config, variant in compose_jobs(load, jobs)] == [
+        "polynomial degree=8",
+        "polynomial_p8",
+    ]
+
+
+def test_a_comparison_may_be_between_implementations():
+    (cell,) = compared("attention=flash,flash_flash", "impl=reference,fused", "seq_len=64")
+    against = cell.config["bench"]["against"]
+    assert cell.config["label"] == "flash impl=reference" and cell.config["impl"] == "reference"
+    assert [(other["label"], other["impl"]) for other in against] == [
+        ("flash impl=fused", "fused"),
+        ("flash_flash impl=reference", "reference"),
+        ("flash_flash impl=fused", "fused"),
+    ]
+
+
+def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_their_names():
+    (a,), (b,) = compared("attention=flash,polynomial"), compared("attention=flash,polynomial_p4")
+    assert a.cell_id == b.cell_id
+    for other in ("polynomial,flash", "flash,polynomial_p2", "flash,polynomial,v_mean"):
+        assert compared(f"attention={other}")[0].cell_id != a.cell_id
+    assert compared("attention=flash,polynomial", "impl=reference")[0].cell_id != a.cell_id
+
+
+def test_equal_mechanisms_compare_under_two_names_only():
+    (cell,) = compared("attention=polynomial,polynomial_p4,polynomial")
+    assert [other["label"] for other in cell.config["bench"]["against"]] == ["polynomial_p4"]
+    with pytest.raises(ConfigError, match="needs two or more"):
+        compared("attention=polynomial", "attention.scale=1,1.0")

@@ -1,0 +1,156 @@
+"""The code that a measurement runs: its files with their hashes, read from imports without importing anything.
+
+The child process uses `changed` too, so nothing of Hydra is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGES = ("attention_zoo", "bench")
+# What measuring code imports without being measured by it: the plan ends in a configuration, which is hashed itself,
+# records and errors come after the measurement, and `bench/__init__.py` is a door to the whole suite.
+NOT_MEASURED = re.compile(r"bench|bench\.(errors|schema|plan|records)(\..*)?")
+TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+INSTALLED = ("site-packages", "dist-packages")
+
+
+class Source(NamedTuple):
+    """A file of a measurement's code; `name` is its path below the folder of its package, alike in every checkout."""
+
+    name: str
+    path: str
+    sha256: str
+
+
+@functools.cache
+def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
+    """The modules `roots` and all that they import of the project, and of a root's own package, sorted by name.
+
+    Imports inside functions count, those for type checkers do not, nor does what is imported by a computed name: a
+    registry that imports all mechanisms so pulls in none. A package counts with the modules inside it. A root from
+    outside that is not installed brings the modules in the folder beside it that it imports.
+    """
+    packages = {*PACKAGES, *map(_top, roots)}
+    beside = {_folder(top) for top in packages.difference(PACKAGES)}
+    beside = {folder for folder in beside if folder is not None and folder.name not in INSTALLED}
+    files: dict[str, Path] = {}
+    pending = list(roots)
+    while pending:
+        module = pending.pop()
+        if module in files or NOT_MEASURED.fullmatch(module):
+            continue
+        if _top(module) not in packages and _folder(_top(module)) not in beside:
+            continue
+        file = _file(module)
+        if file is not None:
+            files[module] = file
+            pending += [*_parents(module), *_imported(file, module)]
+    sources = (_source(file, module) for module, file in files.items())
+    return tuple(sorted(sources))
+
+
+def forget() -> None:
+    """Read every file anew: a plan that is made later may find other code."""
+    for cached in (closure, _content, _imported):
+        cached.cache_clear()
+
+
+def digest(sources: Iterable[Source]) -> str:
+    """One hash of all of them, wherever they lie."""
+    return hashlib.sha256(json.dumps([(source.name, source.sha256) for source in sources]).encode()).hexdigest()
+
+
+def changed(sources: Iterable[Sequence[str]]) -> str | None:
+    """The name of the first `Source` whose file is not what it was."""
+    for name, path, sha256 in sources:
+        try:
+            content = Path(path).read_bytes()
+        except OSError:
+            return name
+        if hashlib.sha256(content).hexdigest() != sha256:
+            return name
+    return None
+
+
+def calls(sources: Iterable[Source], method: str) -> bool:
+    """Whether one of the files calls a method of this name."""
+    return any(f".{method}(".encode() in _content(Path(source.path)) for source in sources)
+
+
+def _source(file: Path, module: str) -> Source:
+    folder = _folder(_top(module))
+    assert folder is not None
+    return Source(file.relative_to(folder).as_posix(), str(file), hashlib.sha256(_content(file)).hexdigest())
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+@functools.cache
+def _folder(top: str) -> Path | None:
+    """The folder that a top-level module or package lies in; None for one without a file."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # __main__
+        return None
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parent if spec is not None and spec.has_location and spec.origin else None
+
+
+def _file(module: str) -> Path | None:
+    folder = _folder(_top(module))
+    if folder is None:
+        return None
+    base = folder.joinpath(*module.split("."))
+    return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
+
+
+@functools.cache
+def _content(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+@functools.cache
+def _imported(file: Path, module: str) -> tuple[str, ...]:
+    """The absolute names that a file imports; some are modules, others what a module holds."""
+    try:
+        tree = ast.parse(_content(file))
+    except (SyntaxError, ValueError):
+        return ()
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    names: list[str] = []
+    for statement in _imports(tree.body):
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        else:
+            above = package.rsplit(".", statement.level - 1)[0] if statement.level else ""
+            base = ".".join(filter(None, (above, statement.module)))
+            names += [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+    return tuple(names)
+
+
+def _imports(statements: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    for statement in statements:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.If) and ast.unparse(statement.test) in TYPE_CHECKING:
+            yield from _imports(statement.orelse)
+        else:
+            inside = (ast.stmt, ast.excepthandler, ast.match_case)
+            yield from _imports(node for node in ast.iter_child_nodes(statement) if isinstance(node, inside))

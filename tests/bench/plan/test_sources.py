@@ -1,0 +1,227 @@
+"""A cell's id follows the code that it runs, and no other."""
+
+import os
+import shutil
+import sys
+
+import pytest
+from command import HERE, ROOT, TINY, bench, fake_config_dir
+from hydra import compose, initialize_config_dir
+
+from bench import api
+from bench.execution import sweep
+from bench.measures.workbench import Workbench
+from bench.plan import cell, sources
+from bench.plan.compose import CONF, compose_jobs, expand
+from bench.records.record import Record
+from bench.records.store import Store
+
+CELLS = {
+    "latency of flash": ["attention=flash"],
+    "latency of v_mean": ["attention=v_mean"],
+    "latency of informer": ["attention=informer"],
+    "latency of polysketch": ["attention=polysketch"],
+    "error of informer": ["bench=spectral_norm", "attention=informer"],
+    "error of polysketch": ["bench=spectral_norm", "attention=polysketch"],
+    "comparison": ["bench=compare", "attention=flash,polysketch"],
+}
+EVERY = set(CELLS)
+EDITS = {
+    "attention_zoo/ops/deep/kernel.py": {"latency of v_mean", "latency of informer", "error of informer"},
+    "attention_zoo/v_mean.py": {"latency of v_mean", "latency of informer", "error of informer"},
+    "attention_zoo/softmax.py": {"latency of flash", "error of informer", "comparison"},
+    "attention_zoo/polynomial.py": {"error of polysketch"},
+    "attention_zoo/flash.py": {"latency of flash", "error of informer", "comparison"},
+    "attention_zoo/polysketch.py": {"latency of polysketch", "error of polysketch", "comparison"},
+    "attention_zoo/informer.py": {"latency of informer", "error of informer"},
+    "attention_zoo/base.py": EVERY,
+    "bench/measures/spectral_norm.py": {"error of informer", "error of polysketch"},
+    "bench/measures/compare.py": {"comparison"},
+    "bench/measures/correctness.py": EVERY,
+    "bench/measures/workbench.py": EVERY,
+    "bench/execution/child.py": EVERY,
+    "bench/inputs/__init__.py": EVERY,
+    "bench/inputs/gaussian.py": EVERY,
+    "attention_zoo/linformer.py": set(),
+    "attention_zoo/hf/masks.py": set(),
+    "bench/measures/memory.py": set(),
+    "bench/records/table.py": set(),
+    "bench/records/store.py": set(),
+    "bench/execution/sweep.py": set(),
+    "bench/execution/runner.py": set(),
+    "bench/tracking/mirror.py": set(),
+    "bench/plan/config.py": set(),
+    "bench/errors.py": set(),
+    "bench/__init__.py": set(),
+}
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A copy of the packages, in which v_mean imports an operation in a folder of its own."""
+    for package in sources.PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    deep = tmp_path / "attention_zoo" / "ops" / "deep"
+    deep.mkdir()
+    (deep / "__init__.py").touch()
+    (deep / "kernel.py").touch()
+    append(tmp_path / "attention_zoo" / "v_mean.py", "def later():\n    from .ops.deep import kernel\n")
+    append(
+        tmp_path / "bench" / "measures" / "correctness.py",
+        "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n",
+    )
+    monkeypatch.setattr(sources, "_folder", lambda top: tmp_path if top in sources.PACKAGES else None)
+    sources.forget()
+    yield tmp_path
+    sources.forget()
+
+
+def append(file, text):
+    file.write_text(file.read_text() + "\n" + text)
+
+
+def planned(*overrides):
+    api.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        jobs = expand(compose("config"), overrides)
+        composed = compose_jobs(lambda job: compose("config", job, return_hydra_config=True), jobs)
+    return sweep.plan(composed, overrides)
+
+
+@pytest.fixture(scope="module")
+def configs():
+    return {name: planned(*overrides, *TINY[:4]).cells[0].config for name, overrides in CELLS.items()}
+
+
+def ids(configs):
+    sources.forget()
+    return {name: cell.content_id(config, cell._sources(config)) for name, config in configs.items()}
+
+
+@pytest.mark.parametrize("file", EDITS)
+def test_an_edit_changes_the_ids_of_the_cells_that_run_the_file(file, checkout, configs):
+    before = ids(configs)
+    append(checkout / file, "# edited\n")
+    after = ids(configs)
+    assert {name for name in CELLS if before[name] != after[name]} == EDITS[file]
+
+
+def test_two_checkouts_agree(checkout, configs, tmp_path_factory, monkeypatch):
+    here = ids(configs)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(checkout, elsewhere, dirs_exist_ok=True)
+    monkeypatch.setattr(sources, "_folder", lambda top: elsewhere if top in sources.PACKAGES else None)
+    assert ids(configs) == here
+
+
+@pytest.mark.parametrize("name", ["error of informer", "error of polysketch"])
+def test_the_exact_function_of_a_workbench_is_among_the_code_that_is_hashed(name, configs, tmp_path):
+    exact = Workbench(configs[name], tmp_path).exact()
+    hashed = {source.name for source in cell._sources(configs[name])}
+    modules = {cls.__module__ for cls in type(exact).__mro__ if cls.__module__.startswith("attention_zoo")}
+    assert {module.replace(".", "/") + ".py" for module in modules} <= hashed
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_a_plugin_brings_what_it_imports_of_its_own(tmp_path, monkeypatch):
+    write(
+        tmp_path,
+        {
+            "a_plugin.py": "import torch\nimport a_helper\ntry:\n    import not_there\nexcept ImportError: pass\n",
+            "a_helper.py": "from a_package import tools as t",
+            "a_package/__init__.py": "",
+            "a_package/tools.py": "from . import deeper\nfrom .. import too_far",
+            "a_package/deeper.py": "",
+            "a_package/unused.py": "",
+            "another.py": "",
+        },
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    names = [source.name for source in sources.closure(("a_plugin",))]
+    assert names == ["a_helper.py", "a_package/__init__.py", "a_package/deeper.py", "a_package/tools.py", "a_plugin.py"]
+
+
+def test_an_installed_plugin_does_not_bring_its_neighbours(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    write(
+        folder,
+        {
+            "installed_plugin/__init__.py": "from installed_plugin import a\nimport installed_neighbour",
+            "installed_plugin/a.py": "import attention_zoo.checks",
+            "installed_neighbour.py": "",
+        },
+    )
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    names = [source.name for source in sources.closure(("installed_plugin.a",))]
+    assert {"installed_plugin/__init__.py", "installed_plugin/a.py", "attention_zoo/checks.py"} <= set(names)
+    assert "installed_neighbour.py" not in names
+
+
+def test_a_file_that_is_changed_or_gone_is_named(tmp_path, monkeypatch):
+    write(tmp_path, {"first_part.py": "import second_part", "second_part.py": ""})
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    files = sources.closure(("first_part",))
+    assert sources.changed(files) is None
+    (tmp_path / "second_part.py").write_text("# edited")
+    assert sources.changed(files) == "second_part.py"
+    (tmp_path / "first_part.py").unlink()
+    assert sources.changed(files) == "first_part.py"
+
+
+def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_path, monkeypatch):
+    def plan():
+        return planned("attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY)
+
+    def record(cell, status="ok", **_):
+        times = {"started": "2026-01-01", "ended": "2026-01-01", "duration_s": 1.0}
+        return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
+
+    ran = []
+    monkeypatch.setattr(sweep, "run_cell", lambda cell, *args, **more: ran.append(cell.cell_id) or record(cell))
+    (before,) = plan().cells
+    Store(tmp_path / "runs").write(record(before, "incorrect"))
+    assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
+    append(checkout / "bench" / "measures" / "correctness.py", "# edited\n")
+    monkeypatch.setattr(sweep, "line", lambda record: "")
+    assert [r.status for r in sweep.run_sweep(plan())] == ["ok"]
+    assert len(ran) == 1 and ran != [before.cell_id]
+
+
+REWRITING = """
+from pathlib import Path
+
+from attention_zoo import AttentionInfo, register
+from attention_zoo.v_mean import VMean
+
+
+@register
+class Rewriting(VMean):
+    info = AttentionInfo(
+        name="rewriting", paper="none", approximates="softmax", causal=True, padding=True, cross=True, random=False,
+        complexity="O(n h)", package="psutil",
+    )
+
+    def _attend(self, query, key, value, padding):
+        if not Path(__file__).read_text().endswith("# rewritten"):
+            Path(__file__).write_text(Path(__file__).read_text() + "# rewritten")
+        return super()._attend(query, key, value, padding)
+"""
+
+
+def test_code_that_changes_while_it_is_measured_is_an_error_and_then_another_cell(tmp_path):
+    write(tmp_path, {"plugins/rewriting.py": REWRITING})
+    path = os.pathsep.join(map(str, (tmp_path / "plugins", ROOT, HERE)))
+    env = {"PYTHONPATH": path, "ATTENTION_ZOO_PLUGINS": "rewriting"}
+    arguments = ["--config-dir", str(fake_config_dir(tmp_path, ["rewriting"])), "attention=rewriting", "tracking=none"]
+    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
+    first, second = bench(*arguments, **env), bench(*arguments, **env)
+    assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
+    changed, measured = Store(tmp_path / "runs").load()
+    assert (changed.status, changed.measurements) == ("error", {})
+    assert changed.reason == "code changed during the sweep: rewriting.py; run the sweep again"
+    assert measured.status == "ok" and measured.cell_id != changed.cell_id
