@@ -8,12 +8,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from bench.execution.sweep import plan, run_sweep
-from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.compose import CONF, compose_jobs, expand, grid_choices
 from bench.records.record import Record
 from hydra_plugins.cell_sweeps import register
-
-# What decides which grids there are; the rest of an experiment's overrides belong to its jobs.
-GRID_KEYS = ("experiment=", "size=")
 
 
 def run(overrides: Sequence[str] = ()) -> list[Record]:
@@ -28,6 +25,6 @@ def run(overrides: Sequence[str] = ()) -> list[Record]:
 
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        grids = compose("config", [override for override in overrides if override.startswith(GRID_KEYS)])
+        grids = compose("config", grid_choices(overrides))
         composed = compose_jobs(load, expand(grids, overrides))
     return run_sweep(plan(composed, overrides))

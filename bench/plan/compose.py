@@ -18,8 +18,21 @@ from bench.plan.config import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 NOT_OF_A_CELL = ("hydra", "grids")
-# What decides which cells a sweep has.
 OF_THE_GRIDS = ("experiment", "size")
+
+
+def grid_choices(arguments: Sequence[str]) -> list[str]:
+    """The overrides that decide which grids there are; the rest belong to the jobs.
+
+    Raises:
+        ConfigError: several experiments or sizes are asked for.
+    """
+    overrides = OverridesParser.create().parse_overrides(list(arguments))
+    choices = [override for override in overrides if override.key_or_group in OF_THE_GRIDS]
+    for choice in choices:
+        if choice.is_sweep_override() or isinstance(choice.value(), list):
+            raise ConfigError(f"{choice.key_or_group}={choice.get_value_string()}: must have one value in a sweep")
+    return [str(choice.input_line) for choice in choices]
 
 
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
@@ -31,10 +44,8 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         ConfigError: the experiment has no such size, or several experiments or sizes are asked for.
     """
     parser = OverridesParser.create()
-    typed = {override.key_or_group: override for override in parser.parse_overrides(list(arguments))}
-    for key in OF_THE_GRIDS:
-        if key in typed and (typed[key].is_sweep_override() or isinstance(typed[key].value(), list)):
-            raise ConfigError(f"{key}={typed[key].get_value_string()}: must have one value in a sweep")
+    grid_choices(arguments)
+    typed = {override.key_or_group for override in parser.parse_overrides(list(arguments))}
     grids = OmegaConf.to_container(config.get("grids") or OmegaConf.create({}))
     assert isinstance(grids, dict)
     if grids and config.size not in grids:

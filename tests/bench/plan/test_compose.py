@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 import attention_zoo
 from bench import api
@@ -80,6 +81,13 @@ def test_the_command_line_replaces_what_an_experiment_sweeps():
     assert {config.attention.name for config in configs} == {"flash", "v_mean"}
     assert {config.seq_len for config in configs} == {256}
     assert {config.causal for config in configs} == {True}
+
+
+@pytest.mark.parametrize("key", ["experiment=demo,decode", "size=laptop,paper"])
+def test_python_refuses_several_experiments_or_sizes_as_the_command_line_does(key):
+    GlobalHydra.instance().clear()
+    with pytest.raises(ConfigError, match=f"{key}: must have one value"):
+        api.run(["tracking=none", key])
 
 
 def test_values_set_on_copies_are_what_hydra_composes():
