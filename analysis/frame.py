@@ -232,7 +232,10 @@ def _rows(record: Record) -> Iterator[Row]:
     config, machine = record.config, record.machine
     bench, inputs, attention = (dict(config.get(key, {})) for key in ("bench", "inputs", "attention"))
     label, name = config.get("label"), bench.get("name")
-    against = {other["label"]: _mechanism(other["attention"]) for other in bench.get("against", ())}
+    against = {
+        other["label"]: _mechanism(other["attention"]) | {"impl": other.get("impl", config.get("impl"))}
+        for other in bench.get("against", ())
+    }
     mechanism = _mechanism(attention)
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     settings["bench"] = {k: v for k, v in bench.items() if k not in _NOT_BENCH_SETTINGS}

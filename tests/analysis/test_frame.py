@@ -76,6 +76,14 @@ def test_compare_rows_are_ratios_of_rounds(rng):
         np.testing.assert_allclose(row["raw"], times["flash"] / times[label])
 
 
+def test_each_row_of_a_comparison_has_its_own_implementation(rng):
+    source = compare(("flash", "performer", "v_mean"), 2048, rng, impl="reference")
+    source.config["bench"]["against"][0]["impl"] = "fused"
+    frame = tidy([source])
+    rows = frame[frame["metric"] == "latency"].set_index("attention")["impl"]
+    assert dict(rows) == {"flash": "reference", "performer": "fused", "v_mean": "reference"}
+
+
 @pytest.mark.parametrize("status", ["oom", "unsupported", "timeout", "crash", "nonfinite"])
 def test_a_cell_that_is_not_ok_is_a_row_without_numbers(rng, status):
     frame = tidy([latency("softmax", 32768, rng, status)])
