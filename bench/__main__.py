@@ -14,10 +14,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from bench.execution.sweep import exit_code, plan, run_sweep
-from bench.plan.compose import CONF, compose_jobs
+from bench.api import exit_code, launch
+from bench.plan.compose import CONF
 from bench.plan.config import ConfigError, keyed, one_line
-from hydra_plugins.cell_sweeps import register
 
 MANY = 15
 
@@ -26,14 +25,12 @@ MANY = 15
 def app(config: DictConfig) -> int:
     """One job of a launcher from elsewhere (joblib, submitit, ...): a sweep of one cell."""
     overrides = list(HydraConfig.get().overrides.task)
-    composed = compose_jobs(lambda job: compose("config", job, return_hydra_config=True), [overrides])
-    return exit_code(run_sweep(plan(composed, overrides)))
+    return exit_code(launch(lambda job: compose("config", job, return_hydra_config=True), [overrides], overrides))
 
 
 def main() -> None:
     """Run, and turn every mistake in the configuration into one line on stderr and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed over many lines
-    register()
     try:
         app()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:

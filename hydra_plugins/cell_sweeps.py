@@ -1,4 +1,4 @@
-"""How Hydra hands over: the sweeper expands an experiment's grids, the launcher composes all cells and runs them.
+"""How Hydra hands over: the sweeper expands an experiment's grids, the launcher gets all jobs at once.
 
 Hydra loads plugins from the package `hydra_plugins` only, and scans it in every program that uses Hydra: what takes
 long to import is imported when it is needed.
@@ -30,14 +30,14 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch all jobs at once."""
-        from bench.plan.compose import expand
+        from bench.api import expand
 
         assert self.launcher is not None and self.config is not None
         return self.launcher.launch(expand(self.config, arguments), initial_job_idx=0)
 
 
 class CellLauncher(Launcher):
-    """Composes all jobs first, so that a mistake anywhere stops the sweep before it starts; then runs them."""
+    """Hands all jobs to `bench.api` together, so that a mistake anywhere stops the sweep before it starts."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what `launch` needs."""
@@ -45,23 +45,16 @@ class CellLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the sweep; ends the process with its exit code."""
-        from bench.execution.sweep import exit_code, plan, require_any_supported, run_sweep
-        from bench.plan.compose import compose_jobs
-        from bench.records.table import crossovers, table
+        from bench.api import exit_code, launch, print_table
 
         def load(overrides: list[str]) -> DictConfig:
             return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
 
-        records = run_sweep(plan(compose_jobs(load, job_overrides), self.config.hydra.overrides.task))
-        require_any_supported(records)
-        print("\n".join([table(records), *crossovers(records)]))
+        records = launch(load, job_overrides, self.config.hydra.overrides.task, print_table)
         raise SystemExit(exit_code(records))
 
 
-def register() -> None:
-    """Make both known to Hydra, as `hydra/launcher=cells` and `hydra/sweeper=grids`."""
-    store = ConfigStore.instance()
-    for group, name, plugin in (("launcher", "cells", CellLauncher), ("sweeper", "grids", GridSweeper)):
-        Plugins.instance().register(plugin)
-        node = {"_target_": f"{plugin.__module__}.{plugin.__qualname__}"}
-        store.store(group=f"hydra/{group}", name=name, node=node, provider="bench")
+# Scanning the package registers the classes; these names let a configuration choose them.
+for _group, _name, _plugin in (("launcher", "cells", CellLauncher), ("sweeper", "grids", GridSweeper)):
+    _node = {"_target_": f"{_plugin.__module__}.{_plugin.__qualname__}"}
+    ConfigStore.instance().store(group=f"hydra/{_group}", name=_name, node=_node, provider="bench")

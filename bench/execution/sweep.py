@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -21,9 +21,8 @@ from bench.plan import sources
 from bench.plan.cell import Cell, Variant, make_cell, merge_compared
 from bench.plan.config import Config, ConfigError, check
 from bench.records.record import FAILED, Record
-from bench.records.store import Store, latest, write_atomically
+from bench.records.store import Store, latest
 from bench.records.table import line
-from bench.tracking.tracker import Tracker
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
@@ -71,40 +70,41 @@ def plan(composed: Sequence[tuple[DictConfig, Variant]], overrides: Sequence[str
     return Sweep(tuple(cells.values()), settings, tuple(overrides))
 
 
-def run_sweep(sweep: Sweep) -> list[Record]:
-    """Measure what is missing, mirror it, and return the record that stands for each cell.
+def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
+    """Measure what is missing or failed, and return the record that stands for each cell.
+
+    Args:
+        sweep: what to measure.
+        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
 
     Raises:
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     store = Store(sweep.settings.results_dir)
-    _save_plan(store, sweep)
-    records = store.load()
+    cell_ids = {cell.cell_id for cell in sweep.cells}
+    records = [record for record in store.load() if record.cell_id in cell_ids]
+    on_records(records)
     standing = latest(records)
-    attempts = {cell.cell_id: 0 for cell in sweep.cells}
-    for record in records:
-        if record.cell_id in attempts:
-            attempts[record.cell_id] += 1
     afresh = sweep.settings.rerun == "all"
     todo = [c for c in sweep.cells if afresh or c.cell_id not in standing or not standing[c.cell_id].terminal]
-    mirror = Tracker(sweep.settings)
-    mirror.sync([record for record in records if record.cell_id in attempts])
     done = len(sweep.cells) - len(todo)
     quiet = all(cell.unsupported for cell in sweep.cells)
     if not quiet:
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
+    seen = {record.record_id for record in records}
     with _termination_is_an_interrupt(), _bar(len(todo), quiet) as bar:
         for cell in todo:
             bar.set_description_str(cell.title, refresh=False)
             bar.set_postfix_str("", refresh=sys.stderr.isatty())
-            record = _run_one(cell, store, sweep, attempts[cell.cell_id] + 1, bar, mirror)
+            try:
+                record = _run_one(cell, store, sweep, seen, bar)
+            finally:
+                on_records(store.of_cell(cell.cell_id))
             standing[cell.cell_id] = record
             bar.update()
             if not quiet:
                 bar.write(line(record), file=sys.stderr)
-    finished = [standing[cell.cell_id] for cell in sweep.cells]
-    mirror.finish(sweep.sweep_id, finished)
-    return finished
+    return [standing[cell.cell_id] for cell in sweep.cells]
 
 
 def _bar(total: int, quiet: bool) -> tqdm[NoReturn]:
@@ -124,21 +124,20 @@ def require_any_supported(records: Sequence[Record]) -> None:
         raise ConfigError(records[0].reason)
 
 
-def _run_one(cell: Cell, store: Store, sweep: Sweep, attempt: int, bar: tqdm[NoReturn], mirror: Tracker) -> Record:
+def _run_one(cell: Cell, store: Store, sweep: Sweep, seen: Set[str], bar: tqdm[NoReturn]) -> Record:
     locks = store.root / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / f"{cell.cell_id[:16]}.lock"):
-        if attempt == 1:
-            # Another sweep may have measured the cell since this one began.
-            found = store.find(cell.cell_id)
-            if found is not None and found.terminal:
-                return found
+        attempts = store.of_cell(cell.cell_id)
+        # Another sweep has measured the cell since this one began, and how that ended is as good as new.
+        if any(record.record_id not in seen and record.status != "interrupted" for record in attempts):
+            return latest(attempts)[cell.cell_id]
         try:
             record = run_cell(
                 cell,
                 store.root,
                 sweep_id=sweep.sweep_id,
-                attempt=attempt,
+                attempt=len(attempts) + 1,
                 overrides=sweep.overrides,
                 progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
             )
@@ -146,25 +145,18 @@ def _run_one(cell: Cell, store: Store, sweep: Sweep, attempt: int, bar: tqdm[NoR
             interrupted = getattr(interrupt, "record", None)
             if interrupted is not None:
                 store.write(interrupted)
-                mirror.sync([interrupted])
             raise
         store.write(record)
-    mirror.sync(store.of_cell(cell.cell_id))
     return record
-
-
-def _save_plan(store: Store, sweep: Sweep) -> None:
-    content = {
-        "sweep_id": sweep.sweep_id,
-        "overrides": sweep.overrides,
-        "cells": {cell.cell_id: cell.title for cell in sweep.cells},
-    }
-    path = store.root / "sweeps" / f"{sweep.sweep_id}.json"
-    write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 @contextlib.contextmanager
 def _termination_is_an_interrupt() -> Iterator[None]:
+    """SIGTERM ends a sweep as Ctrl-C does. Only the main thread may say so; others leave it to the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 

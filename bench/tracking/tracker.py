@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.plan.config import Config, ConfigError
+from bench.plan.config import Config, ConfigError, one_line
 from bench.records.record import Record
 from bench.records.table import table
 from bench.tracking.mirror import Mirror, TrackingError
@@ -21,7 +21,6 @@ class Tracker:
     """
 
     def __init__(self, settings: Config) -> None:
-        self.results_dir = Path(settings.results_dir)
         self.mirror: Mirror | None = None
         if settings.tracking["name"] == "none":
             return
@@ -29,8 +28,8 @@ class Tracker:
             raise ConfigError(
                 "tracking='mlflow': mlflow is not installed; install attention-zoo[tracking] or use tracking=none"
             )
-        given = {key: settings.tracking[key] for key in ("experiment", "uri")}
-        self.mirror = Mirror(self.results_dir, **given)
+        experiment, uri = settings.tracking["experiment"], settings.tracking["uri"]
+        self.mirror = Mirror(Path(settings.results_dir), experiment=experiment, uri=uri)
 
     def sync(self, records: Sequence[Record]) -> None:
         """Mirror what is not there yet."""
@@ -41,23 +40,20 @@ class Tracker:
         except TrackingError as error:
             self._give_up(error)
 
-    def finish(self, sweep_id: str, records: Sequence[Record]) -> None:
-        """Write the summary run of a sweep of several cells, with its figures."""
-        if self.mirror is None or len(records) < 2:
+    def wants_summary(self, records: Sequence[Record]) -> bool:
+        """Whether there is a mirror, and several cells to show together."""
+        return self.mirror is not None and len(records) > 1
+
+    def finish(self, sweep_id: str, records: Sequence[Record], figures: Sequence[Path]) -> None:
+        """Write the summary run of a sweep, with its figures."""
+        if self.mirror is None:
             return
         try:
-            self.mirror.summary(sweep_id, records, self._figures(sweep_id, records), table(records))
-        except TrackingError as error:
+            self.mirror.summary(sweep_id, records, figures, table(records))
+        # The sweep is done, and its figures may be anything.
+        except Exception as error:
             self._give_up(error)
 
-    def _figures(self, sweep_id: str, records: Sequence[Record]) -> list[Path]:
-        if importlib.util.find_spec("seaborn") is None:
-            return []
-        import analysis
-
-        folder = self.results_dir / "sweeps" / sweep_id
-        return analysis.figures(self.results_dir, folder, {record.cell_id for record in records})
-
-    def _give_up(self, error: TrackingError) -> None:
-        print(f"warning: {error}; the records are safe, the next sweep mirrors them", file=sys.stderr)
+    def _give_up(self, error: Exception) -> None:
+        print(f"warning: {one_line(error)}; the records are safe, the next sweep mirrors them", file=sys.stderr)
         self.mirror = None

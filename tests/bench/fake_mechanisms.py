@@ -55,6 +55,11 @@ def _count(out):
     return out
 
 
+def _count_and_exit(out):
+    _count(out)
+    os._exit(3)
+
+
 ENDINGS = {
     "fake_fine": lambda out: out,
     "fake_segfault": lambda out: os.kill(os.getpid(), signal.SIGSEGV),
@@ -67,6 +72,7 @@ ENDINGS = {
     "fake_wrong": lambda out: out * 1.01,
     "fake_fine_too": lambda out: out,
     "fake_counted": _count,
+    "fake_counted_exit": _count_and_exit,
 }
 for _name, _ending in ENDINGS.items():
     _fake(_name, _ending)

@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir
+from filelock import FileLock
 
 from bench.records.store import Store, latest
 
@@ -182,6 +183,24 @@ def mlflow_runs(results):
         [os.sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
+    conf = fake_config_dir(tmp_path, ["fake_counted_exit"])
+    counter = tmp_path / "counter"
+    arguments = ["--config-dir", str(conf), "attention=fake_counted_exit", "seed=0,1", "tracking=none"]
+    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
+    env = environment(FAKE_COUNTER=str(counter), **FAKES)
+    store = Store(tmp_path / "runs")
+    assert subprocess.run(command(*arguments), cwd=ROOT, env=env, capture_output=True).returncode == 1
+    hold = FileLock(store.root / "locks" / f"{store.load()[0].cell_id[:16]}.lock")
+    with hold:  # until both have read what there is
+        both = [subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.PIPE) for _ in range(2)]
+        for process in both:
+            assert b"0 done already" in process.stderr.readline()
+    assert [process.wait(120) for process in both] == [1, 1]
+    assert sorted(record.attempt for record in store.load()) == [1, 1, 2, 2]
+    assert len(counter.read_text().split()) == 4
 
 
 def test_two_sweeps_at_once_share_the_work(tmp_path):

@@ -8,7 +8,6 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import attention_zoo
-from bench import api
 from bench.execution.sweep import plan
 from bench.plan.cell import _measured, make_cell, merge_compared
 from bench.plan.compose import CONF, compose_jobs, expand
@@ -21,7 +20,6 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 @pytest.fixture(autouse=True)
 def hydra_is_ready():
-    api.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
