@@ -255,3 +255,34 @@ def test_a_gpu_backend_equals_softmax_or_refuses(n, backend, dtype, causal, mask
     tolerance = {torch.bfloat16: 2e-2, torch.float32: 2e-3, torch.float64: 1e-10}[dtype]
     for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
         assert (one.double().cpu() - other).norm() / other.norm() < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("n", [256, 577, 8192])
+@pytest.mark.parametrize("mask", ["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_gpu_has_the_kernels_that_others_are_compared_with(dtype, causal, mask, n):
+    """If all of them refused, the test above would pass, and nothing be measured."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this GPU is older than bfloat16 and FlashAttention")
+    h, padding = 64, masks(n)[mask]
+    given = [x.detach() for x in qkv(n, h=h, dtype=dtype, device="cuda")]
+    padding = None if padding is None else padding.cuda()
+    refused = {}
+    for backend in ("flash", "cudnn", "efficient", "auto"):
+        attention = make(head_dim=h, backend=backend, causal=causal)
+        try:
+            assert attention(*given, padding).isfinite().all()
+        except UnsupportedError as error:
+            refused[backend] = str(error)
+            continue
+        allowed = AUTO_ORDER if backend == "auto" else (backend,)
+        assert attention.executed.backend in allowed
+    assert "auto" not in refused, refused
+    if dtype == torch.float32:
+        assert "efficient" not in refused, refused
+        return
+    assert mask == "padded" or "flash" not in refused, refused
+    assert not {"cudnn", "efficient"} <= refused.keys(), refused

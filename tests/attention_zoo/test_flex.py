@@ -267,3 +267,47 @@ def test_the_kernel_equals_polynomial(dtype, causal, padded):
     tolerance = {torch.float32: 1e-2, torch.bfloat16: 5e-2}[dtype]
     for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
         assert (one.double().cpu() - other).norm() / other.norm() < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_is_compiled_however_many_inputs_it_sees():
+    """Beyond its limit of recompilations PyTorch runs the n x n matrix instead, and says so in a warning only.
+
+    Twenty combinations are more than that limit, eight; lengths come back, and the last shows by its memory what ran.
+    """
+    h = 64
+    for length in (256, 577, 1024, 256, 8192):
+        for batch, causal, degree in ((1, True, 4), (1, False, 4), (2, True, 4), (1, True, 2)):
+            generator = torch.Generator().manual_seed(length)
+            drawn = (torch.randn(batch, HEADS, length, h, generator=generator) for _ in range(3))
+            given = [x.to("cuda", torch.bfloat16).requires_grad_() for x in drawn]
+            attention = attention_zoo.create(
+                "flex_polynomial",
+                head_dim=h,
+                num_heads=HEADS,
+                causal=causal,
+                degree=degree,
+                dtype=torch.bfloat16,
+                device="cuda",
+            )
+            peaks = []
+            for _ in range(2):  # the first call compiles
+                torch.cuda.synchronize()
+                before = torch.cuda.memory_allocated()
+                torch.cuda.reset_peak_memory_stats()
+                out = attention(*given)
+                torch.autograd.grad(out.float().square().sum(), given)
+                torch.cuda.synchronize()
+                peaks.append(torch.cuda.max_memory_allocated() - before)
+            assert attention.executed.backend == "flex_attention"
+            # The weights of one head alone would be 2 n^2 bytes.
+            assert length < 8192 or peaks[-1] < 2 * length**2
+            if length > 1024:
+                continue
+            exact = [x.detach().double().cpu() for x in given]
+            reference = attention_zoo.create(
+                "polynomial", head_dim=h, num_heads=HEADS, causal=causal, degree=degree, dtype=torch.float64
+            )
+            expected = reference(*exact).detach()
+            assert (out.detach().double().cpu() - expected).norm() / expected.norm() < 5e-2
