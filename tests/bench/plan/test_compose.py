@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import attention_zoo
+from bench import api
 from bench.execution.sweep import plan
 from bench.plan.cell import _measured, make_cell, merge_compared
 from bench.plan.compose import CONF, compose_jobs, expand
@@ -130,7 +131,7 @@ SAME = [
     (["attention=polynomial", "attention.scale=1"], ["attention=polynomial", "attention.scale=1.0"]),
     (["attention=softmax", "attention.scale=1"], ["attention=softmax", "attention.scale=1.0"]),
     (["attention=softmax", "attention.dropout=-0.0"], ["attention=softmax"]),
-    (["attention=linear"], ["attention=linear", "~attention.block_size"]),
+    (["attention=linear"], ["attention=linear", "~attention.eps"]),
     (
         ["attention=polynomial_square", "attention.coefficients=[1,2]"],
         ["attention=polynomial_square", "attention.coefficients=[1.0,2.0]"],
