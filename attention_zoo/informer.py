@@ -12,6 +12,7 @@ from torch import Tensor
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.ops.sampling import place_rows
 from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import masked_mean, mean_weights
 
@@ -80,9 +81,8 @@ class Informer(SampledAttention):
         """Softmax rows for the selected queries, 1/n elsewhere."""
         exact_rows, row_weights = self._exact_rows(query, key, padding)
         positions = torch.arange(query.shape[2], device=query.device)[rows]
-        is_exact, index = (positions[:, None] == exact_rows.mT).max(-1, keepdim=True)
         mean = mean_weights(visible_keys(1, key.shape[2], False, padding, key.device), key.dtype)
-        return torch.where(is_exact, row_weights.take_along_dim(index, 2), mean)
+        return place_rows(mean, positions, exact_rows.squeeze(-1), row_weights)
 
     def _exact_rows(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """The selected queries `(batch, heads, u, 1)` and their softmax weights `(batch, heads, u, n)`."""

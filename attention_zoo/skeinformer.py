@@ -10,7 +10,7 @@ from torch import Tensor
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_int
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import sample_without_replacement
+from attention_zoo.ops.sampling import place_rows, sample_without_replacement
 from attention_zoo.sampled import SampledAttention
 
 
@@ -115,8 +115,7 @@ class Skeinformer(SampledAttention):
             return matrix
         pilots, pilot_weights = sketch.exact_rows
         positions = torch.arange(query.shape[2], device=query.device)[rows]
-        is_pilot, index = (positions[:, None] == pilots[:, None, None]).max(-1, keepdim=True)
-        return torch.where(is_pilot, pilot_weights.take_along_dim(index, 2), matrix)
+        return place_rows(matrix, positions, pilots[:, None], pilot_weights)
 
     def _batch_noise(self, query: Tensor) -> Tensor:
         """For the pilots and each head's columns, `(batch, 1 + heads, n)`: it depends on the size of the batch."""

@@ -1,4 +1,4 @@
-"""Draws without replacement, from noise that is given."""
+"""Draws without replacement, from noise that is given, and rows put back where they were drawn."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def sample_without_replacement(probability: Tensor, noise: Tensor, count: int, a
     gumbel = -(-noise.clamp_min(tiny).log()).log()
     keys = (probability.clamp_min(tiny).log() + gumbel).masked_fill(~allowed, -torch.inf)
     return keys.topk(min(count, keys.shape[-1])).indices
+
+
+def place_rows(others: Tensor, positions: Tensor, drawn: Tensor, exact: Tensor) -> Tensor:
+    """The rows at `positions` of a matrix that has the rows `exact` at the positions `drawn`, and `others` elsewhere.
+
+    Args:
+        others: `(batch, heads, rows, n)`, or broadcastable to it.
+        positions: `(rows,)`.
+        drawn: `(batch, heads, d)` distinct positions; heads may be 1.
+        exact: `(batch, heads, d, n)`.
+    """
+    is_drawn, index = (positions[:, None] == drawn[:, :, None]).max(-1, keepdim=True)
+    return torch.where(is_drawn, exact.take_along_dim(index, 2), others)
