@@ -136,8 +136,8 @@ def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
     names = _mechanisms(config)
     suite = ("bench.execution.child", f"bench.measures.{config['bench']['name']}")
     if calls(closure(suite), "exact"):
-        approximated = attention_zoo.info(config["attention"]["name"]).approximates
-        names = {*names, *filter(None, [EXACT.get(approximated or "")])}
+        functions = {attention_zoo.info(name).approximates for name in names}
+        names |= {exact for function, exact in EXACT.items() if function in functions}
     return closure((*suite, *sorted(attention_zoo.attention_class(name).__module__ for name in names)))
 
 
@@ -235,7 +235,7 @@ def _label(variant: Variant, attention: dict[str, Any]) -> str:
     own = {**_complete({**variant.attention, "name": attention["name"]}), "name": variant.attention.get("name")}
     changes = {key: value for key, value in attention.items() if key not in own or own[key] != value}
     words = (
-        f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}"
+        f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'), default=str)}"
         for key, value in changes.items()
     )
     return " ".join([variant.name, *words])
