@@ -10,9 +10,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from bench.errors import one_line
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
 from bench.plan.compose import CONF, compose_jobs, expand, grid_choices
-from bench.plan.config import one_line
 from bench.records.record import Record
 from bench.records.table import crossovers, table
 from bench.tracking.tracker import Tracker

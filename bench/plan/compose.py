@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
+from bench.errors import ConfigError
 from bench.plan.cell import Variant
-from bench.plan.config import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 NOT_OF_A_CELL = ("hydra", "grids")

@@ -11,15 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bench.errors import ConfigError, keyed, one_line
 from bench.inputs import source
 
 DTYPES = ("float64", "float32", "bfloat16")
 PASSES = ("forward", "backward", "forward_backward")
 MEMORY_PASSES = ("forward", "forward_backward")
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be run: one line that names the key, its value and what is allowed."""
 
 
 def setting(default: Any, help: str, *, minimum: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
@@ -128,7 +125,7 @@ class Config:
     head_dim: int = setting(64, "h", minimum=1)
     dtype: str = setting("float32", "of queries, keys, values and parameters", choices=DTYPES)
     causal: bool = setting(False, "position i sees positions j <= i only")
-    device: str = setting("auto", "auto: a GPU where there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "auto: a GPU where there is one; cpu, cuda, cuda:N")
     impl: str = setting("auto", "implementation", choices=("auto", "reference", "fused"))
     seed: int = setting(0, "of inputs and mechanisms", minimum=0)
     repeats: int = setting(10, "samples, rounds, or draws per sequence", minimum=1)
@@ -230,15 +227,3 @@ def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={item!r}: must be one of {', '.join(choices)}")
         if minimum is not None and not (math.isfinite(item) and item >= minimum):
             raise ConfigError(f"{key}={item!r}: must be a number of at least {minimum}")
-
-
-def keyed(error: BaseException) -> str:
-    """The first line of an error's message, after the configuration key that it is about."""
-    key = getattr(error, "full_key", None)
-    return f"{key}: {one_line(error)}" if key else one_line(error)
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__

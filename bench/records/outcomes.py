@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from bench.errors import IncorrectError, NonFiniteError
-from bench.plan.config import one_line
+from bench.errors import IncorrectError, NonFiniteError, one_line
 
 # What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
 OUT_OF_MEMORY = (

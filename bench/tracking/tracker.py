@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.plan.config import Config, ConfigError, one_line
+from bench.errors import ConfigError, one_line
+from bench.plan.config import Config
 from bench.records.record import Record
 from bench.records.table import table
 from bench.tracking.mirror import Mirror, TrackingError
