@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from bench.quiet import QUIET
 from bench.records.record import FAILED, Record
 from bench.records.store import latest
 from bench.records.summary import flatten, summarise
@@ -32,14 +33,6 @@ ERRORS_OVER_FEATURES = ("spectral_norm", "sketch_error")
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
 _RUN_STATUS = dict.fromkeys(FAILED, "FAILED") | {"interrupted": "KILLED"}
-
-# MLflow looks its telemetry host up on import and logs its migrations, unless told not to.
-QUIET_ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "GIT_PYTHON_REFRESH": "quiet",
-}
 
 
 class TrackingError(RuntimeError):
@@ -145,7 +138,7 @@ class Mirror:
             raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
 
     def _open(self) -> _Experiment:
-        os.environ.update(QUIET_ENVIRONMENT)
+        os.environ.update(QUIET)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
@@ -258,7 +251,7 @@ def _cell_tags(record: Record) -> dict[str, str]:
         "reason": record.reason,
         "attention": _label(record),
         "bench": _benchmark(record),
-        "device": record.machine.get("gpu_name" if record.config.get("device") == "cuda" else "cpu_model"),
+        "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
         "cpu_model": record.machine.get("cpu_model"),
         "torch": record.machine.get("torch"),
         "git_sha": record.code.get("git_sha"),

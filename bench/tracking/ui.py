@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -18,11 +19,12 @@ from urllib.parse import quote
 
 import psutil
 
-from bench.tracking.mirror import QUIET_ENVIRONMENT, Mirror, TrackingError
+from bench.quiet import QUIET
+from bench.tracking.mirror import Mirror, TrackingError
 
 # Not configurable: MLflow has no authentication.
 HOST = "127.0.0.1"
-ENVIRONMENT = QUIET_ENVIRONMENT | {
+ENVIRONMENT = QUIET | {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_ENABLE_REMOTE_ASSISTANT": "false",
 }
@@ -41,16 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--port", type=int, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
     try:
-        _require_free(options.port)
-        mirror = Mirror(options.results)
-        experiment_id = mirror.create()
-        with serving(mirror, options.port) as server:
-            print(_pages(options.port, experiment_id), flush=True)
-            status = server.wait()
-            raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
+        with _on_signals(_stop):
+            _require_free(options.port)
+            mirror = Mirror(options.results)
+            experiment_id = mirror.create()
+            with serving(mirror, options.port) as server:
+                print(_pages(options.port, experiment_id), flush=True)
+                status = server.wait()
+                raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
     except KeyboardInterrupt:
         return 0
     except (ServerError, TrackingError) as error:
@@ -127,15 +128,14 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
     """End the server's session, workers included: ending only its first process would orphan them."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while _group_lives(server.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    server.wait()
+    with _on_signals(signal.SIG_IGN):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, number)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while _group_lives(server.pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        server.wait()
 
 
 def _group_lives(group: int) -> bool:
@@ -146,6 +146,20 @@ def _group_lives(group: int) -> bool:
         except ProcessLookupError:
             continue
     return False
+
+
+@contextmanager
+def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Handle what asks a process to end, for a while. Only the main thread may; others leave it to the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

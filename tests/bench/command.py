@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # The cheapest cell there is.
@@ -22,6 +24,18 @@ TINY = [
 def environment(**more):
     path = os.pathsep.join([str(ROOT), str(HERE)])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def family(marker):
+    """The living processes with `marker` as ATTENTION_ZOO_TEST in their environment, however they were started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ATTENTION_ZOO_TEST") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
 
 
 def command(*overrides):

@@ -11,6 +11,9 @@ from urllib.parse import quote
 
 import psutil
 import pytest
+from command import family
+
+from bench.tracking import ui as server
 
 
 def a_free_port():
@@ -39,18 +42,6 @@ def running(results_dir, port, marker):
     finally:
         process.terminate()
         process.wait(60)
-
-
-def family(marker):
-    """The processes that carry `marker`, however they were started."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("ATTENTION_ZOO_TEST") == marker:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def get(port, path, **headers):
@@ -122,3 +113,10 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 def test_the_address_cannot_be_chosen(tmp_path):
     done = subprocess.run([*ui(tmp_path, a_free_port()), "--host", "0.0.0.0"], capture_output=True, timeout=60)
     assert done.returncode == 2
+
+
+def test_ending_the_server_gives_the_signals_back():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    server._end_group(subprocess.Popen(["sleep", "60"], start_new_session=True))
+    assert [signal.getsignal(number) for number in numbers] == before

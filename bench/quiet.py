@@ -1,0 +1,10 @@
+"""The environment in which libraries report to nobody and keep their chatter to themselves."""
+
+# Read on import: it must be set before.
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
