@@ -13,10 +13,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from bench.api import exit_code, launch
+from bench.errors import ConfigError, keyed, one_line
 from bench.plan.compose import CONF
-from bench.plan.config import ConfigError, keyed, one_line
 
 MANY = 15
 
@@ -33,9 +34,12 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed over many lines
     try:
         app()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException, YAMLError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, say, in the middle of a sweep
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         sys.exit(130)
@@ -49,6 +53,9 @@ def explain(error: Exception) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
+    if isinstance(error, MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: {one_line(error)}"
     return keyed(error)

@@ -105,6 +105,31 @@ def test_one_line_names_the_mistake(typed, named, tmp_path, monkeypatch, capsys,
     assert printed.err.startswith("error: ") and named in printed.err
 
 
+@pytest.mark.parametrize("folder", ["file", "file/below", "/proc/1/nope", "name" * 100])
+def test_a_results_folder_that_is_none_is_one_line(folder, tmp_path, monkeypatch, capsys, no_cell_may_start):
+    GlobalHydra.instance().clear()
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bench", "tracking=none", f"results_dir={folder}"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.err.count("\n") == 1 and printed.err.startswith(f"error: results_dir='{folder}': ")
+
+
+def test_a_yaml_with_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, no_cell_may_start):
+    GlobalHydra.instance().clear()
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "mine.yaml").write_text("name: flash\nscale: [1\n")
+    monkeypatch.setattr("sys.argv", ["bench", "--config-dir", str(tmp_path), "tracking=none", "attention=mine"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.err.count("\n") == 1 and "mine.yaml" in printed.err and "line 3" in printed.err
+
+
 def test_the_real_command_says_the_same(tmp_path):
     result = bench("attention=polynomial", "attention.degree=3", f"results_dir={tmp_path}", *TINY)
     assert (result.returncode, result.stdout) == (2, "")
