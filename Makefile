@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESULTS ?= runs
+ARCHIVE ?= $(RESULTS).tgz
 
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants docs lint figures tables ui list clean
+.PHONY: help demo test test-slow mutants docs lint figures tables ui pack unpack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +52,12 @@ tables: $(INSTALLED)  ## write the papers' tables that the records in RESULTS su
 
 ui: $(INSTALLED)  ## start the MLflow UI on this machine and say which page to open
 	$(BIN)/python -m bench.tracking.ui --results $(RESULTS)
+
+pack: $(INSTALLED)  ## put the records in RESULTS into ARCHIVE, one file to bring home
+	$(BIN)/python -m bench.records.archive pack $(ARCHIVE) --results $(RESULTS)
+
+unpack: $(INSTALLED)  ## add the records in ARCHIVE to RESULTS
+	$(BIN)/python -m bench.records.archive unpack $(ARCHIVE) --results $(RESULTS)
 
 list: $(INSTALLED)  ## list every mechanism and variant
 	@ls conf/attention | sed 's/\.yaml$$//'

@@ -1,0 +1,89 @@
+"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.records.record import Record, RecordError
+from bench.records.store import Store, write_atomically
+
+MEMBER = re.compile(r"records/([0-9a-f]{16}-[0-9a-f]{16}\.json)")
+
+
+class ArchiveError(ValueError):
+    """An archive that holds something else than records; the message names it."""
+
+
+def pack(results_dir: Path, archive: Path) -> int:
+    """Write the records, and nothing else of the folder, into a compressed archive; returns how many."""
+    buffer = io.BytesIO()
+    paths = sorted(Store(results_dir).records_dir.glob("*.json"))
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path in paths:
+            tar.add(path, f"records/{path.name}", filter=_anonymous)
+    write_atomically(archive, buffer.getvalue())
+    return len(paths)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
+    """Add an archive's records to a results folder; those that are there stay as they are.
+
+    Returns:
+        How many were added, and how many were there.
+
+    Raises:
+        ArchiveError: a member is not a record, or not where records lie; nothing is written then.
+    """
+    texts: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                match = MEMBER.fullmatch(member.name)
+                content = tar.extractfile(member) if match and member.isreg() else None
+                if match is None or content is None:
+                    raise ArchiveError(f"{archive}: {member.name!r} is not a record's file")
+                texts[match[1]] = content.read()
+                Record.from_json(texts[match[1]].decode())
+    except (tarfile.TarError, zlib.error, EOFError, UnicodeDecodeError, RecordError) as error:
+        raise ArchiveError(f"{archive}: {error}") from None
+    folder = Store(results_dir).records_dir
+    missing = [name for name in texts if not (folder / name).exists()]
+    for name in missing:
+        write_atomically(folder / name, texts[name])
+    return len(missing), len(texts) - len(missing)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.records.archive", description=__doc__)
+    parser.add_argument("command", choices=("pack", "unpack"))
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "pack":
+            print(f"{options.archive}: {pack(options.results, options.archive)} records")
+        else:
+            added, present = unpack(options.archive, options.results)
+            print(f"{options.results}: {added} records added, {present} were there")
+    except (ArchiveError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Records travel as one file: all of them, nothing else, and they replace nothing."""
+
+import io
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bench.records.archive import ArchiveError, main, pack, unpack
+from bench.records.store import Store
+
+
+def members(archive):
+    with tarfile.open(archive) as tar:
+        return tar.getnames()
+
+
+def an_archive(path, *entries):
+    """A tar of (member, content) pairs."""
+    with tarfile.open(path, "w:gz") as tar:
+        for member, content in entries:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_what_is_unpacked_is_what_was_packed(synthetic_results, tmp_path):
+    results = Path(shutil.copytree(synthetic_results, tmp_path / "runs"))
+    (results / "mlflow.db").write_text("not this")
+    (results / "locks").mkdir()
+    archive = tmp_path / "runs.tgz"
+    count = pack(results, archive)
+    assert len(members(archive)) == count > 2
+    assert {name.split("/")[0] for name in members(archive)} == {"records"}
+    with tarfile.open(archive) as tar:
+        assert {(member.uid, member.uname) for member in tar} == {(0, "")}
+    assert unpack(archive, tmp_path / "home") == (count, 0)
+    assert Store(tmp_path / "home").load() == Store(synthetic_results).load()
+    assert unpack(archive, tmp_path / "home") == (0, count)
+
+
+def test_merging_replaces_nothing(synthetic_results, tmp_path):
+    archive = tmp_path / "runs.tgz"
+    count = pack(synthetic_results, archive)
+    name = members(archive)[0]
+    (tmp_path / "records").mkdir()
+    (tmp_path / name).write_text("mine")
+    assert unpack(archive, tmp_path) == (count - 1, 1)
+    assert (tmp_path / name).read_text() == "mine"
+
+
+NAME = "records/0123456789abcdef-0123456789abcdef.json"
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "/tmp/evil.json", "records/../../evil.json", "records/evil.py", NAME])
+def test_what_is_no_record_is_refused_whole(synthetic_results, tmp_path, name):
+    first = next(iter(sorted(Store(synthetic_results).records_dir.glob("*.json"))))
+    good = tarfile.TarInfo(f"records/{first.name}"), first.read_bytes()
+    archive = an_archive(tmp_path / "runs.tgz", good, (tarfile.TarInfo(name), b"{}"))
+    with pytest.raises(ArchiveError, match=r"runs\.tgz: "):
+        unpack(archive, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_a_link_is_no_record(tmp_path, kind):
+    member = tarfile.TarInfo(NAME)
+    member.type, member.linkname = kind, "/etc/passwd"
+    with pytest.raises(ArchiveError, match="is not a record's file"):
+        unpack(an_archive(tmp_path / "runs.tgz", (member, b"")), tmp_path / "home")
+
+
+def test_a_file_that_is_no_archive_is_one_line(tmp_path, capsys):
+    (tmp_path / "runs.tgz").write_bytes(b"not an archive")
+    assert main(["unpack", str(tmp_path / "runs.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert main(["unpack", str(tmp_path / "nothing.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert [line.startswith("error: ") for line in capsys.readouterr().err.splitlines()] == [True, True]
+
+
+def test_a_torn_archive_is_refused(synthetic_results, tmp_path):
+    archive = tmp_path / "runs.tgz"
+    pack(synthetic_results, archive)
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    with pytest.raises(ArchiveError):
+        unpack(archive, tmp_path / "home")
+
+
+def test_the_system_s_tar_reads_it(synthetic_results, tmp_path):
+    count = pack(synthetic_results, tmp_path / "runs.tgz")
+    listed = subprocess.run(["tar", "tzf", str(tmp_path / "runs.tgz")], capture_output=True, text=True, check=True)
+    assert len(listed.stdout.splitlines()) == count
