@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.records.record import Record
-from bench.records.statistics import median_interval, ratio_interval, root_mean_square, standard_error
+from bench.records.quantities import Quantity
+from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
+from bench.records.summary import benchmark, features, quantities
 
 Row = dict[str, Any]
 
@@ -21,6 +24,7 @@ COLUMNS = (
     "attention",  # the label: the mechanism as a paper's table names it
     "mechanism",
     "function",  # that its output is or estimates: softmax, polynomial, or itself
+    "exact",  # whether it is that function, up to rounding
     "hyperparameters",  # JSON
     "baseline",  # of a ratio: the label it is relative to
     "metric",
@@ -31,12 +35,14 @@ COLUMNS = (
     "interval",  # what low and high are: "95%" or "standard error"
     "samples",  # how many
     "unit",
+    "shown_unit",  # what people read: `value` times `factor`; missing for what no table prints
+    "factor",
     "verdict",  # of a ratio: faster, slower or tie
     "raw",  # the samples themselves: a numpy array, for a ratio the ratio of each round
     "status",
     "reason",
-    "reference",  # of an error: the function that is approximated
     "features",  # the papers' d: columns, rows, projection dimension, landmarks; missing where there is none
+    "sized_by",  # the hyperparameter that sets it
     "seq_len",
     "batch_size",
     "tokens",  # batch_size * seq_len
@@ -62,9 +68,6 @@ COLUMNS = (
     "sweep_id",
 )
 
-# The hyperparameters that a paper's "number of features d" can mean.
-SIZES = ("num_features", "num_samples", "projection_dim", "num_landmarks", "sketch_size")
-
 # Keys of a config that have columns of their own, or that do not change what is measured, only how well.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
@@ -76,17 +79,6 @@ _NOT_SETTINGS = frozenset(COLUMNS) | {
     "timeout",
     "tokens_per_batch",
     "tracking",
-}
-_NOT_BENCH_SETTINGS = {
-    "against",
-    "largest",
-    "largest_limit",
-    "measured_pass",
-    "memory_limit",
-    "min_sample_ms",
-    "name",
-    "num_features",
-    "passes",
 }
 
 # Conditions that must agree between cells shown side by side.
@@ -131,26 +123,37 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
 def tidy(records: Iterable[Record]) -> pd.DataFrame:
     """The columns of `COLUMNS`, one row per cell, metric and pass (and per candidate of a comparison).
 
-    A cell that is not ok has a row too, with its status, its reason and no metric; so has an ok cell of a
-    benchmark that is not known here. Times are medians in ns with a 95 % bootstrap interval, norms are
-    means with their standard error.
+    A cell that is not ok has a row too, with its status, its reason and no metric. What the numbers are, the
+    `quantities` of each benchmark say; a record that they cannot read is named on stderr and left out.
     """
-    frame = pd.DataFrame([row for record in records for row in _rows(record)], columns=list(COLUMNS))
-    numbers = {name: "float64" for name in ("value", "low", "high")}
+    rows: list[Row] = []
+    for record in records:
+        try:
+            rows += _rows(record)
+        except RecordError as error:
+            print(f"skipped, {error}", file=sys.stderr)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    numbers = {name: "float64" for name in ("value", "low", "high", "factor")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
     return frame.astype(numbers | counts)
 
 
-def series(frame: pd.DataFrame, apart_from: Collection[str] = ()) -> pd.Series:
+def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The hyperparameters of each row without the one that sets its size d."""
+    return [
+        {key: value for key, value in json.loads(text).items() if key != size}
+        for text, size in zip(frame["hyperparameters"], frame["sized_by"], strict=True)
+    ]
+
+
+def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     """A name for each row that tells apart what a figure must not mix.
 
     The label, followed by the hyperparameters (and `impl`) that differ between the frame's cells of that
-    label.
+    label; `apart_from_size` lets those of all sizes d have one name.
     """
-    settings = [
-        {k: v for k, v in json.loads(text).items() if k not in apart_from} | {"impl": impl}
-        for text, impl in zip(frame["hyperparameters"], frame["impl"], strict=True)
-    ]
+    hyperparameters = variants(frame) if apart_from_size else [json.loads(text) for text in frame["hyperparameters"]]
+    settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
     by_label: dict[str, dict[str, set[str]]] = {}
     for label, values in zip(frame["attention"], settings, strict=True):
         for key, value in values.items():
@@ -229,166 +232,87 @@ def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str
 
 
 def _rows(record: Record) -> Iterator[Row]:
-    config, machine = record.config, record.machine
-    bench, inputs, attention = (dict(config.get(key, {})) for key in ("bench", "inputs", "attention"))
-    label, name = config.get("label"), bench.get("name")
-    against = {
-        other["label"]: _mechanism(other["attention"]) | {"impl": other.get("impl", config.get("impl"))}
-        for other in bench.get("against", ())
-    }
-    mechanism = _mechanism(attention)
+    config, against = record.config, record.config["bench"].get("against", ())
+    common = _conditions(record)
+    measured = [_of_quantity(quantity) for quantity in quantities(record)]
+    # A cell that says nothing has a row, and a comparison that does not one for each of its candidates.
+    silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
+    labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
+    for row in measured or silent:
+        yield {**common, **labelled[row.get("attention") or config["label"]], **row}
+
+
+def _conditions(record: Record) -> Row:
+    """What all rows of a cell have in common."""
+    config, machine, bench = record.config, record.machine, record.config["bench"]
+    inputs = dict(config["inputs"])
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
-    settings["bench"] = {k: v for k, v in bench.items() if k not in _NOT_BENCH_SETTINGS}
-    if against:
-        settings["baseline"] = attention
-    common = (
+    settings["bench"] = {k: v for k, v in bench.items() if k not in _not_conditions(record)}
+    if bench.get("against"):
+        settings["baseline"] = config["attention"]
+    return (
         {key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")}
         | {key: machine.get(key) for key in ("cpu_model", "cpu_count", "torch")}
         | {key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")}
         | {
-            "bench": name,
-            "attention": label,
-            **mechanism,
-            "tokens": config.get("batch_size", 0) * config.get("seq_len", 0),
+            "bench": bench["name"],
+            "tokens": config["batch_size"] * config["seq_len"],
             "inputs": inputs.pop("name", None),
             "weights": inputs.pop("weights", None),
             "input_settings": _json(inputs),
             "settings": _json(settings),
             "device_name": machine.get("gpu_name" if config.get("device") == "cuda" else "cpu_model"),
             "threads": record.numerics.get("threads"),
-            "pass": bench.get("measured_pass"),
+            "pass": _only_pass(bench),
             "value": np.nan,
         }
     )
-    if record.status == "ok" and name in _READERS:
-        measured = list(_READERS[name](record.measurements))
-    else:
-        measured = [{"attention": other, "baseline": label} for other in against] or [{}]
-    for row in measured:
-        # The config of a comparison is that of its baseline, except for the candidates it lists.
-        whole = {**common, **against.get(row.get("attention"), {}), **row}
-        yield whole | {"function": record.approximates.get(whole["attention"]) or whole["mechanism"]}
 
 
-def _mechanism(attention: dict[str, Any]) -> Row:
-    hyperparameters = {k: v for k, v in attention.items() if k != "name"}
-    size = next((hyperparameters[key] for key in SIZES if hyperparameters.get(key)), None)
-    return {"mechanism": attention.get("name"), "hyperparameters": _json(hyperparameters), "features": size}
+def _not_conditions(record: Record) -> set[str]:
+    fields = dataclasses.fields(benchmark(record))
+    return {"against", "name", *(field.name for field in fields if not field.metadata["condition"])}
 
 
-def _latency(measurements: dict[str, Any]) -> Iterator[Row]:
-    for name, timing in measurements["passes"].items():
-        samples = np.asarray(timing["samples"], dtype=float)
-        yield _median(samples) | {"metric": "latency", "pass": name, "unit": "ns"}
-        per_token = _median(samples / measurements["tokens"] / 1e3)
-        yield per_token | {"metric": "latency_per_token", "pass": name, "unit": "µs/token"}
-    yield {"metric": "flops", "pass": "forward", "value": measurements["flops"], "unit": "FLOP"}
+def _only_pass(bench: dict[str, Any]) -> str | None:
+    """The pass that a cell measures, where it is one: known even of a cell that did not get to it."""
+    passes = bench.get("passes", ())
+    return bench.get("measured_pass") or (passes[0] if len(passes) == 1 else None)
 
 
-def _memory(measurements: dict[str, Any]) -> Iterator[Row]:
-    for name, peak in measurements["passes"].items():
-        yield {"metric": "peak_memory", "pass": name, "value": peak["peak_bytes"], "unit": "bytes"}
-    if largest := measurements.get("largest"):
-        yield {"metric": f"largest_{largest['axis']}", "value": largest["value"], "unit": largest["axis"]}
-
-
-def _spectral_norm(measurements: dict[str, Any]) -> Iterator[Row]:
-    for metric in ("absolute", "relative", "exact_norm"):
-        values = np.asarray(measurements[metric], dtype=float).ravel()
-        error = standard_error(values)
-        yield {
-            "metric": metric,
-            "value": values.mean(),
-            "low": values.mean() - error,
-            "high": values.mean() + error,
-            "interval": "standard error",
-            "samples": len(values),
-            "unit": "1",
-            "raw": values,
-            "reference": measurements["reference"],
-            "features": measurements["features"],
-        }
-
-
-def _sketch_error(measurements: dict[str, Any]) -> Iterator[Row]:
-    common = {"unit": "1", "reference": "polynomial", "features": measurements["features"]}
-    for metric in ("kernel_error", "sketch_error", "kernel_expected", "sketch_expected"):
-        if measurements[metric] is None:
-            continue
-        found = root_mean_square(measurements[metric])
-        # What is expected given the inputs has no error.
-        error = found.error if metric.endswith("_error") else np.nan
-        by_trial = np.sqrt(np.square(measurements[metric]).mean(axis=1))
-        yield common | {
-            "metric": metric,
-            "value": found.value,
-            "low": found.value - error,
-            "high": found.value + error,
-            "interval": "standard error",
-            "samples": len(by_trial),
-            "raw": by_trial,
-        }
-    for metric, reduce in (("smallest_weight", np.min), ("negative_share", np.mean)):
-        if measurements[metric] is not None:
-            raw = np.ravel(measurements[metric])
-            yield common | {"metric": metric, "value": reduce(raw), "samples": len(raw), "raw": raw}
-
-
-def _flops(measurements: dict[str, Any]) -> Iterator[Row]:
-    common = {"unit": "FLOP", "features": measurements["features"]}
-    yield common | {"metric": "flops_analytic", "value": measurements["analytic"]}
-    yield common | {"metric": "flops_counted", "value": measurements["counted"]}
-
-
-def _decode(measurements: dict[str, Any]) -> Iterator[Row]:
-    yield _median(np.asarray(measurements["samples"], dtype=float)) | {"metric": "decode_latency", "unit": "ns"}
-    yield {"metric": "state_bytes", "value": measurements["state_bytes"], "unit": "bytes"}
-
-
-def _compare(measurements: dict[str, Any]) -> Iterator[Row]:
-    samples = {label: np.asarray(values, dtype=float) for label, values in measurements["samples"].items()}
-    baseline, *candidates = measurements["labels"]
-    shared = {"pass": measurements["pass"]}
-    for label in measurements["labels"]:
-        yield _median(samples[label]) | shared | {"attention": label, "metric": "latency", "unit": "ns"}
-    for label in candidates:
-        ratio = ratio_interval(samples[baseline], samples[label])
-        yield shared | {
-            "attention": label,
-            "baseline": baseline,
-            "metric": "speedup",
-            "value": ratio.median,
-            "low": ratio.low,
-            "high": ratio.high,
-            "interval": "95%",
-            "samples": len(samples[label]),
-            "unit": "1",
-            "verdict": ratio.verdict,
-            "raw": samples[baseline] / samples[label],
-        }
-
-
-def _median(samples: np.ndarray) -> Row:
-    found = median_interval(samples)
+def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
+    """One of the mechanisms of a cell, by its label and hyperparameters."""
+    name, facts = cell["attention"].get("name"), record.mechanisms.get(cell["label"], {})
     return {
-        "value": found.median,
-        "low": found.low,
-        "high": found.high,
-        "interval": "95%",
-        "samples": len(samples),
-        "raw": samples,
+        "attention": cell["label"],
+        "mechanism": name,
+        "function": facts.get("approximates") or name,
+        "exact": bool(facts.get("exact")),
+        "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
+        "features": features(record, cell["label"]),
+        "impl": cell.get("impl", record.config.get("impl")),
+        "sized_by": facts.get("size"),
     }
 
 
-_READERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
-    "latency": _latency,
-    "memory": _memory,
-    "spectral_norm": _spectral_norm,
-    "compare": _compare,
-    "decode": _decode,
-    "sketch_error": _sketch_error,
-    "flops": _flops,
-}
+def _of_quantity(quantity: Quantity) -> Row:
+    unit, factor = quantity.shown or (None, np.nan)
+    row = {
+        "metric": quantity.metric,
+        "value": quantity.value,
+        "low": quantity.low,
+        "high": quantity.high,
+        "interval": quantity.interval,
+        "samples": quantity.samples,
+        "unit": quantity.unit,
+        "shown_unit": unit,
+        "factor": factor,
+        "raw": quantity.raw,
+        "verdict": quantity.verdict,
+    }
+    # What a quantity does not name is the cell's.
+    own = {"pass": quantity.measured_pass, "attention": quantity.attention, "baseline": quantity.baseline}
+    return row | {key: value for key, value in own.items() if value is not None}
 
 
 def _json(settings: dict[str, Any]) -> str:

@@ -10,23 +10,6 @@ from bench.records.store import write_atomically
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]
-# What is printed of each benchmark, in which unit, times which factor; a ratio and a norm are as they are.
-_PRINTED = {
-    "latency": ("ms", 1e-6),
-    "peak_memory": ("MiB", 2**-20),
-    "decode_latency": ("µs", 1e-3),
-    "state_bytes": ("MiB", 2**-20),
-    "speedup": ("x", 1),
-    "absolute": ("", 1),
-    "relative": ("", 1),
-    "kernel_error": ("", 1),
-    "kernel_expected": ("", 1),
-    "sketch_error": ("", 1),
-    "smallest_weight": ("", 1),
-    "negative_share": ("", 1),
-    "flops_analytic": ("GFLOP", 1e-9),
-    "flops_counted": ("GFLOP", 1e-9),
-}
 
 
 def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
@@ -34,8 +17,9 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
 
     Columns that say the same (or nothing) in every row are left out, except for what names the cell.
     """
-    # A comparison has a row for each candidate; it is named after its baseline.
-    frame = frame[(frame["bench"] != "compare") | (frame["metric"] != "latency")]
+    # A cell of several mechanisms is named after its baseline, and what it says of one of them is left out.
+    compared = frame.loc[frame["baseline"].notna(), "cell_id"]
+    frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
     texts = frame.assign(column=_columns(frame), text=frame.apply(_text, axis=1))
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
@@ -43,8 +27,8 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame.assign(attention=frame["baseline"].fillna(frame["attention"])).drop_duplicates("cell_id")
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]].join(values)
     keep = ("bench", "attention", "seq_len", "status")
-    told = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]
-    return cells[told].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
+    telling = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]
+    return cells[telling].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -71,20 +55,15 @@ def number(value: object) -> str:
 
 
 def _columns(frame: pd.DataFrame) -> pd.Series:
+    """Of each row that people read, its metric, pass and unit."""
     passes = frame["pass"].fillna("").str.replace("_", " + ")
-    units = frame["metric"].map({metric: unit for metric, (unit, _) in _PRINTED.items()})
-    names = frame["metric"].where(frame["metric"].isin([*_PRINTED, *_largest(frame)]))
-    return (names + " " + passes).str.strip() + units.map(lambda unit: f" ({unit})" if unit else "")
-
-
-def _largest(frame: pd.DataFrame) -> set[str]:
-    return {metric for metric in frame["metric"].dropna() if metric.startswith("largest_")}
+    names = frame["metric"].where(frame["factor"].notna())
+    return (names + " " + passes).str.strip() + frame["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
 
 
 def _text(row: pd.Series) -> str:
-    factor = _PRINTED.get(row["metric"], ("", 1))[1]
-    value, low, high = (number(float(row[name]) * factor) for name in ("value", "low", "high"))
+    value, low, high = (number(float(row[name]) * row["factor"]) for name in ("value", "low", "high"))
     interval = "" if pd.isna(row["low"]) else f" [{low}, {high}]"
-    who = f"{row['attention']} " if row["metric"] == "speedup" else ""
+    who = "" if pd.isna(row["verdict"]) else f"{row['attention']} "
     verdict = "" if pd.isna(row["verdict"]) else f" {row['verdict']}"
     return f"{who}{value}{interval}{verdict}"

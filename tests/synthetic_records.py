@@ -31,9 +31,13 @@ ATTENTIONS = {
     "performer": ({"name": "performer", "num_features": 256}, 9.0, 0),
     "linformer": ({"name": "linformer", "projection_dim": 256}, 5.0, 0),
     "skeinformer": ({"name": "skeinformer", "num_features": 256}, 7.0, 0),
-    "informer": ({"name": "informer", "num_features": 256, "num_samples": 256}, 6.0, 0),
+    "informer": ({"name": "informer", "num_features": 256, "num_samples": None}, 6.0, 0),
     "v_mean": ({"name": "v_mean"}, 0.3, 0),
 }  # fmt: skip
+
+SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"} | dict.fromkeys(
+    ("performer", "skeinformer", "informer"), "num_features"
+)
 
 
 def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE, attempt=1):
@@ -52,13 +56,18 @@ def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00
         reason=None if status == "ok" else f"synthetic {status}",
         machine=machine,
         numerics={"threads": 8} if status == "ok" else {},
-        approximates={each["label"]: _function(each) for each in (config, *config["bench"].get("against", ()))},
+        mechanisms={each["label"]: _facts(each) for each in (config, *config["bench"].get("against", ()))},
         measurements=(measurements or {}) if status == "ok" else {},
     )
 
 
-def _function(mechanism):
-    return "polynomial" if mechanism["attention"]["name"].startswith("poly") else "softmax"
+def _facts(cell):
+    name = cell["attention"]["name"]
+    return {
+        "approximates": "polynomial" if name.startswith("poly") else "softmax",
+        "exact": name in ("softmax", "flash", "polynomial", "xformers_memory_efficient"),
+        "size": SIZES.get(name),
+    }
 
 
 def config(label, bench, seq_len, attention=None, **changes):
@@ -128,9 +137,8 @@ def memory(label, seq_len, status="ok", **changes):
 def spectral(label, seq_len, size, rng, weights=None, status="ok", reference="softmax", trials=8, **changes):
     """A synthetic spectral_norm record: errors that fall with the size like 1/sqrt(d)."""
     attention = dict(ATTENTIONS[label][0])
-    for key in ("num_features", "num_samples", "projection_dim", "sketch_size"):
-        if key in attention and size:
-            attention[key] = size
+    if size:
+        attention[SIZES[attention["name"]]] = size
     inputs = {"name": "gaussian", "score_scale": 1.0}
     if weights:
         inputs = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
@@ -248,11 +256,8 @@ def everything(seed=0):
         records.append(spectral("v_mean", n, None, rng, weights))
     for label in (*approximations, "v_mean", "flash"):
         for size in (64, 256) if label not in ("v_mean", "flash") else (None,):
-            attention = dict(ATTENTIONS[label][0])
-            sized = {
-                k: size if k in ("num_features", "num_samples", "projection_dim") else v for k, v in attention.items()
-            }
-            records.append(latency(label, 4096, rng, causal=False, attention=sized))
+            attention = dict(ATTENTIONS[label][0]) | ({SIZES[label]: size} if size else {})
+            records.append(latency(label, 4096, rng, causal=False, attention=attention))
     records.append(spectral("polysketch_random_r32", 4096, 32, rng, reference="polynomial", causal=True))
     for sketch, degree, weights in product(("gaussian", "srht"), (4, 8), (None, "pretrained")):
         records += [sketch_error(sketch, degree, r, rng, weights) for r in (8, 32, 128)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
 from analysis.plots import style
-from bench.records.statistics import Crossover, crossover
+from bench.records.statistics import Comparison, Crossover, Overtaking, overtakings
 
 
 def figure(frame: pd.DataFrame) -> Figure:
@@ -71,11 +69,11 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """
     data, _ = _select(frame)
     rows = []
-    for (baseline, name), group in data[data["metric"] == "speedup"].groupby(["baseline", "pass"], sort=True):
-        for label, found in _crossovers(group):
-            faster = label if found.faster == "b" else baseline
-            rows.append((baseline, label, name, faster, found.length, found.low, found.high))
-    return pd.DataFrame(rows, columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
+    for name, group in data[data["metric"] == "speedup"].groupby("pass", sort=True):
+        for each in _overtakings(group):
+            at = each.crossover
+            rows.append((each.baseline, each.label, name, each.faster, at.length, at.low, at.high))
+    return pd.DataFrame(sorted(rows), columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
 
 
 _EXPLANATION = (
@@ -99,14 +97,9 @@ def _of_cells(frame: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["cell_id"].isin(measured["cell_id"])]
 
 
-def _crossovers(rows: pd.DataFrame) -> Iterator[tuple[str, Crossover]]:
-    """Of each candidate in rows of one baseline and pass; the ratio of a round is that of its times."""
-    for label, group in rows.groupby("series", sort=True):
-        group = group.sort_values("seq_len")
-        ratios = list(group["raw"])
-        found = crossover(group["seq_len"].tolist(), ratios, [np.ones_like(ratio) for ratio in ratios])
-        if found is not None:
-            yield str(label), found
+def _overtakings(rows: pd.DataFrame) -> list[Overtaking]:
+    columns = rows[["baseline", "series", "seq_len", "batch_size", "raw"]]
+    return overtakings(Comparison(*values) for values in columns.itertuples(index=False))
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
@@ -121,17 +114,17 @@ def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]])
         ties = group[group["verdict"] == "tie"]
         hollow = {**look, "markerfacecolor": "white", "linestyle": "none"}
         axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
-    for line, (label, found) in enumerate(_crossovers(rows)):
-        _mark(axes, found, properties[label]["color"], rows["seq_len"], line)
+    for line, each in enumerate(_overtakings(rows)):
+        _mark(axes, each.crossover, properties[each.label]["color"], rows["seq_len"], line)
 
 
-def _mark(axes: Axes, found: Crossover, colour: str, lengths: pd.Series, line: int) -> None:
-    axes.axvline(found.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
-    low, high = max(found.low, lengths.min()), min(found.high, lengths.max())
+def _mark(axes: Axes, crossover: Crossover, colour: str, lengths: pd.Series, line: int) -> None:
+    axes.axvline(crossover.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
+    low, high = max(crossover.low, lengths.min()), min(crossover.high, lengths.max())
     axes.axvspan(low, high, color=colour, alpha=0.12, linewidth=0)
     axes.annotate(
-        f"n* = {found.length:,.0f}",
-        (found.length, 0),
+        f"n* = {crossover.length:,.0f}",
+        (crossover.length, 0),
         (3, 3 + 8 * line),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.frame import SIZES, MissingRecords, newest, series, settle
+from analysis.frame import MissingRecords, newest, series, settle, variants
 from analysis.plots import style
 
 # A speed and an error belong together only where these agree.
@@ -25,7 +25,8 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
     """Latency per token over relative spectral norm error, one panel for each function that is approximated.
 
     Errors of approximations of different functions do not compare, so they never share a panel. The front
-    joins the points that no other beats in both; dotted lines are the exact mechanisms' latencies.
+    joins the points that no other mechanism, exact or not, beats in both; dotted lines are the exact mechanisms'
+    latencies.
 
     Args:
         frame: from `analysis.frame.load`.
@@ -36,7 +37,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         MissingRecords: no mechanism has both a latency and an error (at that length).
     """
     speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
-    error = frame[(frame["metric"] == "relative") & ~frame["mechanism"].isin(style.EXACT)]
+    error = frame[(frame["metric"] == "relative") & ~frame["exact"]]
     speed, error = (rows.assign(function=_function(rows)) for rows in (speed, error))
     panels = []
     for function in sorted(set(error["function"])):
@@ -59,15 +60,18 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
 
 _EXPLANATION = (
     "Lower left is better. Error: mean relative spectral norm error with its standard error; latency: median "
-    "with 95% bootstrap interval; numbers: size d; grey line: points that no other beats in both; dotted: "
-    "exact mechanisms."
+    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey line: points that nothing beats in "
+    "both, exact mechanisms included."
 )
 
 
-def front(points: pd.DataFrame) -> pd.DataFrame:
-    """The rows that no other row beats in `error` or `value` without losing in the other, by error."""
+def front(points: pd.DataFrame, exact: float = np.inf) -> pd.DataFrame:
+    """The rows that no other row beats in `error` or `value` without losing in the other, by error.
+
+    `exact` is the value of the best mechanism that has no error at all.
+    """
     ordered = points.sort_values(["error", "value"])
-    best_before = ordered["value"].cummin().shift(fill_value=np.inf)
+    best_before = ordered["value"].cummin().shift(fill_value=np.inf).clip(upper=exact)
     return ordered[ordered["value"] < best_before]
 
 
@@ -89,9 +93,9 @@ def _points(
     points = points[points["seq_len"] == (points["seq_len"].max() if seq_len is None else seq_len)]
     if points.empty:
         return []
-    exact = speed[speed["mechanism"].isin(style.EXACT) & speed["seq_len"].isin(points["seq_len"])]
-    said = f"{points['function'].iloc[0]}: latency with {style.setting(speed)}; error with {style.setting(error)}."
-    return [(points, exact.assign(series=series(exact)), [said, *notes, *more, *older, *older_error])]
+    exact = speed[speed["exact"] & speed["seq_len"].isin(points["seq_len"])]
+    text = f"{points['function'].iloc[0]}: latency with {style.setting(speed)}; error with {style.setting(error)}."
+    return [(points, exact.assign(series=series(exact)), [text, *notes, *more, *older, *older_error])]
 
 
 def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
@@ -102,17 +106,15 @@ def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
     pairs = speed.assign(variant=_variant(speed)).merge(
         errors, on=["attention", "variant", "impl", "seq_len"], suffixes=("", "_error")
     )
-    # The size is the same where it is said in the same words, or where both cells name it.
+    # The size is the same where it is set in the same words, or where both cells name it.
     same = (pairs["hyperparameters"] == pairs["hyperparameters_error"]) | (pairs["features"] == pairs["size"])
     pairs = pairs[same.fillna(False)].drop_duplicates(["cell_id", "size"])
-    return pairs.assign(series=series(pairs, apart_from=SIZES))
+    return pairs.assign(series=series(pairs, apart_from_size=True))
 
 
 def _variant(rows: pd.DataFrame) -> pd.Series:
     """The hyperparameters without the size, as JSON."""
-    return rows["hyperparameters"].map(
-        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k not in SIZES})
-    )
+    return pd.Series([json.dumps(values) for values in variants(rows)], index=rows.index)
 
 
 def _function(rows: pd.DataFrame) -> list[str]:
@@ -127,7 +129,7 @@ def _function(rows: pd.DataFrame) -> list[str]:
 def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     for name, row in _by_series(exact):
         axes.axhline(row["value"], **{**properties[name], "marker": None, "linestyle": ":"})
-    best = front(points)
+    best = front(points, exact["value"].min() if len(exact) else np.inf)
     axes.plot(best["error"], best["value"], color="0.6", linewidth=3, alpha=0.5, zorder=1, gid="front")
     for name, row in _by_series(points):
         bars = {
@@ -141,7 +143,8 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
     causal = "causal" if points["causal"].iloc[0] else "not causal"
     style.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
     # Room for the words at the rightmost point, and for one tick at least.
-    axes.set_xlim(points["error_low"].min() / 1.5, points["error_high"].max() * 2)
+    low, high = (points[name].fillna(points["error"]) for name in ("error_low", "error_high"))
+    axes.set_xlim(low.min() / 1.5, high.max() * 2)
     style.log_axis(axes.xaxis, r"relative error $\|BV - R\|_2\,/\,\|BV\|_2$")
 
 

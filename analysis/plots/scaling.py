@@ -40,7 +40,7 @@ def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanat
         style.title(panel, style.PASSES[name])
         for of_series, rows in data[(data["pass"] == name) & (data["value"] > 0)].groupby("series"):
             style.errorbar(panel, rows, "seq_len", properties[of_series], scale)
-        style.gaps(panel, data, "seq_len", properties)
+        style.gaps(panel, data[data["pass"].isna() | (data["pass"] == name)], "seq_len", properties)
         style.length_axis(panel, data["seq_len"])
     style.log_axis(axes[0, 0].yaxis, label)
     style.legend(drawn, properties)

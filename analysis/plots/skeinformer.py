@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.frame import SIZES, MissingRecords, newest, series, settle_each
+from analysis.frame import MissingRecords, newest, series, settle_each
 from analysis.plots import style
 
 PAPER_LENGTHS = (1024, 4096)
@@ -142,13 +142,13 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
 def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     """The cells of one set of conditions, each kind of inputs with its most frequent settings."""
     data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
-    data = data[data["function"] == "softmax"]
     # What computes softmax itself has no place on a logarithmic axis of errors.
-    data = data[~data["mechanism"].isin(style.EXACT)]
+    data = data[(data["function"] == "softmax") & ~data["exact"]]
     if not (data["status"] == "ok").any():
         raise MissingRecords("needs an ok record of bench=spectral_norm for an approximation of softmax")
     data, notes = settle_each(data)
-    data, older = newest(data.assign(series=series(data, apart_from=SIZES)), ["series", "features", "seq_len", "kind"])
+    names = series(data, apart_from_size=True)
+    data, older = newest(data.assign(series=names), ["series", "features", "seq_len", "kind"])
     return data, notes + older
 
 

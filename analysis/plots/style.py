@@ -55,9 +55,6 @@ MECHANISMS = {
 # For mechanisms that somebody adds: which one depends on the name alone.
 _OTHERS = [(_COLOURS[colour], marker) for marker in "dH8p" for colour in ("pink", "brown", "sky", "grey")]
 
-# These are drawn as what others approximate.
-EXACT = {"softmax", "flash", "polynomial", "polynomial_square", "linear"}
-
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 
@@ -265,16 +262,16 @@ def conditions(frame: pd.DataFrame) -> str:
 
 def functions(rows: pd.DataFrame) -> str:
     """What must be said where approximations of different functions share a figure; empty where none do."""
-    other = sorted(set(rows.loc[rows["function"] != "softmax", "mechanism"]))
-    softmax = sorted(set(rows.loc[rows["function"] == "softmax", "mechanism"]))
-    approximate = [name for name in softmax if name not in EXACT]
-    said = []
-    if other and softmax:
+    is_softmax = rows["function"] == "softmax"
+    other = sorted(set(rows.loc[~is_softmax, "mechanism"]))
+    approximate = sorted(set(rows.loc[is_softmax & ~rows["exact"], "mechanism"]))
+    sentences = []
+    if other and is_softmax.any():
         kind = "another function" if len(other) == 1 else "other functions"
-        said.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: costs compare, errors do not.")
+        sentences.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: costs compare, errors do not.")
     if approximate:
-        said.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
-    return " ".join(said)
+        sentences.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
+    return " ".join(sentences)
 
 
 def save(figure: Figure, out_dir: str | Path, name: str) -> list[Path]:

@@ -6,7 +6,6 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 
+from bench import measures
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.outcomes import classify
@@ -57,8 +57,7 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
     workbench = Workbench(config, cache_dir, _limit_memory(config), lambda text: _note(progress_file, text))
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
-        measure = importlib.import_module(f"bench.measures.{config['bench']['name']}").measure
-        result["measurements"] = measure(workbench)
+        result["measurements"] = measures.load(config["bench"]).measure(workbench)
     except Exception as error:
         result["status"], result["reason"] = classify(error)
         result["phase"] = workbench.phase

@@ -76,7 +76,7 @@ def run_cell(
         duration_s=duration,
         overrides=overrides,
         code={**code_identity(), "sources_sha256": digest(cell.sources)},
-        approximates=_approximates(cell.config),
+        mechanisms=_mechanisms(cell.config),
         machine={**machine(), "device_name": device_name(cell.config["device"])},
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
         **result,
@@ -87,9 +87,11 @@ def run_cell(
     return record
 
 
-def _approximates(config: dict[str, Any]) -> dict[str, str | None]:
+def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     mechanisms = [config, *config["bench"].get("against", ())]
-    return {each["label"]: attention_zoo.info(each["attention"]["name"]).approximates for each in mechanisms}
+    infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
+    facts = ("approximates", "exact", "size")
+    return {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()}
 
 
 def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None]) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from filelock import FileLock
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from bench.errors import ConfigError
 from bench.execution.runner import run_cell
 from bench.plan import sources
 from bench.plan.cell import Cell, Variant, make_cell, merge_compared
-from bench.plan.config import Config, ConfigError, check
+from bench.plan.config import Config, check, split
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 from bench.records.table import line
@@ -62,7 +63,7 @@ def plan(composed: Sequence[tuple[DictConfig, Variant]], overrides: Sequence[str
         for key in OF_THE_SWEEP:
             if getattr(config, key) != getattr(settings, key):
                 raise ConfigError(f"{key}={getattr(config, key)!r}: must have one value in a sweep")
-        made.append(make_cell(config, variant))
+        made += [make_cell(each, variant) for each in split(config)]
     if settings is None:
         raise ConfigError("the sweep has no cells")
     for cell in merge_compared(made):

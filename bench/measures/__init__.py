@@ -1,1 +1,142 @@
-"""The benchmarks: each module's `measure(workbench)` returns the measurements of one cell."""
+"""The benchmarks: one file each, with its settings, its measurement, and what its numbers say.
+
+A file imports torch only where it measures: reading records needs none. Benchmarks from outside the package are in the
+modules that the environment variable `ATTENTION_ZOO_PLUGINS` names (comma-separated), beside mechanisms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from bench.errors import ConfigError
+from bench.records.quantities import Quantity
+from bench.schema import checked, setting
+
+if TYPE_CHECKING:
+    from bench.measures.workbench import Workbench
+
+
+@dataclass
+class Benchmark:
+    """A benchmark: its fields are the settings `bench.*` of a cell, each a `setting` with a default.
+
+    `conf/bench/<name>.yaml` lists them with the same defaults. What is measured may hold `features`: the papers' d,
+    None where the mechanism has none.
+    """
+
+    name: ClassVar[str]
+    axis: ClassVar[str] = "seq_len"
+    """What its curves run over: `seq_len`, or `features`, the papers' d."""
+    compares: ClassVar[bool] = False
+    """Whether it measures all mechanisms of the sweep in one cell, the first of them being the baseline."""
+    cell_per: ClassVar[str | None] = None
+    """The setting, a list, of which every entry becomes a cell of its own."""
+
+    memory_limit: float | None = setting(None, minimum=0, condition=False)  # GiB the cell may allocate; None: all
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """Measure in this process: raw samples, as JSON takes them."""
+        raise NotImplementedError
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """What the measurements say. Unless a benchmark knows better: its numbers, by their dotted path."""
+        for path, value in flatten(measurements).items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield Quantity(path, float(value))
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """The words of the cell's line in the table at the end of a sweep."""
+        return ", ".join(f"{quantity.metric} {quantity.text}" for quantity in quantities if quantity.shown)
+
+
+Registered = TypeVar("Registered", bound=type[Benchmark])
+_REGISTRY: dict[str, type[Benchmark]] = {}
+
+
+def register(cls: Registered) -> Registered:
+    """Make a benchmark known by its name; a decorator."""
+    if _REGISTRY.setdefault(cls.name, cls) is not cls:
+        raise ValueError(f"bench={cls.name}: is registered already, by {_REGISTRY[cls.name].__module__}")
+    return cls
+
+
+def find(name: Any) -> type[Benchmark] | None:
+    """The benchmark of that name, if there is one; imports no other of this folder."""
+    if not isinstance(name, str):
+        return None
+    if name not in _REGISTRY and name in _modules():
+        importlib.import_module(f"{__name__}.{name}")
+    if name not in _REGISTRY:
+        _import_plugins()
+    return _REGISTRY.get(name)
+
+
+def get(name: Any) -> type[Benchmark]:
+    """The benchmark of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    benchmark = find(name)
+    if benchmark is None:
+        raise ConfigError(f"bench={name!r}: must be one of {', '.join(list_benchmarks())}")
+    return benchmark
+
+
+def list_benchmarks() -> list[str]:
+    """The names of all benchmarks."""
+    for module in _modules():
+        importlib.import_module(f"{__name__}.{module}")
+    _import_plugins()
+    return sorted(_REGISTRY)
+
+
+def load(settings: Mapping[str, Any]) -> Benchmark:
+    """The benchmark that a cell's resolved `bench` settings describe."""
+    benchmark = get(settings["name"])
+    return benchmark(**{field.name: settings[field.name] for field in dataclasses.fields(benchmark)})
+
+
+def check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `bench` settings of a configuration with their defaults, `name` among them.
+
+    Raises:
+        ConfigError: naming the key, its value and what is allowed.
+    """
+    benchmark = get(values.get("name"))
+    own = {key: value for key, value in values.items() if key != "name"}
+    return {"name": benchmark.name, **dataclasses.asdict(checked(benchmark, own, "bench."))}
+
+
+def split(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each cell that checked ones stand for: several where the benchmark has a `cell_per`."""
+    key = get(settings["name"]).cell_per
+    return [{**settings, key: [entry]} for entry in settings[key]] if key else [dict(settings)]
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings by their dotted path: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__)]
+
+
+def _import_plugins() -> None:
+    for plugin in filter(None, os.environ.get("ATTENTION_ZOO_PLUGINS", "").split(",")):
+        importlib.import_module(plugin)

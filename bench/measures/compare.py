@@ -2,31 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.measures.rounds import time_in_rounds
-from bench.measures.timing import Pass
-from bench.measures.workbench import Workbench
+from bench.measures import Benchmark, register
+from bench.records.quantities import Quantity, median, speedup
+from bench.schema import PASSES, setting
+
+if TYPE_CHECKING:
+    from bench.measures.workbench import Workbench
 
 
-def measure(workbench: Workbench) -> dict[str, Any]:
-    """One sample of every mechanism per round, in alternating order.
+@register
+@dataclass
+class Compare(Benchmark):
+    """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
-    Returns:
-        `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
-        "calls_per_sample": {label: calls}, "method", "cache"}`.
-    """
-    settings, inputs, attentions = workbench.config["bench"], workbench.inputs(), workbench.attentions()
-    gate, name = workbench.gate(inputs), settings["measured_pass"]
-    for label, attention in attentions.items():
-        gate.admit(label, attention, [name])
-    passes = {label: Pass(name, attention, inputs, gate.gradient) for label, attention in attentions.items()}
-    timed = time_in_rounds(workbench, gate, passes, settings["min_sample_ms"])
-    gate.close()
-    return {
-        "pass": name,
-        "labels": list(timed),
-        "samples": {label: timing["samples"] for label, timing in timed.items()},
-        "calls_per_sample": {label: timing["calls_per_sample"] for label, timing in timed.items()},
-        **{key: next(iter(timed.values()))[key] for key in ("method", "cache")},
-    }
+    name: ClassVar[str] = "compare"
+    compares: ClassVar[bool] = True
+
+    measured_pass: str = setting("forward", choices=PASSES, condition=False)
+    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """One sample of every mechanism per round, in alternating order.
+
+        Returns:
+            `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
+            "calls_per_sample": {label: calls}, "method", "cache"}`.
+        """
+        from bench.measures.rounds import time_in_rounds
+        from bench.measures.timing import Pass
+
+        inputs, attentions = workbench.inputs(), workbench.attentions()
+        gate = workbench.gate(inputs)
+        for label, attention in attentions.items():
+            gate.admit(label, attention, [self.measured_pass])
+        passes = {
+            label: Pass(self.measured_pass, attention, inputs, gate.gradient) for label, attention in attentions.items()
+        }
+        timings = time_in_rounds(workbench, gate, passes, self.min_sample_ms)
+        gate.close()
+        method = {key: next(iter(timings.values()))[key] for key in ("method", "cache")}
+        return {
+            "pass": self.measured_pass,
+            "labels": list(passes),
+            "samples": {label: timing["samples"] for label, timing in timings.items()},
+            "calls_per_sample": {label: timing["calls_per_sample"] for label, timing in timings.items()},
+            **method,
+        }
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """`latency` of each mechanism in ns, and of each candidate its `speedup` over the baseline."""
+        samples, name = measurements["samples"], measurements["pass"]
+        baseline, *candidates = measurements["labels"]
+        for label in measurements["labels"]:
+            which = {"measured_pass": name, "attention": label}
+            yield median("latency", samples[label], "ns", name=f"latency_ms.{label}", shown=("ms", 1e-6), **which)
+        for label in candidates:
+            yield speedup(baseline, label, samples, measured_pass=name, name=f"speedup.{label}", shown=("x", 1.0))
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """The verdict on each candidate."""
+        return ", ".join(
+            f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
+            for one in quantities
+            if one.verdict
+        )

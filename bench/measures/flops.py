@@ -3,44 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+from bench.measures import Benchmark, register
+from bench.records.quantities import Quantity
+from bench.schema import setting
 
-from attention_zoo import UnsupportedError
-from bench.measures.workbench import Workbench
+if TYPE_CHECKING:
+    from bench.measures.workbench import Workbench
 
-aten = torch.ops.aten
+GFLOP = ("GFLOP", 1e-9)
 
 
-@torch.no_grad()
-def measure(workbench: Workbench) -> dict[str, Any]:
-    """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts 2.
+@register
+@dataclass
+class Flops(Benchmark):
+    """FLOPs of one forward pass: the mechanism's formula beside a counted run."""
 
-    Returns:
-        `{"analytic": FLOPs, "counted": FLOPs, "operations": {operation: FLOPs}, "features": d or None}`.
+    name: ClassVar[str] = "flops"
 
-    Raises:
-        UnsupportedError: nothing was counted, because the mechanism runs in kernels that PyTorch does not see into.
-    """
-    attention, inputs = workbench.attention(), workbench.inputs()
-    query, key, value = inputs
-    gate = workbench.gate((query[:1], key[:1], value[:1]))
-    gate.look(workbench.config["label"], attention)
-    batch, _, seq_len, _ = inputs[0].shape
-    operations = count(lambda: attention(*inputs))
-    gate.close()
-    size = attention.info.size
-    if not operations:
-        raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
-    return {
-        "analytic": attention.flops(batch, seq_len),
-        "counted": sum(operations.values()),
-        "operations": operations,
-        "features": None if size is None else getattr(attention, size),
-    }
+    # d: columns, rows, projection dimension or features of the mechanism; None: its own
+    num_features: int | None = setting(None, minimum=1, condition=False)
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts 2.
+
+        Returns:
+            `{"analytic": FLOPs, "counted": FLOPs, "operations": {operation: FLOPs}, "features": d or None}`.
+
+        Raises:
+            UnsupportedError: nothing was counted, because the mechanism runs in kernels that PyTorch does not see into.
+        """
+        import torch
+
+        from attention_zoo import UnsupportedError
+
+        attention, inputs = workbench.attention(), workbench.inputs()
+        query, key, value = inputs
+        gate = workbench.gate((query[:1], key[:1], value[:1]))
+        gate.look(workbench.config["label"], attention)
+        batch, _, seq_len, _ = query.shape
+        with torch.no_grad():
+            operations = count(lambda: attention(*inputs))
+        gate.close()
+        size = attention.info.size
+        if not operations:
+            raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
+        return {
+            "analytic": attention.flops(batch, seq_len),
+            "counted": sum(operations.values()),
+            "operations": operations,
+            "features": None if size is None else getattr(attention, size),
+        }
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """`flops_analytic`, `flops_counted`, and `flops_ratio` of the first to the second."""
+        analytic, counted = measurements["analytic"], measurements["counted"]
+        yield Quantity("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
+        yield Quantity("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
+        yield Quantity("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """Formula, count and ratio."""
+        analytic, counted, ratio = (one.text for one in quantities)
+        return f"{analytic} by formula, {counted} counted, ratio {ratio}"
 
 
 def count(call: Callable[[], Any]) -> dict[str, int]:
@@ -49,7 +79,19 @@ def count(call: Callable[[], Any]) -> dict[str, int]:
     What is counted: matrix products and fused attention (2 for a multiply-add), convolutions, and sums (1 for each
     addend), the only arithmetic of a mean. What works entry by entry is not: no formula of a paper counts it.
     """
-    with FlopCounterMode(display=False, custom_mapping=_UNKNOWN_TO_PYTORCH) as counter:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    aten = torch.ops.aten
+    formulas = {
+        aten.baddbmm_: _added_product,
+        **dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _addends),
+        aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
+        aten._scaled_dot_product_flash_attention: _fused_attention,
+        aten._scaled_dot_product_efficient_attention: _biased_attention,
+        aten._scaled_dot_product_cudnn_attention: _biased_attention,
+    }
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         call()
     counts = counter.get_flop_counts().get("Global", {})
     return {operation.__name__.lstrip("_"): flops for operation, flops in counts.items() if flops}
@@ -72,9 +114,16 @@ def _fused_attention(
     return 2 * math.prod(batch) * seen * (head_dim + value[-1])
 
 
-_UNKNOWN_TO_PYTORCH = {
-    aten.baddbmm_: _added_product,
-    aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
-    aten._scaled_dot_product_flash_attention: _fused_attention,
-    **dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _addends),
-}
+def _biased_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    with_logsumexp: bool,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """As `_fused_attention`, of kernels with other arguments."""
+    return _fused_attention(query, key, value, dropout, is_causal)

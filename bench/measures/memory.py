@@ -3,51 +3,119 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-from bench.measures.timing import Pass
-from bench.measures.workbench import Workbench
+from bench.measures import Benchmark, register
 from bench.records.outcomes import classify
+from bench.records.quantities import Quantity
+from bench.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bench.measures.workbench import Workbench
+
+PASSES = ("forward", "forward_backward")
+MIB = ("MiB", 2.0**-20)
 
 
-def measure(workbench: Workbench) -> dict[str, Any]:
-    """Peak bytes over what was allocated before the call: inputs and parameters are the baseline.
+@register
+@dataclass
+class Memory(Benchmark):
+    """Peak bytes over the baseline, and the largest batch or length that fits. Each pass is a cell."""
 
-    On a CPU the peak is the running sum of the allocator's own events, on a GPU the allocator's high-water mark.
+    name: ClassVar[str] = "memory"
+    cell_per: ClassVar[str | None] = "passes"
 
-    Returns:
-        `{"passes": {name: {"peak_bytes", "baseline_bytes"}}, "method", "largest": None or {"axis", "value",
-        "limit_bytes", "tried": {value: fits}}}`.
-    """
-    settings = workbench.config["bench"]
-    attention, inputs = workbench.attention(), workbench.inputs()
-    gate, label = workbench.gate(inputs), workbench.config["label"]
-    gate.admit(label, attention, settings["passes"])
-    baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
-    on_gpu = workbench.device.type == "cuda"
-    peak = _peak_on_gpu if on_gpu else _peak_on_cpu
-    passes = {}
-    workbench.enter("measure")
-    for done, name in enumerate(settings["passes"]):
-        bytes_over, result = peak(Pass(name, attention, inputs, gate.gradient).run_unprepared)
-        gate.first(label, name, result)
-        del result
-        passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
-        workbench.progress(done + 1, len(settings["passes"]))
-    gate.close()
-    del attention, inputs, gate
-    return {
-        "passes": passes,
-        "method": "cuda max_memory_allocated" if on_gpu else "cpu allocator events",
-        "largest": _largest(workbench) if settings["largest"] else None,
-    }
+    passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
+    largest: str | None = setting(None, choices=("batch_size", "seq_len"), condition=False)  # also bisect for it
+    largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """Peak bytes over what was allocated before the call: inputs and parameters are the baseline.
+
+        On a CPU the peak is the running sum of the allocator's own events, on a GPU the allocator's high-water mark.
+
+        Returns:
+            `{"passes": {name: {"peak_bytes", "baseline_bytes"}}, "method", "largest": None or {"axis", "value",
+            "limit_bytes", "tried": {value: fits}}}`.
+        """
+        from bench.measures.timing import Pass
+
+        attention, inputs = workbench.attention(), workbench.inputs()
+        gate, label = workbench.gate(inputs), workbench.config["label"]
+        gate.admit(label, attention, self.passes)
+        baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
+        on_gpu = workbench.device.type == "cuda"
+        peak = _peak_on_gpu if on_gpu else _peak_on_cpu
+        passes = {}
+        workbench.enter("measure")
+        for done, name in enumerate(self.passes):
+            bytes_over, result = peak(Pass(name, attention, inputs, gate.gradient).run_unprepared)
+            gate.first(label, name, result)
+            del result
+            passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
+            workbench.progress(done + 1, len(self.passes))
+        gate.close()
+        del attention, inputs, gate
+        return {
+            "passes": passes,
+            "method": "cuda max_memory_allocated" if on_gpu else "cpu allocator events",
+            "largest": self.bisect(workbench) if self.largest else None,
+        }
+
+    def bisect(self, workbench: Workbench) -> dict[str, Any]:
+        """Double until something does not fit, then bisect between the last that did and the first that did not."""
+        assert self.largest is not None
+        axis, name, limit = self.largest, self.passes[-1], self.largest_limit
+        tried: dict[int, bool] = {}
+
+        def fits(value: int) -> bool:
+            tried[value] = _runs(workbench, axis, value, name)
+            workbench.progress(len(tried), len(tried) + 1)
+            return tried[value]
+
+        low, high = 0, workbench.config[axis]
+        while high <= limit and fits(high):
+            low, high = high, min(2 * high, limit) if high < limit else limit + 1
+        high = min(high, limit + 1)
+        while high - low > max(1, low // 64):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return {
+            "axis": axis,
+            "value": low,
+            "limit_bytes": workbench.memory_limit,
+            "tried": {str(value): fit for value, fit in sorted(tried.items())},
+        }
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """Of each pass its `peak_memory` in bytes; `largest_batch_size` or `largest_seq_len` of the last one."""
+        for name, peak in measurements["passes"].items():
+            yield Quantity(
+                "peak_memory", peak["peak_bytes"], "bytes", measured_pass=name, name=f"peak_mib.{name}", shown=MIB
+            )
+        if largest := measurements.get("largest"):
+            axis = largest["axis"]
+            yield Quantity(f"largest_{axis}", largest["value"], axis, measured_pass=name, name=f"largest.{axis}")
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """The peak of each pass, and what is the largest that fits."""
+        return ", ".join(
+            f"{one.measured_pass} {one.text}" if one.metric == "peak_memory" else f"largest {one.unit} {one.value}"
+            for one in quantities
+        )
 
 
 def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:
+    import torch
+
+    # What libraries allocate once, such as the workspace of cuBLAS in autograd's own thread, is no call's.
+    call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -57,6 +125,8 @@ def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def _peak_on_cpu(call: Callable[[], Any]) -> tuple[int, Any]:
+    from torch.profiler import ProfilerActivity, profile
+
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()
@@ -69,36 +139,14 @@ def _peak_on_cpu(call: Callable[[], Any]) -> tuple[int, Any]:
     return peak, result
 
 
-def _largest(workbench: Workbench) -> dict[str, Any]:
-    """Double until something does not fit, then bisect between the last that did and the first that did not."""
-    settings = workbench.config["bench"]
-    axis, name, limit = settings["largest"], settings["passes"][-1], settings["largest_limit"]
-    tried: dict[int, bool] = {}
-
-    def fits(value: int) -> bool:
-        tried[value] = _runs(workbench, axis, value, name)
-        workbench.progress(len(tried), len(tried) + 1)
-        return tried[value]
-
-    low, high = 0, workbench.config[axis]
-    while high <= limit and fits(high):
-        low, high = high, min(2 * high, limit) if high < limit else limit + 1
-    high = min(high, limit + 1)
-    while high - low > max(1, low // 64):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return {
-        "axis": axis,
-        "value": low,
-        "limit_bytes": workbench.memory_limit,
-        "tried": {str(value): fit for value, fit in sorted(tried.items())},
-    }
-
-
 def _runs(workbench: Workbench, axis: str, value: int, name: str) -> bool:
+    import torch
+
+    from bench.measures.timing import Pass
+
     # Leaving this frame, and with it the exception's, frees what a failed attempt had allocated.
     try:
-        attention, inputs = workbench.attention(**{axis: value}), workbench.inputs(**{axis: value})
+        attention, inputs = workbench.attention(**{axis: value}), _random_inputs(workbench, {axis: value})
         Pass(name, attention, inputs).run_unprepared()
     except Exception as error:
         if classify(error)[0] != "oom":
@@ -109,3 +157,15 @@ def _runs(workbench: Workbench, axis: str, value: int, name: str) -> bool:
         if workbench.device.type == "cuda":
             torch.cuda.empty_cache()
     return True
+
+
+def _random_inputs(workbench: Workbench, sizes: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Drawn on the device in the cell's dtype: what fits there need not fit three times in the host's float32."""
+    import torch
+
+    shape = [{**workbench.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
+    generator = torch.Generator(workbench.device).manual_seed(0)
+    query, key, value = (
+        torch.randn(shape, generator=generator, device=workbench.device, dtype=workbench.dtype) for _ in range(3)
+    )
+    return query, key, value

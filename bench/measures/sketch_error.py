@@ -3,77 +3,128 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
-from attention_zoo import UnsupportedError
-from attention_zoo.ops.feature_product import expand
-from attention_zoo.polysketch import Polysketch, RandomSketch
-from bench.measures.reference import require_finite
+from bench.measures import Benchmark, register
+from bench.records.quantities import Quantity, root_of_mean_square
+from bench.schema import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attention_zoo.polysketch import Polysketch
+    from bench.measures.workbench import Workbench
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed
 
 
-@torch.no_grad()
-def measure(workbench: Any) -> dict[str, Any]:
-    """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
+@register
+@dataclass
+class SketchError(Benchmark):
+    """Errors and signs of sketched polynomial weights (ICML paper, Theorem 1.1); `repeats` draws per sequence."""
 
-    Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is one
-    sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2).
+    name: ClassVar[str] = "sketch_error"
+    axis: ClassVar[str] = "features"
 
-    Returns:
-        Lists over trials (the redraws of a sequence side by side) of lists over heads:
-        `kernel_error` `||phi'(Q) phi'(K)^T - (Q K^T)^p||_F / (||Q^{(x)p}||_F ||K^{(x)p}||_F)` (Theorem 1.1);
-        `sketch_error` the same of L, R and p/2 (Theorem 2.2); `smallest_weight` the smallest
-        `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` of the first positions, by way of the r^2 features;
-        `negative_share` the share of negative weights there if the sketch were not tensored with itself but of
-        degree p (None for a learned sketch and degree 2).
-        Lists over sequences of lists over heads, None but for a Gaussian sketch of degree 4: `kernel_expected` and
-        `sketch_expected`, the root of the expected square of the errors, in closed form.
-        `features`: r, None for degree 2.
+    num_features: int | None = setting(None, minimum=1, condition=False)  # r; None: the mechanism's own
 
-    Raises:
-        UnsupportedError: the mechanism sketches no polynomial.
-        NonFiniteError: NaN or infinity among the errors.
-    """
-    attention = workbench.attention()
-    if not isinstance(attention, Polysketch):
-        raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
-    inputs = workbench.inputs()
-    gate = workbench.gate(tuple(x[:1] for x in inputs))
-    gate.look(workbench.config["label"], attention)
-    gate.close()
-    attention.double()
-    query, key, _ = (tensor.double() for tensor in inputs)
-    redraws = workbench.config["repeats"] if attention.degree > 2 else 1
-    trials = len(query) * redraws
-    measured: dict[str, list[Any]] = {}
-    for trial in range(trials):
-        sequence = slice(trial // redraws, trial // redraws + 1)
-        # Multiplied, so that cells that differ in their seed alone share no draw either.
-        attention.resample(workbench.config["seed"] * trials + trial)
-        q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
-        results = _errors(attention, q, k) | _signs(attention, q, k)
-        if trial % redraws == 0:
-            results |= _expected_errors(attention, q, k)
-        for name, by_head in results.items():
-            require_finite(by_head, name)
-            measured.setdefault(name, []).append(by_head.tolist())
-        workbench.progress(trial + 1, trials)
-    optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
-    return {"features": attention.sketch_size if attention.degree > 2 else None, **optional, **measured}
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
+
+        Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is
+        one sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2).
+
+        Returns:
+            Lists over trials (the redraws of a sequence side by side) of lists over heads:
+            `kernel_error` `||phi'(Q) phi'(K)^T - (Q K^T)^p||_F / (||Q^{(x)p}||_F ||K^{(x)p}||_F)` (Theorem 1.1);
+            `sketch_error` the same of L, R and p/2 (Theorem 2.2); `smallest_weight` the smallest
+            `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` of the first positions, by way of the r^2 features;
+            `negative_share` the share of negative weights there if the sketch were not tensored with itself but of
+            degree p (None for a learned sketch and degree 2).
+            Lists over sequences of lists over heads, None but for a Gaussian sketch of degree 4: `kernel_expected` and
+            `sketch_expected`, the root of the expected square of the errors, in closed form.
+            `features`: r, None for degree 2.
+
+        Raises:
+            UnsupportedError: the mechanism sketches no polynomial.
+            NonFiniteError: NaN or infinity among the errors.
+        """
+        import torch
+
+        from attention_zoo import UnsupportedError
+        from attention_zoo.polysketch import Polysketch
+        from bench.measures.reference import require_finite
+
+        attention = workbench.attention()
+        if not isinstance(attention, Polysketch):
+            raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
+        inputs = workbench.inputs()
+        gate = workbench.gate((inputs[0][:1], inputs[1][:1], inputs[2][:1]))
+        gate.look(workbench.config["label"], attention)
+        gate.close()
+        attention.double()
+        query, key, _ = (tensor.double() for tensor in inputs)
+        redraws = workbench.config["repeats"] if attention.degree > 2 else 1
+        trials = len(query) * redraws
+        measured: dict[str, list[Any]] = {}
+        with torch.no_grad():
+            for trial in range(trials):
+                sequence = slice(trial // redraws, trial // redraws + 1)
+                # Multiplied, so that cells that differ in their seed alone share no draw either.
+                attention.resample(workbench.config["seed"] * trials + trial)
+                q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
+                results = _errors(attention, q, k) | _signs(attention, q, k)
+                if trial % redraws == 0:
+                    results |= _expected_errors(attention, q, k)
+                for name, by_head in results.items():
+                    require_finite(by_head, name)
+                    measured.setdefault(name, []).append(by_head.tolist())
+                workbench.progress(trial + 1, trials)
+        optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
+        return {"features": attention.sketch_size if attention.degree > 2 else None, **optional, **measured}
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """Root mean squares of `kernel_error` and `sketch_error` with their standard errors, and what is expected.
+
+        Also the `smallest_weight` and the `negative_share` of all trials and heads.
+        """
+        for which in ("kernel", "sketch"):
+            yield root_of_mean_square(f"{which}_error", measurements[f"{which}_error"], name=f"sketch_error.{which}")
+        for which in ("kernel", "sketch"):
+            # What is expected given the inputs has no error.
+            if (expected := measurements[f"{which}_expected"]) is not None:
+                value = float(np.sqrt(np.square(expected).mean()))
+                tracked = f"sketch_error.{which}_expected"
+                yield Quantity(f"{which}_expected", value, name=tracked, shown=("", 1.0) if which == "kernel" else None)
+        for metric, reduce in (("smallest_weight", np.min), ("negative_share", np.mean)):
+            if measurements[metric] is not None:
+                raw = np.ravel(measurements[metric])
+                yield Quantity(metric, float(reduce(raw)), raw=raw, name=f"sketch_error.{metric}")
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """The error of the weights beside what is expected, that of the sketch before squaring, the smallest weight."""
+        by_metric = {one.metric: one for one in quantities}
+        error = by_metric["kernel_error"]
+        words = [f"error {error.text} ± {error.high - error.value:.2g}"]
+        if "kernel_expected" in by_metric:
+            words.append(f"expected {by_metric['kernel_expected'].text}")
+        words.append(f"before squaring {by_metric['sketch_error'].text}")
+        words.append(f"smallest weight {by_metric['smallest_weight'].value:.1e}")
+        return ", ".join(words)
 
 
 def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`; each `(heads,)`."""
     half = attention.degree // 2
     left, right = attention.sketch(q)[0], attention.sketch(k)[0]
-    kernel, sketch = torch.zeros_like(q[0, :, 0, 0]), torch.zeros_like(q[0, :, 0, 0])
+    kernel, sketch = q.new_zeros(2, q.shape[1])
     for head, rows in _pieces(q[0]):
         power = (q[0, head, rows] @ k[0, head].T) ** half
         product = left[head, rows] @ right[head].T
@@ -87,6 +138,12 @@ def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
 
 def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Theorem 1.1 (1) through the features phi', and the negative weights that it avoids; each `(heads,)`."""
+    import torch
+    import torch.nn.functional as F
+
+    from attention_zoo.ops.feature_product import expand
+    from attention_zoo.polysketch import RandomSketch
+
     q, k = q[:, :, :EXPLICIT_ROWS], k[:, :, :EXPLICIT_ROWS]
     left, right = (F.normalize(attention.sketch(x)[0], dim=-1) for x in (q, k))
     # Head by head: r^2 features of all of them are many.
@@ -102,10 +159,12 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
 
 def _expected_errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Roots of the expected squares of `_errors`, `(heads,)`, where their closed form is known."""
+    from attention_zoo.polysketch import RandomSketch
+
     is_known = isinstance(attention.sketch, RandomSketch) and attention.sketch.kind == "gaussian"
     if not (is_known and attention.degree == 4):
         return {}
-    kernel, sketch = torch.zeros_like(q[0, :, 0, 0]), torch.zeros_like(q[0, :, 0, 0])
+    kernel, sketch = q.new_zeros(2, q.shape[1])
     for head, rows in _pieces(q[0]):
         inner = q[0, head, rows] @ k[0, head].T
         norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import attention_zoo
+from bench import measures
+from bench.errors import ConfigError
 from bench.inputs import source
 from bench.measures.workbench import build_attention
-from bench.plan.config import Config, ConfigError
+from bench.plan.config import Config
 from bench.plan.machine import has_gpu, measuring_identity
 from bench.plan.sources import Source, calls, closure
 
@@ -72,9 +74,9 @@ def make_cell(config: Config, variant: Variant) -> Cell:
 
 
 def merge_compared(cells: list[Cell]) -> list[Cell]:
-    """Cells of `bench=compare` that differ in mechanism and implementation only become one: the first is the baseline.
+    """Cells of a comparing benchmark that differ in mechanism and implementation only become one.
 
-    Equal ones under two labels stay two: that is how a comparison is itself tested.
+    The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
 
     Raises:
         ConfigError: fewer than two to compare.
@@ -82,7 +84,7 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
     merged: list[Cell] = []
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell.config["bench"]["name"] != "compare":
+        if not measures.get(cell.config["bench"]["name"]).compares:
             merged.append(cell)
             continue
         shared = {key: value for key, value in cell.config.items() if key not in ("label", "attention", "impl")}
@@ -95,7 +97,8 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
             entries.setdefault(f"{label} impl={impl}" if several else label, cell)
         (label, first), *others = entries.items()
         if not others:
-            raise ConfigError(f"attention={label}: bench=compare needs two or more, as in attention=flash,polysketch")
+            bench = first.config["bench"]["name"]
+            raise ConfigError(f"attention={label}: bench={bench} needs two or more, as in attention=flash,polysketch")
         against = [{"label": name, **{key: c.config[key] for key in ("attention", "impl")}} for name, c in others]
         config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
         reasons = [f"{name}: {cell.unsupported}" for name, cell in entries.items() if cell.unsupported]

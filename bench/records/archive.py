@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import re
 import sys
@@ -11,10 +12,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.records.record import Record, RecordError
+from bench.records.files import decode
+from bench.records.record import RecordError
 from bench.records.store import Store, write_atomically
 
-MEMBER = re.compile(r"records/([0-9a-f]{16}-[0-9a-f]{16}\.json)")
+MEMBER = re.compile(r"(records|samples)/([0-9a-f]{16}-[0-9a-f]{16}\.json)")
 
 
 class ArchiveError(ValueError):
@@ -23,13 +25,13 @@ class ArchiveError(ValueError):
 
 def pack(results_dir: Path, archive: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many."""
-    buffer = io.BytesIO()
-    paths = sorted(Store(results_dir).records_dir.glob("*.json"))
+    buffer, store = io.BytesIO(), Store(results_dir)
+    records, samples = (sorted(folder.glob("*.json")) for folder in (store.records_dir, store.samples_dir))
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for path in paths:
-            tar.add(path, f"records/{path.name}", filter=_anonymous)
+        for path in (*samples, *records):
+            tar.add(path, f"{path.parent.name}/{path.name}", filter=_anonymous)
     write_atomically(archive, buffer.getvalue())
-    return len(paths)
+    return len(records)
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -47,7 +49,7 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
     Raises:
         ArchiveError: a member is not a record, or not where records lie; nothing is written then.
     """
-    texts: dict[str, bytes] = {}
+    files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
@@ -55,15 +57,18 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
                 content = tar.extractfile(member) if match and member.isreg() else None
                 if match is None or content is None:
                     raise ArchiveError(f"{archive}: {member.name!r} is not a record's file")
-                texts[match[1]] = content.read()
-                Record.from_json(texts[match[1]].decode())
-    except (tarfile.TarError, zlib.error, EOFError, UnicodeDecodeError, RecordError) as error:
+                files[match[1]][match[2]] = content.read()
+        for name, data in files["records"].items():
+            decode(data, functools.partial(files["samples"].__getitem__, name))
+    except (tarfile.TarError, zlib.error, EOFError, RecordError) as error:
         raise ArchiveError(f"{archive}: {error}") from None
-    folder = Store(results_dir).records_dir
-    missing = [name for name in texts if not (folder / name).exists()]
+    store = Store(results_dir)
+    missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
     for name in missing:
-        write_atomically(folder / name, texts[name])
-    return len(missing), len(texts) - len(missing)
+        if name in files["samples"]:
+            write_atomically(store.samples_dir / name, files["samples"][name])
+        write_atomically(store.records_dir / name, files["records"][name])
+    return len(missing), len(files["records"]) - len(missing)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-SCHEMA = 1
+SCHEMA = 2
 
 STATUSES = (
     "ok",
@@ -34,7 +36,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """One attempt at one cell. Strict JSON on disk; raw samples inside `measurements`, summaries nowhere.
+    """One attempt at one cell. Raw samples are inside `measurements`, summaries nowhere.
 
     A record whose status is not `ok` carries no measurements.
     """
@@ -73,8 +75,9 @@ class Record:
     """cpu_model, cpu_count, memory_bytes, os, python, torch, ... and of the device: name, driver, memory."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """threads, float32_matmul_precision, tf32 flags, the implementation and backend that ran."""
-    approximates: dict[str, str | None] = field(default_factory=dict)
-    """For the label of each mechanism the exact function that its output is or estimates; None: one of its own."""
+    mechanisms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """For the label of each mechanism: `approximates`, the exact function that its output is or estimates (None: one of
+    its own); `exact`, whether it computes that very function; `size`, the hyperparameter that a paper's d means."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
     """reference, error, tolerance of the check that ran before the measurement."""
@@ -94,33 +97,62 @@ class Record:
         """Whether the outcome stands, so that the cell need not run again."""
         return self.status not in RETRIED
 
-    def to_json(self) -> str:
-        """Strict JSON (no NaN, no Infinity)."""
-        return json.dumps(dataclasses.asdict(self), allow_nan=False, indent=1, sort_keys=True) + "\n"
-
     @classmethod
-    def from_json(cls, text: str) -> Record:
-        """Parse strictly; raises `RecordError` for anything that is not a record of this schema."""
-        try:
-            fields = json.loads(text, parse_constant=_reject_constant)
-        except ValueError as error:
-            raise RecordError(f"not strict JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise RecordError("not a JSON object")
+    def from_fields(cls, fields: Mapping[str, Any]) -> Record:
+        """A record from what a file holds; raises `RecordError` for anything that is not a record of this schema."""
         if fields.get("schema") != SCHEMA:
             raise RecordError(f"schema={fields.get('schema')!r}: must be {SCHEMA}")
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - set(known))
-        required = {
-            name
-            for name, f in known.items()
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        }
-        missing = sorted(required - set(fields))
+        declared = {each.name: each for each in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(declared))
+        missing = sorted(name for name in set(declared) - set(fields) if _is_required(declared[name]))
         if unknown or missing:
             raise RecordError(f"unknown fields {unknown}, missing fields {missing}")
+        _check_types("", fields, get_type_hints(cls))
+        _check_types("config.", fields["config"], _CONFIG)
+        _check_types("config.bench.", fields["config"]["bench"], {"name": str})
+        against = fields["config"]["bench"].get("against", [])
+        _check_types("config.bench.", {"against": against}, {"against": list[dict[str, Any]]})
+        for other in against:
+            _check_types("config.bench.against.", other, {"label": str, "attention": dict})
+        for name in ("started", "ended"):
+            _check_time(name, fields[name])
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
 
 
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+# What every reader relies on.
+_CONFIG = {"label": str, "attention": dict, "bench": dict, "inputs": dict, "seq_len": int, "batch_size": int}
+
+
+def _is_required(declared: dataclasses.Field[Any]) -> bool:
+    return declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
+
+
+def _check_types(prefix: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    required = prefix != ""
+    for name, hint in hints.items():
+        if (required or name in values) and not _is_a(values.get(name), hint):
+            wanted = getattr(hint, "__name__", str(hint))
+            raise RecordError(f"{prefix}{name}={str(values.get(name))[:80]!r}: must be {wanted}")
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value as JSON gives it is of an annotated type: tuples are lists there, numbers may be whole."""
+    if get_origin(hint) is UnionType:
+        return any(_is_a(value, option) for option in get_args(hint))
+    kind = get_origin(hint) or hint
+    if kind in (list, tuple):
+        return isinstance(value, list) and all(_is_a(entry, get_args(hint)[0]) for entry in value)
+    if kind is dict and get_args(hint):
+        return isinstance(value, dict) and all(_is_a(entry, get_args(hint)[1]) for entry in value.values())
+    if kind is Any:
+        return True
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _check_time(name: str, value: str) -> None:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise RecordError(f"{name}={value[:80]!r}: must be a time in ISO 8601") from None

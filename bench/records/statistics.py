@@ -7,8 +7,9 @@ seven samples, the expanded one at least 95 %.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
@@ -63,6 +64,40 @@ class Crossover:
     high: float
     faster: str
     """`a` or `b`: which one is ahead from `length` on."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two mechanisms in the same rounds at one length: in each, the time of the baseline over that of the other."""
+
+    baseline: str
+    label: str
+    seq_len: int
+    batch_size: int
+    ratios: ArrayLike = field(compare=False)
+    setting: str = ""
+    """What else must agree between the points of a curve."""
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Who is ahead from which length on, at one batch size or at one number of tokens per batch."""
+
+    baseline: str
+    label: str
+    batch: str
+    """`batch size 4` or `8192 tokens per batch`, whichever the lengths have in common."""
+    crossover: Crossover
+
+    @property
+    def faster(self) -> str:
+        """The one of the two that is ahead at the end."""
+        return self.label if self.crossover.faster == "b" else self.baseline
+
+    @property
+    def slower(self) -> str:
+        """The other one."""
+        return self.baseline if self.crossover.faster == "b" else self.label
 
 
 def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
@@ -137,6 +172,34 @@ def crossover(
     return Crossover(float(length), float(low), float(high), "b" if ahead else "a")
 
 
+def overtakings(comparisons: Iterable[Comparison]) -> list[Overtaking]:
+    """The crossovers of all pairs, in the order of their names; of several comparisons at a length the last counts.
+
+    Lengths make a curve where their batches agree: by size or by tokens, whichever has fewer values.
+    """
+    pairs: dict[tuple[str, str, str], list[Comparison]] = defaultdict(list)
+    for each in comparisons:
+        pairs[each.baseline, each.label, each.setting].append(each)
+    overtaken = []
+    for (baseline, label, _), points in sorted(pairs.items()):
+        for batch, curve in _curves(points):
+            ratios = [np.asarray(curve[length].ratios, dtype=float) for length in sorted(curve)]
+            crossed = crossover(sorted(curve), ratios, [np.ones_like(rounds) for rounds in ratios])
+            if crossed is not None:
+                overtaken.append(Overtaking(baseline, label, batch, crossed))
+    return overtaken
+
+
+def _curves(points: Sequence[Comparison]) -> list[tuple[str, dict[int, Comparison]]]:
+    sizes = {point.batch_size for point in points}
+    same_size = len(sizes) <= len({point.batch_size * point.seq_len for point in points})
+    curves: dict[int, dict[int, Comparison]] = defaultdict(dict)
+    for point in points:
+        curves[point.batch_size * (1 if same_size else point.seq_len)][point.seq_len] = point
+    name = "batch size {}" if same_size else "{} tokens per batch"
+    return [(name.format(batch), curve) for batch, curve in sorted(curves.items())]
+
+
 def standard_error(samples: ArrayLike) -> float:
     """Standard error of the mean, s / sqrt(n); NaN for a single sample."""
     values = _observations("samples", samples)
@@ -173,9 +236,9 @@ def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0
     generator = np.random.default_rng(seed)
     resampled = [values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(1) for values in squares]
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
-    found = weights @ np.log([values.mean() for values in squares]) / 2
+    exponent = weights @ np.log([values.mean() for values in squares]) / 2
     low, high = _percentiles(weights @ np.log(resampled) / 2, min(len(values) for values in squares))
-    return Interval(float(found), float(low), float(high))
+    return Interval(float(exponent), float(low), float(high))
 
 
 def _observations(name: str, samples: ArrayLike) -> Array:

@@ -1,4 +1,4 @@
-"""The results folder: one atomic file per record. Records are the truth; everything else is made from them."""
+"""The results folder: an atomic file per record, another for long samples. They are the truth, all else derives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from bench.records.files import decode, encode
 from bench.records.record import Record, RecordError
 
 
@@ -22,16 +23,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Store:
-    """The records under `results_dir/records`."""
+    """The records under `results_dir/records`, long lists of samples under `results_dir/samples`."""
 
     def __init__(self, results_dir: str | Path) -> None:
         self.root = Path(results_dir)
-        self.records_dir = self.root / "records"
+        self.records_dir, self.samples_dir = self.root / "records", self.root / "samples"
 
     def write(self, record: Record) -> Path:
         """Save one record under a name of its own."""
         path = self.records_dir / f"{record.cell_id[:16]}-{record.record_id[:16]}.json"
-        write_atomically(path, record.to_json().encode())
+        data, samples = encode(record)
+        if samples is not None:
+            # Before the record: whoever is killed in between leaves no record without its samples.
+            write_atomically(self.samples_dir / path.name, samples)
+        write_atomically(path, data)
         return path
 
     def load(self) -> list[Record]:
@@ -50,8 +55,8 @@ class Store:
         records = []
         for path in sorted(self.records_dir.glob(pattern)):
             try:
-                records.append(Record.from_json(path.read_text()))
-            except (RecordError, OSError, UnicodeDecodeError) as error:
+                records.append(decode(path.read_bytes(), (self.samples_dir / path.name).read_bytes))
+            except (RecordError, OSError) as error:
                 print(f"{path}: skipped, {error}", file=sys.stderr)
         return sorted(records, key=lambda record: (record.ended, record.record_id))
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from bench.measures import flatten
 from bench.quiet import QUIET
 from bench.records.record import FAILED, Record
 from bench.records.store import latest
-from bench.records.summary import flatten, summarise
+from bench.records.summary import benchmark, features, summarise
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
-ERRORS_OVER_FEATURES = ("spectral_norm", "sketch_error")
 # What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
@@ -39,18 +39,10 @@ class TrackingError(RuntimeError):
     """The mirror could not be written, in one line; the records are unharmed and can be mirrored later."""
 
 
-def _benchmark(record: Record) -> str:
-    return str(record.config.get("bench", {}).get("name", "unknown"))
-
-
-def _label(record: Record) -> str:
-    return str(record.config.get("label", "unknown"))
-
-
 def _step(record: Record) -> int:
     """The axis that the paper's figure has: the number of features for errors, else the length."""
-    features = record.measurements.get("features") if _benchmark(record) in ERRORS_OVER_FEATURES else None
-    return int(features or record.config.get("seq_len") or 0)
+    size = features(record) if benchmark(record).axis == "features" else None
+    return size or record.config["seq_len"]
 
 
 class Mirror:
@@ -145,14 +137,14 @@ class Mirror:
         if self.database and not self.database.exists():
             _create_database(self.database, self.artifacts_uri)
         client = MlflowClient(self.uri)
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
             # A server keeps its artifacts itself.
             location = None if self.uri.startswith("http") else self.artifacts_uri
             return _Experiment(client, client.create_experiment(self.experiment, location))
-        if found.lifecycle_stage == "deleted":
-            client.restore_experiment(found.experiment_id)
-        return _Experiment(client, found.experiment_id)
+        if experiment.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment.experiment_id)
+        return _Experiment(client, experiment.experiment_id)
 
 
 def _create_database(path: Path, artifacts_uri: str) -> None:
@@ -183,16 +175,16 @@ class _Experiment:
         return runs
 
     def write_cell(self, record: Record, superseded: str) -> None:
-        features = record.measurements.get("features")
-        size = f"n={record.config.get('seq_len')}" + (f" d={features}" if features else "")
-        name = f"{_label(record)} {size} {_benchmark(record)}"
+        d = record.measurements.get("features")
+        size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
+        name = f"{record.config['label']} {size} {record.config['bench']['name']}"
         tags = _cell_tags(record) | {"kind": "cell", "superseded": superseded}
         times = _milliseconds(record.started), _milliseconds(record.ended)
         with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
             self._log(run_id, [record], params=flatten(record.config))
 
     def write_curve(self, line: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
-        tags = {**sweep, "kind": "curve", "attention": _label(records[0])}
+        tags = {**sweep, "kind": "curve", "attention": records[0].config["label"]}
         with self._run(line, tags, ended, ended) as run_id:
             self._log(run_id, records)
 
@@ -249,8 +241,8 @@ def _cell_tags(record: Record) -> dict[str, str]:
         "attempt": record.attempt,
         "status": record.status,
         "reason": record.reason,
-        "attention": _label(record),
-        "bench": _benchmark(record),
+        "attention": record.config["label"],
+        "bench": record.config["bench"]["name"],
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
         "cpu_model": record.machine.get("cpu_model"),
         "torch": record.machine.get("torch"),
@@ -264,13 +256,13 @@ def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
     by_label: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         if record.status == "ok":
-            by_label[_label(record)].append(record)
+            by_label[record.config["label"]].append(record)
     lines: dict[str, list[Record]] = defaultdict(list)
     for label, own in by_label.items():
         configs = [_comparable(record) for record in own]
         at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
         for record, config in zip(own, configs, strict=True):
-            at_step[_benchmark(record), _step(record)].append(config)
+            at_step[record.config["bench"]["name"], _step(record)].append(config)
         axes = _axes_apart(list(at_step.values()))
         for record, config in zip(own, configs, strict=True):
             lines[" ".join([label, *(f"{key}={config.get(key)}" for key in axes)])].append(record)
@@ -280,7 +272,7 @@ def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
 def _comparable(record: Record) -> dict[str, Any]:
     """The settings of a cell that can tell lines apart: tokens instead of a batch size that follows the length."""
     config = flatten(record.config)
-    config["tokens"] = config.pop("batch_size", 0) * config.get("seq_len", 0)
+    config["tokens"] = config.pop("batch_size") * config["seq_len"]
     return {key: value for key, value in config.items() if not key.startswith("bench.")}
 
 

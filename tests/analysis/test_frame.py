@@ -48,7 +48,7 @@ def test_spectral_rows_have_mean_and_standard_error(rng):
     values = np.asarray(source.measurements["absolute"])
     error = values.std(ddof=1) / np.sqrt(values.size)
     assert (row["value"], row["high"] - row["value"]) == pytest.approx((values.mean(), error))
-    assert (row["features"], row["reference"], row["weights"]) == (64, "softmax", "pretrained")
+    assert (row["features"], row["function"], row["weights"]) == (64, "softmax", "pretrained")
     assert row["interval"] == "standard error"
 
 
@@ -129,7 +129,7 @@ def test_series_tell_apart_what_differs_and_nothing_else(rng):
         ]
     )
     assert set(series(frame)) == {"performer num_features=64", "performer num_features=128", "flash"}
-    assert set(series(frame, apart_from={"num_features"})) == {"performer", "flash"}
+    assert set(series(frame, apart_from_size=True)) == {"performer", "flash"}
     fused = tidy([latency("flash", 512, rng), latency("flash", 512, rng, impl="reference")])
     assert set(series(fused)) == {"flash impl=auto", "flash impl=reference"}
 

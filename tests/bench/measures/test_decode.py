@@ -7,7 +7,7 @@ import time
 import pytest
 from hydra import compose, initialize_config_dir
 from synthetic_records import decode as decode_record
-from test_measures import config
+from test_measures import config, measure
 
 from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
@@ -52,7 +52,7 @@ class Changed(VMean):
 
 
 def test_time_of_a_known_sleep_per_step():
-    measured = decode.measure(Bench(settings(steps=3), Changed(seconds=0.01)))
+    measured = measure(Bench(settings(steps=3), Changed(seconds=0.01)))
     assert len(measured["samples"]) == 5 and measured["steps"] == 3
     # A sleep never ends early; how late it ends is up to the machine's load.
     assert min(measured["samples"]) >= 1e7
@@ -62,17 +62,17 @@ def test_time_of_a_known_sleep_per_step():
 
 def test_every_sample_is_at_the_end_of_the_same_context():
     attention = Changed()
-    decode.measure(Bench(settings(steps=3, repeats=7), attention))
+    measure(Bench(settings(steps=3, repeats=7), attention))
     first, *timed = attention.lengths
     assert first == 61 and timed == [62, 63, 64] * (len(timed) // 3) and len(timed) >= 7 * 3
 
 
 def test_the_size_of_the_state_is_that_of_its_tensors_at_the_end():
     for n in (32, 64):
-        cached = decode.measure(Workbench(settings("softmax", seq_len=n), None))
+        cached = measure(Workbench(settings("softmax", seq_len=n), None))
         # Keys and values of 2 x 2 heads of 8 in 4 bytes, and which of the positions are padding.
         assert cached["state_bytes"] == 2 * n * (2 * 2 * 8 * 4 + 1)
-        summed = decode.measure(Workbench(settings("performer", seq_len=n), None))
+        summed = measure(Workbench(settings("performer", seq_len=n), None))
         assert summed["state_bytes"] == 2 * 2 * (256 * 9 + 1) * 4
 
 
@@ -89,25 +89,25 @@ def test_a_cache_does_not_grow_while_it_is_timed():
 @pytest.mark.parametrize("name", ["softmax", "polysketch", "performer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_that_are_right_pass_the_check(name, dtype):
-    measured = decode.measure(Workbench(settings(name, dtype=dtype, repeats=1), None))
+    measured = measure(Workbench(settings(name, dtype=dtype, repeats=1), None))
     assert measured["error"] < 3e-2 and measured["samples"][0] > 0
 
 
 def test_steps_that_are_wrong_have_no_time():
     with pytest.raises(IncorrectError, match=r"the last 4 steps: relative error 1\.0e-02 against the forward pass"):
-        decode.measure(Bench(settings(), Changed(factor=1.01)))
+        measure(Bench(settings(), Changed(factor=1.01)))
     with pytest.raises(NonFiniteError, match="the steps' output"):
-        decode.measure(Bench(settings(), Changed(factor=float("nan"))))
+        measure(Bench(settings(), Changed(factor=float("nan"))))
 
 
 def test_what_cannot_be_measured_is_unsupported():
     with pytest.raises(UnsupportedError, match="causal=false: softmax decodes only with causal=true"):
-        decode.measure(Workbench({**settings("softmax"), "causal": False}, None))
+        measure(Workbench({**settings("softmax"), "causal": False}, None))
     with pytest.raises(UnsupportedError, match="informer cannot decode"):
-        decode.measure(Workbench({**settings("informer"), "causal": False}, None))
+        measure(Workbench({**settings("informer"), "causal": False}, None))
     with pytest.raises(UnsupportedError, match=r"^bench\.steps=63: must be at most seq_len - 2 = 62$"):
-        decode.measure(Workbench(settings(steps=63), None))
-    assert decode.measure(Workbench(settings(steps=62, repeats=1), None))["steps"] == 62
+        measure(Workbench(settings(steps=63), None))
+    assert measure(Workbench(settings(steps=62, repeats=1), None))["steps"] == 62
 
 
 def test_the_benchmark_is_causal_unless_told_otherwise():
@@ -133,5 +133,5 @@ def test_summary_and_line(rng):
 
 
 def test_float64_steps_agree_to_rounding():
-    measured = decode.measure(Workbench(settings("performer", dtype="float64", repeats=1), None))
+    measured = measure(Workbench(settings("performer", dtype="float64", repeats=1), None))
     assert measured["error"] < 1e-13

@@ -10,7 +10,7 @@ from zoo_cases import VARIANTS, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.measures.flops import count, measure
+from bench.measures.flops import Flops, count
 from bench.measures.workbench import Workbench, build_attention
 
 
@@ -65,11 +65,22 @@ def test_a_fused_kernel_counts_as_the_products_that_it_computes(causal):
     assert sum(counted.values()) == 2 * 3 * pairs * (2 * 4 + 2 * 4)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_kernels_of_gpus_skip_the_future_too(kernel, causal):
+    """Their formulas, on tensors without data; the count of each needs no GPU."""
+    inputs = [x.to("meta") for x in (query, query, query)]
+    operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+    extra = [0.0, causal, False] if kernel == "flash" else [None, False, 0.0, causal]
+    pairs = sum(range(1, 9)) if causal else 8 * 8
+    assert sum(count(lambda: operation(*inputs, *extra)).values()) == 2 * 3 * pairs * (2 * 4 + 2 * 4)
+
+
 def test_analytic_and_counted_flops_of_the_whole_batch():
-    measured = measure(Workbench(config("softmax", batch_size=3, seq_len=32), None))
+    measured = Flops().measure(Workbench(config("softmax", batch_size=3, seq_len=32), None))
     flops = 3 * 2 * 4 * 32**2 * 64
     assert measured == {"analytic": flops, "counted": flops, "operations": {"bmm": flops}, "features": None}
-    assert measure(Workbench(config("linformer", seq_len=32), None))["features"] == 256
+    assert Flops().measure(Workbench(config("linformer", seq_len=32), None))["features"] == 256
 
 
 def test_what_cannot_be_counted_is_not_zero(monkeypatch):
@@ -79,7 +90,7 @@ def test_what_cannot_be_counted_is_not_zero(monkeypatch):
     monkeypatch.setattr(bench, "attention", lambda: attention)
     monkeypatch.setattr(bench, "gate", lambda inputs: NoGate())
     with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
-        measure(bench)
+        Flops().measure(bench)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])

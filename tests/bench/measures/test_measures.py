@@ -6,7 +6,8 @@ import pytest
 import torch
 from no_gate import NoGate
 
-from bench.measures import compare, latency, memory
+from bench import measures
+from bench.measures import memory
 from bench.measures.timing import Pass, Stopwatch
 from bench.measures.workbench import Workbench, build_attention
 
@@ -15,7 +16,7 @@ def config(name="v_mean", bench=None, **changes):
     return {
         "label": name,
         "attention": {"name": name},
-        "bench": {"name": "latency", "passes": ["forward"], "min_sample_ms": 0.0, **(bench or {})},
+        "bench": bench or {"name": "latency", "passes": ["forward"], "min_sample_ms": 0.0},
         "inputs": {"name": "gaussian", "score_scale": 1.0},
         "seq_len": 64,
         "batch_size": 2,
@@ -29,6 +30,16 @@ def config(name="v_mean", bench=None, **changes):
         "repeats": 5,
         **changes,
     }
+
+
+def benchmark(bench):
+    """That of a cell's settings, the rest as by default."""
+    own = {key: value for key, value in bench.items() if key not in ("name", "against")}
+    return measures.get(bench["name"])(**own)
+
+
+def measure(workbench):
+    return benchmark(workbench.config["bench"]).measure(workbench)
 
 
 class Sleeping(torch.nn.Module):
@@ -66,8 +77,10 @@ class SleepingBench(Workbench):
 
 def test_latency_of_a_known_sleep():
     passes = ["forward", "backward", "forward_backward"]
-    workbench = SleepingBench(config(bench={"passes": passes}), Sleeping(0.02, 0.05))
-    measured = latency.measure(workbench)
+    workbench = SleepingBench(
+        config(bench={"name": "latency", "passes": passes, "min_sample_ms": 0.0}), Sleeping(0.02, 0.05)
+    )
+    measured = measure(workbench)
     assert list(measured["passes"]) == passes
     for name, seconds in zip(passes, (0.02, 0.05, 0.07), strict=True):
         samples = measured["passes"][name]["samples"]
@@ -94,8 +107,8 @@ def test_compare_finds_the_ratio_of_known_sleeps_and_alternates():
             return super().forward(*inputs)
 
     against = [{"label": "slow", "attention": {"name": "v_mean"}}]
-    settings = config(bench={"name": "compare", "measured_pass": "forward", "against": against}, repeats=6)
-    measured = compare.measure(SleepingBench(settings, Noted(0.01), Noted(0.03)))
+    settings = config(bench={"name": "compare", "min_sample_ms": 0.0, "against": against}, repeats=6)
+    measured = measure(SleepingBench(settings, Noted(0.01), Noted(0.03)))
     assert measured["labels"] == ["v_mean", "slow"]
     ratios = [slow / fast for fast, slow in zip(*measured["samples"].values(), strict=True)]
     assert sorted(ratios)[3] == pytest.approx(3, rel=0.2)
@@ -120,7 +133,7 @@ class Allocating(Sleeping):
 @pytest.mark.parametrize("megabytes", [1, 16, 64])
 def test_peak_memory_of_known_allocations(megabytes):
     settings = config(bench={"name": "memory", "passes": ["forward"], "largest": None})
-    measured = memory.measure(SleepingBench(settings, Allocating(megabytes)))
+    measured = measure(SleepingBench(settings, Allocating(megabytes)))
     peak = measured["passes"]["forward"]["peak_bytes"]
     assert peak == pytest.approx(2 * megabytes * 2**20, rel=1e-3)
 
@@ -128,7 +141,7 @@ def test_peak_memory_of_known_allocations(megabytes):
 def test_peak_memory_of_softmax_is_its_matrices():
     n = 512
     settings = config("softmax", {"name": "memory", "passes": ["forward"], "largest": None}, seq_len=n)
-    measured = memory.measure(Workbench(settings, None))
+    measured = measure(Workbench(settings, None))
     matrix = 2 * 2 * n * n * 4
     peak = measured["passes"]["forward"]["peak_bytes"]
     assert 2 * matrix <= peak < 3.2 * matrix
@@ -146,10 +159,10 @@ def test_bisection_finds_the_largest_that_fits(fits_up_to, monkeypatch):
 
     monkeypatch.setattr(memory, "_runs", runs)
     settings = {"name": "memory", "passes": ["forward"], "largest": "batch_size", "largest_limit": 100}
-    found = memory._largest(Workbench(config(bench=settings, batch_size=1), None))
-    assert found["value"] == min(fits_up_to, 100)
+    largest = benchmark(settings).bisect(Workbench(config(bench=settings, batch_size=1), None))
+    assert largest["value"] == min(fits_up_to, 100)
     assert len(tried) == len(set(tried)) <= 14
-    assert all(found["tried"][str(value)] == (value <= fits_up_to) for value in tried)
+    assert all(largest["tried"][str(value)] == (value <= fits_up_to) for value in tried)
 
 
 def test_an_allocation_that_fails_is_an_answer_and_another_error_is_not():
@@ -160,7 +173,7 @@ def test_an_allocation_that_fails_is_an_answer_and_another_error_is_not():
                 raise ValueError("not about memory")
             return query
 
-    workbench = SleepingBench(config(bench={"passes": ["forward"]}), Failing(0))
+    workbench = SleepingBench(config(), Failing(0))
     assert memory._runs(workbench, "batch_size", 2, "forward")
     assert not memory._runs(workbench, "batch_size", 4, "forward")
     with pytest.raises(ValueError, match="not about memory"):

@@ -10,7 +10,7 @@ from torch import nn
 
 from attention_zoo import AttentionInfo, UnsupportedError, create
 from bench.errors import NonFiniteError
-from bench.measures.spectral_norm import measure
+from bench.measures.spectral_norm import SpectralNorm, spectral_norm
 
 
 class Fake(nn.Module):
@@ -58,6 +58,10 @@ class Workbench:
 
     def progress(self, done, total):
         self.seen.append((done, total))
+
+
+def measure(workbench):
+    return SpectralNorm().measure(workbench)
 
 
 def zeros(query, key, value, seed=0):
@@ -137,6 +141,25 @@ def test_agrees_with_numpys_singular_values_of_a_dense_computation():
             norm = np.linalg.svd(exact, compute_uv=False)[0]
             assert result["absolute"][sequence][head] == pytest.approx(error, rel=1e-10)
             assert result["relative"][sequence][head] == pytest.approx(error / norm, rel=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-160, 1e-300, 1e160])
+@pytest.mark.parametrize("n, h", [(200, 16), (16, 16), (5, 16), (1, 1)])
+@pytest.mark.parametrize("rank", [None, 1, 3])
+def test_the_gram_matrix_has_the_singular_values_of_the_matrix(n, h, rank, scale):
+    generator = torch.Generator().manual_seed(n)
+    matrices = torch.randn(1, 4, n, h, generator=generator, dtype=torch.float64)
+    if rank:
+        matrices = matrices[..., :rank] @ torch.randn(1, 4, min(rank, h), h, generator=generator, dtype=torch.float64)
+    expected = scale * torch.linalg.matrix_norm(matrices[0], ord=2)
+    torch.testing.assert_close(spectral_norm("", scale * matrices), expected, rtol=1e-10, atol=0)
+
+
+def test_singular_values_that_are_equal_nearly_equal_or_zero():
+    orthogonal = torch.linalg.qr(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).double())[0]
+    nearly = orthogonal * torch.linspace(1, 1 + 1e-9, 8, dtype=torch.float64)
+    stacked = torch.stack([orthogonal, nearly, torch.zeros_like(nearly)])[None]
+    torch.testing.assert_close(spectral_norm("", stacked).tolist(), [1.0, 1 + 1e-9, 0.0], rtol=1e-12, atol=0)
 
 
 def test_every_trial_is_one_sequence_and_one_draw_of_its_own():

@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
+from bench.records import files, store
+from bench.records.files import READABLE, decode, encode
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
 
@@ -14,48 +17,158 @@ FINE = Record(
     sweep_id="s" * 16,
     attempt=1,
     status="ok",
-    config={"label": "flash"},
+    config={
+        "label": "flash",
+        "attention": {"name": "flash"},
+        "bench": {"name": "latency"},
+        "inputs": {"name": "gaussian"},
+        "seq_len": 64,
+        "batch_size": 2,
+    },
     started="2026-01-01T00:00:00+00:00",
     ended="2026-01-01T00:00:01+00:00",
     duration_s=1.0,
     measurements={"samples": [1.5, 2.5]},
 )
+TEXT = encode(FINE)[0].decode()
+LONG = {"curve": {"loss": [math.sqrt(k) for k in range(READABLE + 1)], "step": 10}, "norms": [[1.0] * 12] * 8, "n": [7]}
 
 
 def changed(**fields):
     return dataclasses.replace(FINE, **fields)
 
 
-def test_round_trip(tmp_path):
-    store = Store(tmp_path)
-    store.write(FINE)
-    assert store.load() == [FINE]
+def read(text):
+    return decode(text.encode(), lambda: pytest.fail("it has no samples"))
+
+
+@pytest.mark.parametrize("measurements", [{"samples": [1.5, 2.5]}, LONG, {}])
+def test_round_trip(tmp_path, measurements):
+    record = changed(measurements=measurements, overrides=("a=1", "b"))
+    Store(tmp_path).write(record)
+    assert Store(tmp_path).load() == [record]
+
+
+def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_path):
+    path = Store(tmp_path).write(changed(measurements=LONG))
+    text = path.read_text()
+    assert len(text.splitlines()) < 60 and max(map(len, text.splitlines())) <= 120
+    assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
+    samples = json.loads((tmp_path / "samples" / path.name).read_text())
+    assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
+    at_the_limit = changed(record_id="1" * 32, measurements={"samples": [0.0] * READABLE})
+    assert not (tmp_path / "samples" / Store(tmp_path).write(at_the_limit).name).exists()
+
+
+def test_samples_that_are_gone_or_not_the_records_make_it_unreadable(tmp_path, capsys):
+    other = changed(record_id="1" * 32)
+    path = Store(tmp_path).write(changed(measurements=LONG))
+    Store(tmp_path).write(other)
+    samples = tmp_path / "samples" / path.name
+    whole = samples.read_bytes()
+    for damage in (whole[:-1], b"", whole.replace(b"1.0", b"2.0", 1), None):
+        samples.unlink() if damage is None else samples.write_bytes(damage)
+        assert Store(tmp_path).load() == [other]
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and error.startswith(f"{path}: skipped, its samples ")
+
+
+def test_a_writer_that_is_killed_leaves_no_record_without_its_samples(tmp_path, monkeypatch):
+    real, written = store.write_atomically, []
+
+    def killed_before_the_second(path, data):
+        if written:
+            raise KeyboardInterrupt
+        written.append(path.parent.name)
+        real(path, data)
+
+    monkeypatch.setattr(store, "write_atomically", killed_before_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path).write(changed(measurements=LONG))
+    assert written == ["samples"] and Store(tmp_path).load() == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_numbers_are_refused_both_ways(value):
-    with pytest.raises(ValueError):
-        changed(measurements={"samples": [value]}).to_json()
-    text = FINE.to_json().replace("2.5", json.dumps(value))
+    for count in (1, READABLE + 1):
+        with pytest.raises(ValueError):
+            encode(changed(measurements={"samples": [value] * count}))
     with pytest.raises(RecordError, match="not JSON"):
-        Record.from_json(text)
+        read(TEXT.replace("2.5", json.dumps(value)))
+    with pytest.raises(RecordError, match="1e999 is not JSON"):
+        read(TEXT.replace("2.5", "1e999"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "not strict JSON"),
         ("[]", "not a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
         ("{}", "schema"),
-        (FINE.to_json().replace('"schema": 1', '"schema": 2'), "schema=2"),
-        (FINE.to_json().replace('"phase"', '"fase"'), "unknown fields"),
-        (FINE.to_json().replace('"status": "ok"', '"status": "fine"'), "status='fine'"),
-        (FINE.to_json().replace('"status": "ok"', '"status": "oom"'), "carries no measurements"),
+        (TEXT.replace('"schema": 2', '"schema": 1'), "schema=1"),
+        (TEXT.replace('"phase"', '"fase"'), "unknown fields"),
+        (TEXT.replace('"status": "ok"', '"status": "fine"'), "status='fine'"),
+        (TEXT.replace('"status": "ok"', '"status": "oom"'), "carries no measurements"),
     ],
 )
-def test_what_is_no_record_is_refused(text, said):
-    with pytest.raises(RecordError, match=said):
-        Record.from_json(text)
+def test_what_is_no_record_is_refused(text, message):
+    with pytest.raises(RecordError, match=message):
+        read(text)
+
+
+def with_value(path, value):
+    """The text of a record with one value replaced, or removed if it is `...`."""
+    fields = json.loads(TEXT)
+    *parents, name = path.split(".")
+    node = fields
+    for parent in parents:
+        node = node[parent]
+    node.pop(name) if value is ... else node.update({name: value})
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("config", None),
+        ("config.label", 5),
+        ("config.label", ...),
+        ("config.bench", []),
+        ("config.bench.name", None),
+        ("config.bench.against", [5]),
+        ("config.bench.against", [{"label": "flash"}]),
+        ("config.seq_len", "64"),
+        ("config.batch_size", ...),
+        ("ended", 5),
+        ("ended", "yesterday"),
+        ("cell_id", []),
+        ("attempt", True),
+        ("attempt", 1.5),
+        ("duration_s", "1"),
+        ("duration_s", None),
+        ("overrides", 5),
+        ("overrides", [5]),
+        ("overrides", "attention=flash"),
+        ("machine", None),
+        ("mechanisms", {"flash": "softmax"}),
+        ("measurements", []),
+        ("reason", 5),
+    ],
+)
+def test_an_odd_value_is_one_line_and_costs_no_other(path, value, tmp_path, capsys):
+    Store(tmp_path).write(FINE)
+    odd = tmp_path / "records" / "odd.json"
+    odd.write_text(with_value(path, value))
+    assert Store(tmp_path).load() == [FINE]
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith(f"{odd}: skipped, {path.split('.')[0]}")
+
+
+def test_whole_numbers_and_fields_that_are_left_out_are_fine():
+    assert read(with_value("duration_s", 1)) == FINE
+    assert read(with_value("stderr_tail", ...)) == FINE
+    assert read(with_value("reason", None)) == FINE
 
 
 def test_a_truncated_file_is_named_and_costs_no_other(tmp_path, capsys):
@@ -67,6 +180,20 @@ def test_a_truncated_file_is_named_and_costs_no_other(tmp_path, capsys):
         other.write_text(whole[:length])
         assert store.load() == [FINE]
         assert capsys.readouterr().err.startswith(f"{other}: skipped, ")
+
+
+def test_lists_and_what_fits_stand_on_one_line(monkeypatch):
+    monkeypatch.setattr(files, "WIDTH", 30)
+    record = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
+    lines = encode(record)[0].decode().splitlines()
+    start = lines.index(' "measurements": {')
+    assert lines[start + 1 : start + 6] == [
+        '  "curve": {',
+        '   "first": [1, 2, 3, 4, 5, 6],',
+        '   "second": [[1, 2], [3, 4], [5, 6]]',
+        "  },",
+        '  "n": {}',
+    ]
 
 
 def test_the_newest_outcome_stands_and_a_failed_attempt_replaces_none():

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.measures import flatten
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
-from bench.records.summary import flatten, summarise
+from bench.records.summary import summarise
 from bench.tracking.mirror import Mirror, TrackingError, _create_database
 
 SWEEP = "5a3e" * 16
@@ -119,8 +120,9 @@ def test_compare_is_the_median_ratio_of_the_rounds():
     samples = {"softmax": slow, "flash": [time / 4 for time in slow]}
     measured = {"pass": "forward", "labels": ["softmax", "flash"], "samples": samples, "calls_per_sample": {}}
     summary = summarise(a_record(bench="compare", measurements=measured))
-    assert summary.keys() == {"speedup.flash", "speedup_low.flash", "speedup_high.flash"}
-    assert list(summary.values()) == pytest.approx([4.0] * 3, rel=1e-12)
+    ratios = [summary.pop(key) for key in ("speedup.flash", "speedup_low.flash", "speedup_high.flash")]
+    assert ratios == pytest.approx([4.0] * 3, rel=1e-12)
+    assert summary == pytest.approx({"latency_ms.softmax": 200e-6, "latency_ms.flash": 50e-6})
 
 
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])
@@ -491,5 +493,5 @@ Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
     runs = runs_of(tmp_path)
     assert Counter(run.data.tags["record_id"] for run in runs) == Counter(record.record_id for record in records)
     assert {run.info.status for run in runs} == {"FINISHED"}
-    assert all(len(run.data.metrics) == 4 and len(run.data.params) == 9 for run in runs)
+    assert all(len(run.data.metrics) == 5 and len(run.data.params) == 9 for run in runs)
     assert Mirror(tmp_path).sync(store.load()) == 0

@@ -1,0 +1,115 @@
+"""What a benchmark's raw samples say in numbers: computed here and nowhere else, for tables, figures and MLflow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bench.records.statistics import median_interval, ratio_interval, root_mean_square, standard_error
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """One number that a cell measured: a row of the frame of `analysis`, a metric of MLflow, words in tables."""
+
+    metric: str
+    """What was measured: `latency`, `peak_memory`, ..."""
+    value: float
+    unit: str = "1"
+    """Of `value`, `low`, `high` and `raw`."""
+    low: float = math.nan
+    high: float = math.nan
+    interval: str | None = None
+    """What `low` and `high` are: `95%` or `standard error`."""
+    raw: NDArray[np.float64] | None = None
+    """The samples themselves; of a ratio, the ratio of each round."""
+    measured_pass: str | None = None
+    """`forward`, `backward` or `forward_backward`."""
+    attention: str | None = None
+    """The label of the mechanism, where a cell measures several."""
+    baseline: str | None = None
+    """Of a ratio: the label that it is relative to."""
+    verdict: str | None = None
+    """Of a ratio: `faster`, `slower` or `tie`."""
+    name: str | None = None
+    """In MLflow; None: the metric and the pass."""
+    shown: tuple[str, float] | None = ("", 1.0)
+    """The unit in which people read it, and how many of it a `unit` is; None: left out of tables."""
+
+    @property
+    def samples(self) -> int | None:
+        """How many."""
+        return None if self.raw is None else len(self.raw)
+
+    @property
+    def factor(self) -> float:
+        """From `unit` to the unit that is shown."""
+        return self.shown[1] if self.shown else 1.0
+
+    @property
+    def text(self) -> str:
+        """The value in the unit that is shown, with four digits."""
+        return f"{self.value * self.factor:.4g} {self.shown[0] if self.shown else ''}".strip()
+
+    def tracked(self) -> dict[str, float]:
+        """The number by its name in MLflow, with a standard error, and with the interval of a ratio."""
+        name = self.name or ".".join(filter(None, (self.metric, self.measured_pass)))
+        numbers = {name: self.value}
+        if self.interval == "standard error":
+            numbers[f"{name}_stderr"] = (self.high - self.low) / 2
+        if self.verdict is not None:
+            quantity, _, which = name.partition(".")
+            numbers |= {f"{quantity}_low.{which}": self.low, f"{quantity}_high.{which}": self.high}
+        return {key: number * self.factor for key, number in numbers.items() if math.isfinite(number)}
+
+
+def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Quantity:
+    """The median of samples with its 95 % bootstrap interval; `fields` are further ones of the quantity."""
+    raw = np.asarray(samples, dtype=float)
+    interval = median_interval(raw)
+    return Quantity(metric, interval.median, unit, interval.low, interval.high, "95%", raw, **fields)
+
+
+def spread(samples: ArrayLike, **fields: Any) -> Quantity:
+    """The interquartile range of samples over their median, in percent."""
+    lower, middle, upper = np.percentile(np.asarray(samples, dtype=float), [25, 50, 75])
+    return Quantity("spread", float(100 * (upper - lower) / middle), "%", shown=None, **fields)
+
+
+def mean(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
+    """The mean of all samples with its standard error."""
+    raw = np.ravel(np.asarray(samples, dtype=float))
+    value, error = float(raw.mean()), standard_error(raw)
+    return Quantity(metric, value, "1", value - error, value + error, "standard error", raw, **fields)
+
+
+def root_of_mean_square(metric: str, trials: ArrayLike, **fields: Any) -> Quantity:
+    """The root of the mean square of `(trials, ...)` with its standard error; `raw` has that of each trial."""
+    squares = np.square(np.asarray(trials, dtype=float))
+    raw = np.sqrt(squares.reshape(len(squares), -1).mean(axis=1))
+    estimate = root_mean_square(trials)
+    low, high = estimate.value - estimate.error, estimate.value + estimate.error
+    return Quantity(metric, estimate.value, "1", low, high, "standard error", raw, **fields)
+
+
+def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: Any) -> Quantity:
+    """How many times faster `label` is than `baseline`, from the times of both in the same rounds."""
+    of_baseline, of_label = (np.asarray(samples[key], dtype=float) for key in (baseline, label))
+    ratio = ratio_interval(of_baseline, of_label)
+    return Quantity(
+        "speedup",
+        ratio.median,
+        "1",
+        ratio.low,
+        ratio.high,
+        "95%",
+        of_baseline / of_label,
+        attention=label,
+        baseline=baseline,
+        verdict=ratio.verdict,
+        **fields,
+    )
