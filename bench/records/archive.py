@@ -60,7 +60,7 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
                 files[match[1]][match[2]] = content.read()
         for name, data in files["records"].items():
             decode(data, functools.partial(files["samples"].__getitem__, name))
-    except (tarfile.TarError, zlib.error, EOFError, RecordError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, RecordError, KeyError) as error:
         raise ArchiveError(f"{archive}: {error}") from None
     store = Store(results_dir)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
