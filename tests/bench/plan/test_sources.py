@@ -37,7 +37,7 @@ EDITS = {
     "attention_zoo/base.py": EVERY,
     "bench/measures/spectral_norm.py": {"error of informer", "error of polysketch"},
     "bench/measures/compare.py": {"comparison"},
-    "bench/measures/correctness.py": EVERY,
+    "bench/measures/gate.py": EVERY,
     "bench/measures/workbench.py": EVERY,
     "bench/execution/child.py": EVERY,
     "bench/inputs/__init__.py": EVERY,
@@ -67,7 +67,7 @@ def checkout(tmp_path, monkeypatch):
     (deep / "kernel.py").touch()
     append(tmp_path / "attention_zoo" / "v_mean.py", "def later():\n    from .ops.deep import kernel\n")
     append(
-        tmp_path / "bench" / "measures" / "correctness.py",
+        tmp_path / "bench" / "measures" / "gate.py",
         "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n",
     )
     monkeypatch.setattr(sources, "_folder", lambda top: tmp_path if top in sources.PACKAGES else None)
@@ -186,7 +186,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
     (before,) = plan().cells
     Store(tmp_path / "runs").write(record(before, "incorrect"))
     assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
-    append(checkout / "bench" / "measures" / "correctness.py", "# edited\n")
+    append(checkout / "bench" / "measures" / "gate.py", "# edited\n")
     monkeypatch.setattr(sweep, "line", lambda record: "")
     assert [r.status for r in sweep.run_sweep(plan())] == ["ok"]
     assert len(ran) == 1 and ran != [before.cell_id]
