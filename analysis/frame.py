@@ -244,8 +244,9 @@ def _rows(record: Record) -> Iterator[Row]:
 
 def _conditions(record: Record) -> Row:
     """What all rows of a cell have in common."""
-    config, machine, bench = record.config, record.machine, record.config["bench"]
-    inputs = dict(config["inputs"])
+    machine, bench, inputs = record.machine, record.config["bench"], dict(record.config["inputs"])
+    # GPUs of one model are alike.
+    config = record.config | {"device": str(record.config.get("device")).partition(":")[0]}
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     settings["bench"] = {k: v for k, v in bench.items() if k not in _not_conditions(record)}
     if bench.get("against"):

@@ -12,6 +12,12 @@ from synthetic_records import everything
 from bench.records.store import Store
 
 
+@pytest.fixture(scope="session", autouse=True)
+def a_device_of_its_own(tmp_path_factory):
+    """Sweeps of the tests wait neither for other sweeps on this machine nor for other processes that test."""
+    os.environ["ATTENTION_ZOO_SLOTS"] = str(tmp_path_factory.mktemp("slots"))
+
+
 @pytest.fixture(scope="session")
 def synthetic_results(tmp_path_factory):
     """A results folder of synthetic records, as `bench` would have written it."""

@@ -5,6 +5,8 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import json
 import os
@@ -12,7 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -24,6 +26,7 @@ from bench.records.outcomes import classify
 from bench.records.store import write_atomically
 
 GIB = 2**30
+PR_SET_CHILD_SUBREAPER = 36
 # Of the memory that is free when a cell starts; the rest is the system's.
 USABLE_SHARE = 0.8
 
@@ -34,6 +37,7 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
+    _keep_orphans()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     folder = Path(job["folder"])
     result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
@@ -42,14 +46,28 @@ def main() -> None:
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
     sys.stderr.flush()
-    # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
-    os._exit(0)
+    _end(0)
 
 
 def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
-    os._exit(1)
+    _end(1)
+
+
+def _keep_orphans() -> None:
+    """Stay the ancestor of all that a mechanism starts, also of what leaves the session or outlives its parent."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end(code: int) -> NoReturn:
+    """End with everything that was started here."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
+    os._exit(code)
 
 
 def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -> dict[str, Any]:
@@ -77,7 +95,7 @@ def _note(file: Path, text: str) -> None:
 def _limit_memory(config: dict[str, Any]) -> int | None:
     """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes."""
     wanted = config["bench"].get("memory_limit")
-    if config["device"] == "cuda":
+    if config["device"] == "cuda":  # the only one that this process sees
         if wanted is None:
             return None
         total = torch.cuda.get_device_properties(0).total_memory
@@ -90,7 +108,10 @@ def _limit_memory(config: dict[str, Any]) -> int | None:
     limit = int(USABLE_SHARE * psutil.virtual_memory().available if wanted is None else wanted * GIB)
     # The threads and their arenas exist before the limit does.
     torch.ones(512, 512) @ torch.ones(512, 512)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + limit, resource.RLIM_INFINITY))
+    used, (_, hard) = _data_bytes(), resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard - used)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limit, hard))
     return limit
 
 

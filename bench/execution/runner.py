@@ -6,21 +6,24 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import attention_zoo
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
-from bench.plan.machine import device_name, machine
+from bench.plan.machine import gpu, machine
 from bench.plan.sources import digest
+from bench.quiet import QUIET
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record
 
@@ -28,7 +31,6 @@ POLL_S = 0.05
 GRACE_S = 5.0
 STDERR_TAIL = 4000
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
-OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 def run_cell(
@@ -39,30 +41,38 @@ def run_cell(
     attempt: int = 1,
     overrides: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda text: None,
+    held: int | None = None,
 ) -> Record:
     """Measure one cell.
 
     Args:
         cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
-        results_dir: where inputs are cached.
+        results_dir: where inputs are cached, and the child's files lie while it runs. The caller holds the cell's lock.
         sweep_id: the plan that the record belongs to.
         attempt: how many records this cell has, with this one.
         overrides: the command line, for the record.
         progress: told "done/total" within the cell now and then.
+        held: the descriptor of a lock that the child keeps if this process is killed.
 
     Raises:
         KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
     """
+    code = {**code_identity(), "sources_sha256": digest(cell.sources)}
+    where = {**machine(cell.config["device"]), "load_1m": round(os.getloadavg()[0], 2)}
     started, clock = datetime.now(UTC), time.perf_counter()
     interrupt: KeyboardInterrupt | None = None
     if cell.unsupported is not None:
         result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
     else:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            try:
-                result = _run_child(cell, Path(folder), results_dir / "inputs", progress)
-            except KeyboardInterrupt as error:
-                interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
+        folder = results_dir / "scratch" / cell.cell_id[:16]
+        shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
+        folder.mkdir(parents=True)
+        try:
+            result = _run_child(cell, folder, results_dir / "inputs", progress, held)
+        except KeyboardInterrupt as error:
+            interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     duration = time.perf_counter() - clock
     seconds = result.pop("seconds", {})
     record = Record(
@@ -75,9 +85,9 @@ def run_cell(
         ended=datetime.now(UTC).isoformat(),
         duration_s=duration,
         overrides=overrides,
-        code={**code_identity(), "sources_sha256": digest(cell.sources)},
+        code=code,
         mechanisms=_mechanisms(cell.config),
-        machine={**machine(), "device_name": device_name(cell.config["device"])},
+        machine=where,
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
         **result,
     )
@@ -94,8 +104,20 @@ def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()}
 
 
-def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    job = {"config": cell.config, "sources": cell.sources, "folder": str(folder), "cache_dir": str(cache_dir)}
+def _run_child(
+    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None], held: int | None
+) -> dict[str, Any]:
+    job: dict[str, Any] = {
+        "config": cell.config,
+        "sources": cell.sources,
+        "folder": str(folder),
+        "cache_dir": str(cache_dir),
+    }
+    environment = {**os.environ, **QUIET}
+    used = gpu(cell.config["device"])
+    if used is not None:  # the only one that the child sees, whatever order CUDA counts in
+        environment["CUDA_VISIBLE_DEVICES"] = used.uuid
+        job["config"] = {**cell.config, "device": "cuda"}
     oom_kills = count_oom_kills()
     with open(folder / "stderr", "wb") as stderr:
         process = subprocess.Popen(
@@ -104,7 +126,8 @@ def _run_child(cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[st
             stdout=stderr,
             stderr=stderr,
             start_new_session=True,
-            env={**os.environ, **OFFLINE},
+            env=environment,
+            pass_fds=() if held is None else (held,),
         )
     try:
         assert process.stdin is not None
@@ -146,14 +169,26 @@ def _wait(process: subprocess.Popen[bytes], timeout: float, file: Path, progress
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the child and everything it started: ask first, then kill the group."""
-    with contextlib.suppress(BrokenPipeError):
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+    """End the child and everything it started: ask first, then kill its group and who has left it."""
+    family = _descendants(process.pid)
+    try:
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
                 process.wait(GRACE_S)
+    finally:  # also when the user interrupts the wait
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        process.wait()
         if process.stdin is not None:
-            process.stdin.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []

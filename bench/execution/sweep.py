@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from filelock import FileLock
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bench.errors import ConfigError
 from bench.execution.runner import run_cell
+from bench.execution.slots import hold, slot
 from bench.plan import sources
 from bench.plan.cell import Cell, Variant, make_cell, merge_compared
 from bench.plan.config import Config, check, split
+from bench.plan.machine import gpu
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 from bench.records.table import line
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,17 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
         on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
 
     Raises:
+        ConfigError: the results folder or the folder of the device's lock cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     store = Store(sweep.settings.results_dir)
+    try:
+        (store.root / "locks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"results_dir={sweep.settings.results_dir!r}: {error.strerror}; must be a folder, or the name of a new one"
+        ) from None
+    _clear_leftovers(store)
     cell_ids = {cell.cell_id for cell in sweep.cells}
     records = [record for record in store.load() if record.cell_id in cell_ids]
     on_records(records)
@@ -126,29 +138,47 @@ def require_any_supported(records: Sequence[Record]) -> None:
 
 
 def _run_one(cell: Cell, store: Store, sweep: Sweep, seen: Set[str], bar: tqdm[NoReturn]) -> Record:
-    locks = store.root / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{cell.cell_id[:16]}.lock"):
+    say = functools.partial(bar.write, file=sys.stderr)
+    with hold(store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
         attempts = store.of_cell(cell.cell_id)
         # Another sweep has measured the cell since this one began, and how that ended is as good as new.
         if any(record.record_id not in seen and record.status != "interrupted" for record in attempts):
             return latest(attempts)[cell.cell_id]
-        try:
-            record = run_cell(
-                cell,
-                store.root,
-                sweep_id=sweep.sweep_id,
-                attempt=len(attempts) + 1,
-                overrides=sweep.overrides,
-                progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
-            )
-        except KeyboardInterrupt as interrupt:
-            interrupted = getattr(interrupt, "record", None)
-            if interrupted is not None:
-                store.write(interrupted)
-            raise
+        # The device comes after the cell, for everybody: who holds a device waits for nothing.
+        with _device(cell, say) as held:
+            try:
+                record = run_cell(
+                    cell,
+                    store.root,
+                    sweep_id=sweep.sweep_id,
+                    attempt=len(attempts) + 1,
+                    overrides=sweep.overrides,
+                    progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
+                    held=held,
+                )
+            except KeyboardInterrupt as interrupt:
+                interrupted = getattr(interrupt, "record", None)
+                if interrupted is not None:
+                    store.write(interrupted)
+                raise
         store.write(record)
     return record
+
+
+def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContextManager[int | None]:
+    if cell.unsupported is not None:
+        return contextlib.nullcontext()
+    device = cell.config["device"]
+    used = gpu(device)
+    return hold(slot(used.uuid if used else device), device, say)
+
+
+def _clear_leftovers(store: Store) -> None:
+    """Remove what writers that were killed left beside the records, unless it may still be written."""
+    for path in store.records_dir.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > DAY_S:
+                path.unlink()
 
 
 @contextlib.contextmanager

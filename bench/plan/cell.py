@@ -18,7 +18,7 @@ from bench.errors import ConfigError
 from bench.inputs import source
 from bench.measures.workbench import build_attention
 from bench.plan.config import Config
-from bench.plan.machine import has_gpu, measuring_identity
+from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
 
 # The mechanism that computes what another one approximates.
@@ -184,8 +184,6 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
         )
-    if config.device == "cuda" and not has_gpu():
-        raise ConfigError("device='cuda': this machine shows no GPU; must be auto or cpu")
     return {
         "label": label,
         "attention": attention,
@@ -197,7 +195,7 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "dtype": config.dtype,
         "causal": config.causal,
-        "device": ("cuda" if has_gpu() else "cpu") if config.device == "auto" else config.device,
+        "device": choose_device(config.device),
         "impl": config.impl,
         "seed": config.seed,
         "repeats": config.repeats,

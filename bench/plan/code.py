@@ -14,10 +14,17 @@ def code_identity() -> dict[str, Any]:
     """The package's version and, in a git checkout, its commit and whether it was changed since."""
     status = _git("status", "--porcelain", "--untracked-files=no")
     return {
-        "suite_version": importlib.metadata.version("attention-zoo"),
+        "suite_version": _suite_version(),
         "git_sha": _git("rev-parse", "HEAD"),
         "git_dirty": None if status is None else bool(status),
     }
+
+
+def _suite_version() -> str | None:
+    try:
+        return importlib.metadata.version("attention-zoo")
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return None
 
 
 def _git(*arguments: str) -> str | None:

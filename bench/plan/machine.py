@@ -4,52 +4,128 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from bench.errors import ConfigError
+
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "transformers")
+ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
+# The host's processor launches the kernels, and short ones take as long as that does.
+ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its driver names it."""
+
+    index: str
+    uuid: str
+    name: str
+    memory: str
+    driver: str
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a resolved configuration's device (`cpu`, `cuda:0`, `cuda:1`, ...) is a GPU."""
+    return device != "cpu"
+
+
+def choose_device(setting: str) -> str:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here; N counts the GPUs of CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ConfigError: no such device, or none that the installed torch can use.
+    """
+    if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
+        raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
+    gpus = visible_gpus() if torch_cuda() else ()
+    if setting == "cpu" or (setting == "auto" and not gpus):
+        return "cpu"
+    if not gpus:
+        reason = "this machine shows no GPU" if torch_cuda() else "the installed torch has no CUDA"
+        raise ConfigError(f"device={setting!r}: {reason}; must be auto or cpu")
+    index = int(setting.partition(":")[2] or 0)
+    if index >= len(gpus):
+        names = ", ".join(f"cuda:{number}" for number in range(len(gpus)))
+        raise ConfigError(f"device={setting!r}: there is no such GPU; must be auto, cpu, cuda or one of {names}")
+    return f"cuda:{index}"
+
+
+def gpu(device: str) -> Gpu | None:
+    """The GPU that a resolved configuration's device is; None for `cpu`."""
+    return visible_gpus()[int(device.partition(":")[2] or 0)] if is_gpu(device) else None
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that the driver shows and CUDA_VISIBLE_DEVICES (indices as `nvidia-smi` counts, or UUIDs) leaves."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return _all_gpus()
+    visible = []
+    for entry in map(str.strip, wanted.split(",")):
+        matching = [g for g in _all_gpus() if entry == g.index or (len(entry) > 4 and g.uuid.startswith(entry))]
+        if not matching:
+            break  # CUDA, too, ignores what follows an entry that names no GPU
+        visible.append(matching[0])
+    return tuple(visible)
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
+
+    Args:
+        device: of a resolved configuration.
+    """
+    used = gpu(device)
+    return {
+        **_host(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "device_name": used.name if used else _host()["cpu_model"],
+        "gpu_name": used and used.name,
+        "gpu_memory": used and used.memory,
+        "gpu_driver": used and used.driver,
+    }
+
+
+def measuring_identity(device: str) -> dict[str, Any]:
+    """The facts that a measurement on `device` depends on: part of a cell's id. GPUs of one model are alike."""
+    facts = machine(device)
+    return {name: facts[name] for name in (ON_GPU if is_gpu(device) else ON_CPU)}
 
 
 @functools.cache
-def machine() -> dict[str, Any]:
-    """Facts about this machine: processor, memory, GPU, operating system and the versions of what computes."""
-    gpu = _gpu()
-    facts = {
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built for; None for a build without CUDA."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", (Path(folder) / "version.py").read_text(), re.MULTILINE)
+        if match:
+            return match[1]
+    return None
+
+
+@functools.cache
+def _host() -> dict[str, Any]:
+    cuda = torch_cuda()
+    return {
         "cpu_model": _cpu_model(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "gpu_name": gpu.get("name"),
-        "gpu_memory": gpu.get("memory"),
-        "gpu_driver": gpu.get("driver"),
+        "torch_cuda": cuda,
+        "cudnn": _version(f"nvidia-cudnn-cu{cuda.partition('.')[0]}") if cuda else None,
+        **{library: _version(library) for library in LIBRARIES},
     }
-    return facts | {library: _version(library) for library in LIBRARIES}
-
-
-def measuring_identity(device: str) -> dict[str, Any]:
-    """The facts that a measurement on `device` depends on: part of a cell's id."""
-    facts = machine()
-    names = ["cpu_model", "cpu_count", "omp_num_threads", "torch"]
-    if device == "cuda":
-        names = ["gpu_name", "gpu_driver", "torch", "triton", "flash-attn"]
-    return {name: facts[name] for name in names}
-
-
-def device_name(device: str) -> str:
-    """What a figure calls the device."""
-    return machine()["gpu_name"] if device == "cuda" else machine()["cpu_model"]
-
-
-def has_gpu() -> bool:
-    """Whether the driver shows a CUDA device."""
-    return machine()["gpu_name"] is not None
 
 
 def _version(library: str) -> str | None:
@@ -67,13 +143,11 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def _gpu() -> dict[str, str]:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return {}
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+@functools.cache
+def _all_gpus() -> tuple[Gpu, ...]:
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        name, memory, driver = (part.strip() for part in answer.splitlines()[0].split(","))
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return {}
-    return {"name": name, "memory": memory, "driver": driver}
+        return tuple(Gpu(*(part.strip() for part in line.split(","))) for line in answer.splitlines())
+    except (OSError, subprocess.SubprocessError, TypeError):
+        return ()

@@ -49,6 +49,24 @@ def _raise(out):
     raise ValueError("a mistake in the mechanism")
 
 
+def _start_daemon(out):
+    subprocess.Popen(["sleep", "601"], start_new_session=True)
+    return out
+
+
+def _start_daemon_and_hang(out):
+    _start_daemon(out)
+    time.sleep(600)
+
+
+def _log(out):
+    with open(os.environ["FAKE_LOG"], "a") as file:
+        file.write(f"{os.getpid()} {time.monotonic()}\n")
+        time.sleep(0.1)
+        file.write(f"{os.getpid()} {time.monotonic()}\n")
+    return out
+
+
 def _count(out):
     with open(os.environ["FAKE_COUNTER"], "a") as file:
         file.write(f"{os.getpid()}\n")
@@ -66,11 +84,14 @@ ENDINGS = {
     "fake_exit": lambda out: os._exit(3),
     "fake_hang": _hang,
     "fake_grandchild": _hang_with_grandchild,
+    "fake_daemon": _start_daemon,
+    "fake_daemon_and_hang": _start_daemon_and_hang,
     "fake_error": _raise,
     "fake_oom": lambda out: torch.zeros(2**50),
     "fake_nan": lambda out: out * float("nan"),
     "fake_wrong": lambda out: out * 1.01,
     "fake_fine_too": lambda out: out,
+    "fake_logged": _log,
     "fake_counted": _count,
     "fake_counted_exit": _count_and_exit,
 }

@@ -1,7 +1,14 @@
 """The child process: it ends well and obeys its limit. That it ends with its parent, test_sweep.py shows by kill -9."""
 
-from command import TINY, bench
+import signal
+import subprocess
+import sys
+import time
 
+import pytest
+from command import ROOT, TINY, bench, environment
+
+from bench.execution import runner
 from bench.records.store import Store
 
 
@@ -24,3 +31,47 @@ def test_it_obeys_its_memory_limit(tmp_path):
     assert outcomes["softmax"].status == "oom" and not outcomes["softmax"].measurements
     assert outcomes["v_mean"].status == "ok"
     assert outcomes["v_mean"].numerics["memory_limit_bytes"] == int(0.1 * 2**30)
+
+
+HARD = 64 * 2**30
+UNDER_A_HARD_LIMIT = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_DATA, ({HARD}, {HARD}))
+from bench.execution.child import _limit_memory
+for wanted in (0.1, 1000.0):
+    limit = _limit_memory({{"device": "cpu", "bench": {{"memory_limit": wanted}}}})
+    print(limit, *resource.getrlimit(resource.RLIMIT_DATA))
+"""
+
+
+def test_it_lowers_its_limit_and_leaves_the_hard_one():
+    arguments = [sys.executable, "-c", UNDER_A_HARD_LIMIT]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
+    little, much = (tuple(map(int, line.split())) for line in result.stdout.splitlines())
+    assert little[0] == int(0.1 * 2**30) and little[0] < little[1] < HARD
+    assert much[0] < HARD and much[1] == HARD
+    assert little[2] == much[2] == HARD
+
+
+def test_a_second_interrupt_still_kills():
+    stubborn = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; echo ready; sleep 60 & wait; sleep 60"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert stubborn.stdout.readline() == b"ready\n"
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner._end_group(stubborn)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < runner.GRACE_S
+    assert stubborn.returncode == -signal.SIGKILL

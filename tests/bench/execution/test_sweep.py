@@ -1,15 +1,19 @@
 """Sweeps through the real command line: every ending is a record, resuming measures only what is missing."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import time
 
-import psutil
 import pytest
-from command import ROOT, TINY, bench, command, environment, fake_config_dir
+from command import ROOT, TINY, bench, command, environment, fake_config_dir, family
 from filelock import FileLock
+from synthetic_records import everything
 
+from bench.execution import sweep
+from bench.plan.cell import Cell
+from bench.plan.config import Config
 from bench.records.store import Store, latest
 
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
@@ -19,22 +23,13 @@ ENDINGS = {
     "fake_exit": "crash",
     "fake_hang": "timeout",
     "fake_grandchild": "timeout",
+    "fake_daemon": "ok",
     "fake_error": "error",
     "fake_oom": "oom",
     "fake_nan": "nonfinite",
     "fake_wrong": "incorrect",
     "fake_fine_too": "ok",
 }
-
-
-def children():
-    """Processes that measure, or that a measuring process left behind."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if words[-2:] == ["-m", "bench.execution.child"] or words == ["sleep", "601"]:
-            found.append(process)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +41,11 @@ def endings(tmp_path_factory):
         str(conf),
         "attention=" + ",".join(ENDINGS),
         "tracking=none",
-        "timeout=8",
+        "timeout=15",
         f"results_dir={folder / 'runs'}",
         *TINY,
     ]
-    return folder, arguments, bench(*arguments, **FAKES)
+    return folder, arguments, bench(*arguments, ATTENTION_ZOO_TEST=str(folder), **FAKES)
 
 
 def test_every_ending_becomes_a_record(endings):
@@ -66,11 +61,13 @@ def test_every_ending_becomes_a_record(endings):
     assert "a mistake in the mechanism" in records["fake_error"].reason
     assert records["fake_error"].phase == "check"
     assert "ValueError" in records["fake_error"].stderr_tail
-    assert records["fake_hang"].duration_s < 8 + 15
+    assert records["fake_hang"].duration_s < 15 + 15
 
 
 def test_nothing_is_left_running(endings):
-    assert children() == []
+    folder, _, _ = endings
+    assert family(str(folder)) == []
+    assert list((folder / "runs" / "scratch").iterdir()) == []
 
 
 def test_resume_measures_again_only_what_failed(endings):
@@ -120,13 +117,14 @@ def test_interrupting_keeps_what_is_done(tmp_path):
     conf = fake_config_dir(tmp_path, ["fake_hang"])
     arguments = ["--config-dir", str(conf), "attention=v_mean,fake_hang", "tracking=none"]
     arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, env=environment(**FAKES), stderr=subprocess.DEVNULL)
+    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
+    process = subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
     store = Store(tmp_path / "runs")
-    wait_for(lambda: len(store.load()) == 1 and children())
+    wait_for(lambda: len(store.load()) == 1 and len(family(str(tmp_path))) == 2)
     process.terminate()
     assert process.wait(30) == 130
     assert [record.status for record in store.load()] == ["ok", "interrupted"]
-    assert children() == []
+    assert family(str(tmp_path)) == []
 
 
 def wait_for(condition, seconds=60):
@@ -144,9 +142,10 @@ def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path, kills):
     cells = 2 * max(4, kills // 2)
     store = Store(results)
     finished = {}
+    env = environment(ATTENTION_ZOO_TEST=str(tmp_path))
     for kill in range(kills):
         process = subprocess.Popen(
-            command(*arguments), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         done = len(store.load())
         wait_for(lambda: len(store.load()) > done or process.poll() is not None)  # noqa: B023
@@ -154,7 +153,7 @@ def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path, kills):
         time.sleep((kill * 0.37) % 3.0)
         process.kill()
         process.wait()
-        wait_for(lambda: not children(), 10)
+        wait_for(lambda: not family(str(tmp_path)), 10)
         records = store.load()
         assert len(list(store.records_dir.glob("*.json"))) == len(records)
         now = {record.record_id: record for record in records}
@@ -166,6 +165,7 @@ def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path, kills):
     assert [record.status for record in records] == ["ok"] * cells
     assert len({record.cell_id for record in records}) == cells
     assert {record.attempt for record in records} == {1}
+    assert list((results / "scratch").iterdir()) == []
     assert mlflow_runs(results) == {record.record_id: "FINISHED" for record in records}
 
 
@@ -213,3 +213,56 @@ def test_two_sweeps_at_once_share_the_work(tmp_path):
     assert [process.wait(120) for process in both] == [0, 0]
     assert len(set(counter.read_text().split())) == 3
     assert len(Store(tmp_path / "runs").load()) == 3
+
+
+def test_kill_9_of_a_sweep_ends_what_its_mechanism_started(tmp_path):
+    conf = fake_config_dir(tmp_path, ["fake_daemon_and_hang"])
+    arguments = ["--config-dir", str(conf), "attention=fake_daemon_and_hang", "tracking=none"]
+    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
+    process = subprocess.Popen(
+        command(*arguments, f"results_dir={tmp_path / 'runs'}", *TINY), cwd=ROOT, env=env, stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: "sleep" in [member.name() for member in family(str(tmp_path))])
+    process.kill()
+    process.wait()
+    wait_for(lambda: not family(str(tmp_path)), 10)
+
+
+def a_cell_and_its_record():
+    record = everything()[0]
+    return Cell(record.config, record.cell_id, timeout=60.0), record
+
+
+def a_sweep(tmp_path, cell, **changes):
+    settings = Config(attention={}, bench={}, inputs={}, tracking={}, results_dir=str(tmp_path), **changes)
+    return sweep.Sweep((cell,), settings, ())
+
+
+def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, monkeypatch):
+    cell, record = a_cell_and_its_record()
+    Store(tmp_path).write(record)
+
+    def interrupted(*args, attempt, **kwargs):
+        interrupt = KeyboardInterrupt()
+        interrupt.record = dataclasses.replace(
+            record, record_id="f" * 32, attempt=attempt, status="interrupted", measurements={}
+        )
+        raise interrupt
+
+    monkeypatch.setattr(sweep, "run_cell", interrupted)
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run_sweep(a_sweep(tmp_path, cell, rerun="all"), told.append)
+    assert [[each.attempt for each in records] for records in told] == [[record.attempt], [record.attempt, 2]]
+
+
+def test_what_killed_writers_left_is_cleared_after_a_day(tmp_path):
+    cell, record = a_cell_and_its_record()
+    store = Store(tmp_path)
+    store.write(record)
+    old, young = (store.records_dir / f".{name}.json.1.tmp" for name in ("old", "young"))
+    for path in (old, young):
+        path.write_text("{")
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    sweep.run_sweep(a_sweep(tmp_path, cell))
+    assert young.exists() and not old.exists()
