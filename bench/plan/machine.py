@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -72,7 +73,8 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return _all_gpus()
     visible = []
     for entry in map(str.strip, wanted.split(",")):
-        matching = [g for g in _all_gpus() if entry == g.index or (len(entry) > 4 and g.uuid.startswith(entry))]
+        known = _slices() if entry.startswith("MIG-") else _all_gpus()
+        matching = [g for g in known if entry == g.index or (len(entry) > 4 and g.uuid.startswith(entry))]
         if not matching:
             break  # CUDA, too, ignores what follows an entry that names no GPU
         visible.append(matching[0])
@@ -145,9 +147,27 @@ def _cpu_model() -> str:
 
 @functools.cache
 def _all_gpus() -> tuple[Gpu, ...]:
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader"]
+    rows = _ask("--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader")
+    fields = [[part.strip() for part in row.split(",")] for row in rows]
+    return tuple(Gpu(*row) for row in fields if len(row) == 5)
+
+
+@functools.cache
+def _slices() -> tuple[Gpu, ...]:
+    """What GPUs are cut into (MIG): each slice is a device of a model of its own."""
+    slices, whole = [], None
+    for row in _ask("-L"):
+        if match := re.match(r"GPU (\d+):", row):
+            whole = next((g for g in _all_gpus() if g.index == match[1]), None)
+        elif whole and (match := re.search(r"MIG (\S+) .*UUID: (MIG-[^)]+)", row)):
+            name = f"{whole.name} MIG {match[1]}"
+            slices.append(dataclasses.replace(whole, index="", uuid=match[2], name=name))
+    return tuple(slices)
+
+
+def _ask(*arguments: str) -> list[str]:
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-        return tuple(Gpu(*(part.strip() for part in line.split(","))) for line in answer.splitlines())
-    except (OSError, subprocess.SubprocessError, TypeError):
-        return ()
+        answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return answer.stdout.splitlines()

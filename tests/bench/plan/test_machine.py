@@ -16,6 +16,13 @@ ANSWER = """\
 1, GPU-22222222-bbbb, NVIDIA H200, 143771 MiB, 580.65
 2, GPU-33333333-cccc, NVIDIA L4, 23034 MiB, 580.65
 """
+LISTED = """\
+GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa)
+GPU 1: NVIDIA H200 (UUID: GPU-22222222-bbbb)
+  MIG 1g.18gb     Device  0: (UUID: MIG-44444444-dddd)
+  MIG 3g.71gb     Device  1: (UUID: MIG-55555555-eeee)
+GPU 2: NVIDIA L4 (UUID: GPU-33333333-cccc)
+"""
 
 
 @pytest.fixture
@@ -23,14 +30,18 @@ def driver(monkeypatch, tmp_path):
     """A machine with three GPUs, two of them alike, and a torch for CUDA; counts the calls of nvidia-smi."""
     calls = tmp_path / "calls"
     smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\necho >> {calls}\ncat <<END\n{ANSWER}END\n")
+    smi.write_text(
+        f"#!/bin/sh\necho >> {calls}\n[ $1 = -L ] && cat <<END && exit\n{LISTED}END\ncat <<END\n{ANSWER}END\n"
+    )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
-    machine._all_gpus.cache_clear()
+    for answer in (machine._all_gpus, machine._slices):
+        answer.cache_clear()
     yield calls
-    machine._all_gpus.cache_clear()
+    for answer in (machine._all_gpus, machine._slices):
+        answer.cache_clear()
 
 
 def test_the_version_of_cuda_is_what_torch_says():
@@ -66,6 +77,8 @@ def test_torch_need_not_be_imported_for_it(monkeypatch, tmp_path, text, version)
         ("2,0", "cuda:1", "cuda:1", "NVIDIA H200"),
         ("GPU-3333", "auto", "cuda:0", "NVIDIA L4"),
         ("1, GPU-33333333-cccc", "cuda:1", "cuda:1", "NVIDIA L4"),
+        ("MIG-5555", "auto", "cuda:0", "NVIDIA H200 MIG 3g.71gb"),
+        ("MIG-6666", "auto", "cpu", None),
         ("", "auto", "cpu", None),
         ("-1", "auto", "cpu", None),
         ("-1,0", "auto", "cpu", None),
