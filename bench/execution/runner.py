@@ -61,6 +61,7 @@ def run_cell(
     where = {**machine(cell.config["device"]), "load_1m": round(os.getloadavg()[0], 2)}
     started, clock = datetime.now(UTC), time.perf_counter()
     interrupt: KeyboardInterrupt | None = None
+    results_dir = results_dir.absolute()  # a mechanism may change the child's working directory
     if cell.unsupported is not None:
         result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
     else:

@@ -59,6 +59,11 @@ def _start_daemon_and_hang(out):
     time.sleep(600)
 
 
+def _change_directory(out):
+    os.chdir("/")
+    return out
+
+
 def _log(out):
     with open(os.environ["FAKE_LOG"], "a") as file:
         file.write(f"{os.getpid()} {time.monotonic()}\n")
@@ -86,6 +91,7 @@ ENDINGS = {
     "fake_grandchild": _hang_with_grandchild,
     "fake_daemon": _start_daemon,
     "fake_daemon_and_hang": _start_daemon_and_hang,
+    "fake_chdir": _change_directory,
     "fake_error": _raise,
     "fake_oom": lambda out: torch.zeros(2**50),
     "fake_nan": lambda out: out * float("nan"),

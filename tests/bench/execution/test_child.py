@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from command import ROOT, TINY, bench, environment
+from command import ROOT, TINY, bench, command, environment
 
 from bench.execution import runner
 from bench.records.store import Store
@@ -75,3 +75,11 @@ def test_a_second_interrupt_still_kills():
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < runner.GRACE_S
     assert stubborn.returncode == -signal.SIGKILL
+
+
+def test_a_mechanism_may_change_the_working_directory(tmp_path):
+    arguments = command("attention=v_mean", "attention.name=fake_chdir", "tracking=none", "results_dir=here", *TINY)
+    env = environment(ATTENTION_ZOO_PLUGINS="fake_mechanisms")
+    result = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert [record.status for record in Store(tmp_path / "here").load()] == ["ok"]
