@@ -222,9 +222,11 @@ def test_kill_9_of_a_sweep_ends_what_its_mechanism_started(tmp_path):
     process = subprocess.Popen(
         command(*arguments, f"results_dir={tmp_path / 'runs'}", *TINY), cwd=ROOT, env=env, stderr=subprocess.DEVNULL
     )
-    wait_for(lambda: "sleep" in [member.name() for member in family(str(tmp_path))])
-    process.kill()
-    process.wait()
+    try:
+        wait_for(lambda: "sleep" in [member.name() for member in family(str(tmp_path))])
+    finally:
+        process.kill()
+        process.wait()
     wait_for(lambda: not family(str(tmp_path)), 10)
 
 
