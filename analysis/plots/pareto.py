@@ -60,7 +60,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
 
 _EXPLANATION = (
     "Lower left is better. Error: mean relative spectral norm error with its standard error; latency: median "
-    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey line: points that nothing beats in "
+    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey: points that nothing beats in "
     "both, exact mechanisms included."
 )
 
@@ -130,7 +130,9 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
     for name, row in _by_series(exact):
         axes.axhline(row["value"], **{**properties[name], "marker": None, "linestyle": ":"})
     best = front(points, exact["value"].min() if len(exact) else np.inf)
-    axes.plot(best["error"], best["value"], color="0.6", linewidth=3, alpha=0.5, zorder=1, gid="front")
+    # A front may be a single point.
+    shade: dict[str, Any] = {"color": "0.6", "linewidth": 3, "marker": "o", "markersize": 11, "alpha": 0.5}
+    axes.plot(best["error"], best["value"], **shade, zorder=1, gid="front")
     for name, row in _by_series(points):
         bars = {
             "xerr": [[row["error"] - row["error_low"]], [row["error_high"] - row["error"]]],
