@@ -1,0 +1,25 @@
+"""A benchmark from outside the package: with its YAML, all that there is of it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bench.measures import Benchmark, register
+from bench.records.quantities import Quantity
+from bench.schema import setting
+
+
+@register
+@dataclass
+class OutputNorm(Benchmark):
+    """The Frobenius norm of the output, to a power."""
+
+    name: ClassVar[str] = "output_norm"
+    power: int = setting(1, minimum=1)
+
+    def measure(self, workbench):
+        out = workbench.attention()(*workbench.inputs())
+        return {"norm": out.norm().item() ** self.power, "curve": [float(k) for k in range(100)]}
+
+    @classmethod
+    def quantities(cls, measurements):
+        yield Quantity("output_norm", measurements["norm"], "1", shown=("kilo", 1e-3))

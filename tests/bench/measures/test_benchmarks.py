@@ -1,0 +1,179 @@
+"""A benchmark is one file and one YAML; reading what it measured needs no torch."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from command import ROOT, environment
+from synthetic_records import everything
+
+from bench import measures
+from bench.errors import ConfigError
+from bench.plan.compose import CONF
+from bench.plan.config import Config, check, split
+from bench.records.store import Store
+
+HERE = Path(__file__).parent
+BENCHMARKS = measures.list_benchmarks()
+TINY = ["attention=v_mean", "seq_len=32", "batch_size=1", "num_heads=1", "head_dim=4", "repeats=1"]
+OUTSIDE = {"ATTENTION_ZOO_PLUGINS": "outside_benchmark"}
+
+
+def outside():
+    """An environment in which the benchmark from outside can be imported."""
+    env = environment(**OUTSIDE)
+    return {**env, "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(HERE)])}
+
+
+def python(code, *arguments, env=None):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=env or environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "conf" / "bench").mkdir(parents=True)
+    (folder / "conf" / "bench" / "output_norm.yaml").write_text("name: output_norm\npower: 1\nmemory_limit: null\n")
+    overrides = ["bench=output_norm", "bench.power=1,2", *TINY, "tracking=none", f"results_dir={folder / 'runs'}"]
+    command = [sys.executable, "-m", "bench", "--config-dir", str(folder / "conf"), *overrides]
+    return folder / "runs", subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=outside())
+
+
+def test_a_benchmark_from_outside_is_recorded_and_printed(measured):
+    folder, done = measured
+    assert done.returncode == 0, done.stderr
+    norms = {r.config["bench"]["power"]: r.measurements["norm"] for r in Store(folder).load()}
+    assert norms[2] == pytest.approx(norms[1] ** 2) and norms[1] > 0
+    for norm in norms.values():
+        assert f"output_norm {norm / 1e3:.4g} kilo" in done.stdout
+
+
+def test_a_benchmark_from_outside_is_in_the_frame_the_tables_and_mlflow(measured):
+    folder, _ = measured
+    code = """
+import json, sys
+from analysis.frame import load
+from analysis.table import by_cell
+from bench.records.store import Store
+from bench.records.summary import summarise
+frame = load(sys.argv[1])
+records = Store(sys.argv[1]).load()
+print(json.dumps({
+    "frame": dict(zip(frame["metric"] + frame["settings"].str.extract(r'"power": (.)', expand=False), frame["value"])),
+    "table": by_cell(frame)["output_norm (kilo)"].tolist(),
+    "summary": [summarise(record) for record in records],
+    "measured": {record.config["bench"]["power"]: record.measurements["norm"] for record in records},
+    "torch": "torch" in sys.modules,
+}))
+"""
+    read = json.loads(python(code, folder, env=outside()))
+    assert read["frame"] == {f"output_norm{power}": norm for power, norm in read["measured"].items()}
+    shown = sorted(norm / 1e3 for norm in read["measured"].values())
+    assert sorted(map(float, read["table"])) == pytest.approx(shown, rel=1e-3)
+    assert sorted(each["output_norm"] for each in read["summary"]) == pytest.approx(shown)
+    assert not read["torch"]
+
+
+def test_without_its_file_the_numbers_of_a_benchmark_are_still_read(measured):
+    code = """
+import sys
+from analysis.frame import load
+frame = load(sys.argv[1])
+print(sorted(set(frame["metric"])), set(frame["status"]))
+"""
+    assert python(code, measured[0]) == "['norm'] {'ok'}\n"
+
+
+def test_what_reading_records_loads(tmp_path):
+    for record in everything():
+        Store(tmp_path).write(record)
+    code = """
+import sys
+from analysis.frame import load
+from bench.records.store import Store
+from bench.records.summary import summarise
+from bench.records.table import crossovers, table
+frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
+table(records), crossovers(records), [summarise(record) for record in records]
+names = set(frame["bench"])
+print(sorted(names), [heavy for heavy in ("torch", "hydra", "omegaconf", "mlflow") if heavy in sys.modules])
+"""
+    assert python(code, tmp_path) == f"{BENCHMARKS} []\n"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_looking_one_up_imports_no_other(name):
+    code = """
+import sys
+from bench import measures
+measures.find(sys.argv[1])
+print([m for m in sys.modules if m.startswith("bench.measures.")], "torch" in sys.modules)
+"""
+    assert python(code, name) == f"['bench.measures.{name}'] False\n"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_yaml_of_a_benchmark_lists_its_settings_with_their_defaults(name):
+    written = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text())
+    written = written.get("bench", written)  # one that also sets what is not its own
+    assert written == measures.check({"name": name})
+
+
+def test_every_yaml_is_a_benchmark():
+    assert sorted(path.stem for path in (CONF / "bench").glob("*.yaml")) == BENCHMARKS
+
+
+def test_config_yaml_says_what_the_schema_says():
+    written = yaml.safe_load((CONF / "config.yaml").read_text())
+    defaults = {f.name: f.default for f in dataclasses.fields(Config) if f.default is not dataclasses.MISSING}
+    assert {key: written[key] for key in defaults} == defaults
+    assert set(written) - set(defaults) == {"defaults", "hydra", "grids"}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_settings_come_back_from_a_record_as_they_went_in(name):
+    settings = measures.check({"name": name, "memory_limit": 3})
+    benchmark = measures.load({**settings, "against": []})
+    assert isinstance(benchmark, measures.get(name)) and benchmark.memory_limit == 3
+    assert {"name": name, **dataclasses.asdict(benchmark)} == settings
+
+
+def config(**bench):
+    return check({"attention": {"name": "flash"}, "bench": bench, "inputs": {"name": "gaussian"}, "tracking": {}})
+
+
+def test_every_pass_is_a_cell():
+    cells = split(config(name="latency", passes=["backward", "forward"], min_sample_ms=3))
+    assert [cell.bench["passes"] for cell in cells] == [["backward"], ["forward"]]
+    assert {cell.bench["min_sample_ms"] for cell in cells} == {3}
+    assert [cell.bench["passes"] for cell in split(config(name="memory"))] == [["forward"], ["forward_backward"]]
+    (whole,) = split(config(name="decode"))
+    assert whole == config(name="decode")
+
+
+@pytest.mark.parametrize("name", ["latncy", None, 5, [], "workbench", "../latency", "os"])
+def test_a_name_that_is_no_benchmarks_is_refused(name):
+    assert measures.find(name) is None
+    with pytest.raises(ConfigError, match=r"^bench=.*: must be one of compare, decode, flops, latency, memory"):
+        measures.check({"name": name})
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(ValueError, match=r"bench=latency: is registered already, by bench\.measures\.latency"):
+
+        @measures.register
+        class Other(measures.Benchmark):
+            name = "latency"
