@@ -184,20 +184,20 @@ def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFr
     conditions = [name for name in (*CONDITIONS, batch) if name not in facets]
     cells = measured.drop_duplicates("cell_id")
     chosen = cells.groupby(conditions, dropna=False, sort=True).size().idxmax()
-    kept = pd.Series(True, index=frame.index)
+    agreeing = pd.Series(True, index=frame.index)
     left_out = []
     for name, value in zip(conditions, chosen, strict=True):
         missing = frame[name].isna()
         agrees = missing if pd.isna(value) else frame[name] == value
         if name in _KNOWN_ONCE_MEASURED:
             agrees = agrees | (missing & (frame["status"] != "ok"))
-        kept &= agrees
+        agreeing &= agrees
         others = sorted({str(other) for other in measured.loc[measured[name] != value, name].dropna()})
         if others and name in ("settings", "input_settings"):
             left_out.append(f"other {name.replace('_', ' ')}")
         elif others:
             left_out.append(f"{name}={' or '.join(others)}")
-    return frame[kept], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
+    return frame[agreeing], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
 
 
 def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -226,9 +226,9 @@ def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str
     Returns:
         The rows kept, and a sentence where some were left out.
     """
-    kept = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
-    left_out = frame["cell_id"].nunique() - kept["cell_id"].nunique()
-    return kept, [f"Older measurements of the same points are left out ({left_out})."] if left_out else []
+    rows = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
+    left_out = frame["cell_id"].nunique() - rows["cell_id"].nunique()
+    return rows, [f"Older measurements of the same points are left out ({left_out})."] if left_out else []
 
 
 def _rows(record: Record) -> Iterator[Row]:

@@ -46,6 +46,6 @@ def figure(frame: pd.DataFrame) -> Figure:
         style.length_axis(panel, data["seq_len"])
         style.log_axis(panel.yaxis, label)
     style.legend(drawn, properties)
-    said = [_EXPLANATION, style.conditions(data), style.functions(data), *notes, *older]
-    style.caption(drawn, " ".join(filter(None, said)))
+    sentences = [_EXPLANATION, style.conditions(data), style.functions(data), *notes, *older]
+    style.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

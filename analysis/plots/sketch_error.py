@@ -78,16 +78,16 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
         ((k, q), data[data["kind"] == k]) for k in sorted(set(data["kind"])) for q in QUANTITIES
     ]:
         for name, line in _lines(panel, quantity):
-            found = _exponent(line)
-            if found:
+            exponent = _exponent(line)
+            if exponent:
                 rows.append(
                     {
                         "inputs": kind,
                         "sketch": name,
                         "quantity": f"{quantity} error",
-                        "exponent of r": found.median,
-                        "low": found.low,
-                        "high": found.high,
+                        "exponent of r": exponent.median,
+                        "low": exponent.low,
+                        "high": exponent.high,
                         "r": f"{line['features'].min()} to {line['features'].max()}",
                         "trials": line["samples"].min(),
                     }
@@ -148,17 +148,19 @@ def _exponent(line: pd.DataFrame) -> Interval | None:
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, dict[str, Any]]) -> None:
-    said = []
+    lines = []
     for name, line in _lines(panel, quantity):
         sizes = line["features"].to_numpy(float)
         axes.plot(sizes, line["value"], **properties[name])
         axes.fill_between(
             sizes, line["low"], line["high"], color=properties[name]["color"], alpha=0.25, linewidth=0, gid="band"
         )
-        found = _exponent(line)
-        if found:
-            said.append((f"{name}: $r^{{{found.median:.2f}}}$ [{found.low:.2f}, {found.high:.2f}]", properties[name]))
-    for lane, (text, look) in enumerate(said):
+        exponent = _exponent(line)
+        if exponent:
+            lines.append(
+                (f"{name}: $r^{{{exponent.median:.2f}}}$ [{exponent.low:.2f}, {exponent.high:.2f}]", properties[name])
+            )
+    for lane, (text, look) in enumerate(lines):
         axes.annotate(
             text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
             ha="right", fontsize=6, color=look["color"], gid="exponent",
