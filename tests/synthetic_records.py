@@ -33,6 +33,7 @@ ATTENTIONS = {
     "skeinformer": ({"name": "skeinformer", "num_features": 256}, 7.0, 0),
     "informer": ({"name": "informer", "num_features": 256, "num_samples": None}, 6.0, 0),
     "v_mean": ({"name": "v_mean"}, 0.3, 0),
+    "xformers_memory_efficient": ({"name": "xformers_memory_efficient"}, 0.5, 4.0),
 }  # fmt: skip
 
 SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"} | dict.fromkeys(

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import LENGTHS, compare, decode, latency, memory, spectral
+from synthetic_records import LENGTHS, compare, decode, latency, memory, sketch_error, spectral
 
 import analysis
 from analysis.frame import MissingRecords, load, tidy
@@ -185,6 +185,90 @@ def test_pareto_front_is_what_no_other_beats():
     points = pd.DataFrame({"error": [1.0, 2.0, 3.0, 2.0, 4.0], "value": [9.0, 5.0, 6.0, 7.0, 1.0]})
     front = pareto.front(points)
     assert list(zip(front["error"], front["value"], strict=True)) == [(1, 9), (2, 5), (4, 1)]
+    # What is exact and takes 5 beats whatever takes as long.
+    front = pareto.front(points, exact=5)
+    assert list(zip(front["error"], front["value"], strict=True)) == [(4, 1)]
+
+
+def fronts(figure):
+    """The lengths of the lines that join what nothing beats."""
+    return [len(line.get_xdata()) for axes in figure.axes for line in axes.lines if line.get_gid() == "front"]
+
+
+def test_an_approximation_slower_than_an_exact_mechanism_is_on_no_front(rng):
+    def records(exact):
+        cells = [spectral(label, 1024, 64, rng) for label in ("skeinformer", "informer")]
+        changes = {"causal": False, "batch_size": 4}
+        timed = [latency(label, 1024, rng, attention=cell.config["attention"], **changes)
+                 for label, cell in zip(("skeinformer", "informer"), cells, strict=True)]  # fmt: skip
+        return [*cells, *timed, latency(exact, 1024, rng, **changes)]
+
+    # µs per token: flash 3.5, softmax 9.5, informer 6, skeinformer 7.
+    assert fronts(pareto.figure(tidy(records("flash")))) == [0]
+    assert fronts(pareto.figure(tidy(records("softmax"))))[0] >= 1
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
+    """The standard error of one value is no number; nothing may hang on it."""
+    changes = {"num_heads": 1, "batch_size": 1, "causal": False}
+    cells = [spectral(label, 1024, d, rng, trials=1) for label in ("skeinformer", "linformer") for d in (16, 64)]
+    cells += [spectral("v_mean", 1024, None, rng, trials=1)]
+    cells = [
+        dataclasses.replace(
+            cell,
+            config={**cell.config, **changes},
+            measurements={
+                k: [[v[0][0]]] if k in ("absolute", "relative", "exact_norm") else v
+                for k, v in cell.measurements.items()
+            },
+        )
+        for cell in cells
+    ]
+    once = [latency(c.config["label"], 1024, rng, attention=c.config["attention"], **changes) for c in cells]
+    once = [
+        dataclasses.replace(
+            one,
+            measurements={
+                **one.measurements,
+                "passes": {k: {**v, "samples": v["samples"][:1]} for k, v in one.measurements["passes"].items()},
+            },
+        )
+        for one in once
+    ]
+    cells += [*once, memory("flash", 512), decode("flash", 512, rng)]
+    cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
+    cells += [sketch_error("gaussian", 4, r, rng, trials=1) for r in (8, 32)]
+    figure = FIGURES[name](tidy(cells))
+    style.save(figure, tmp_path, name)
+    for axes in figure.axes:
+        assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
+
+
+def test_a_pass_that_failed_is_a_gap_in_its_own_panel(rng):
+    def of_pass(name, n, status="ok"):
+        whole = latency("softmax", n, rng, status)
+        kept = {key: value for key, value in whole.measurements.get("passes", {}).items() if key == name}
+        measurements = {**whole.measurements, "passes": kept} if kept else {}
+        config = {**whole.config, "bench": {**whole.config["bench"], "passes": [name]}}
+        return dataclasses.replace(whole, config=config, measurements=measurements, cell_id=f"{name}{n}" * 4)
+
+    records = [of_pass(name, n) for name in ("forward", "forward_backward") for n in (512, 1024)]
+    records += [of_pass("forward", 2048), of_pass("forward_backward", 2048, "oom")]
+    figure = polysketchformer.figure1(tidy(records))
+    assert gaps(panels(figure)["forward"]) == []
+    assert [(word, at) for word, at, _ in gaps(panels(figure)["forward + backward"])] == [("OOM", 2048.0)]
+
+
+def test_what_is_exact_approximates_nothing(rng):
+    exact = [
+        latency("xformers_memory_efficient", n, rng, attention={"name": "xformers_memory_efficient"})
+        for n in (512, 1024)
+    ]
+    frame = tidy([*exact, latency("performer", 512, rng)])
+    assert set(frame.loc[frame["exact"], "mechanism"]) == {"xformers_memory_efficient"}
+    text = caption(polysketchformer.figure1(frame))
+    assert "performer approximates softmax attention." in text and "xformers_memory_efficient" not in text
 
 
 def test_pareto_keeps_functions_apart_and_matches_sizes(frame):

@@ -167,6 +167,45 @@ def test_newest_replaces_measurements_of_older_code(rng):
     assert set(kept["cell_id"]) == {new.cell_id} and len(notes) == 1
 
 
+def test_the_size_is_the_hyperparameter_that_the_record_names(rng):
+    attention = {"name": "informer", "num_features": 64, "num_samples": 32}
+    source = latency("informer", 512, rng, attention=attention)
+    row = tidy([source]).iloc[0]
+    assert (row["features"], row["sized_by"]) == (64, "num_features")
+    other = dataclasses.replace(source, mechanisms={"informer": {"size": "num_samples"}})
+    assert tidy([other]).iloc[0]["features"] == 32
+    unsized = tidy([latency("v_mean", 512, rng)])
+    assert unsized["features"].isna().all() and unsized["sized_by"].isna().all()
+    # What was measured knows better than what was asked for.
+    measured = spectral("v_mean", 512, None, rng)
+    assert tidy([measured])["features"].isna().all()
+
+
+def test_measurements_of_another_shape_cost_no_other_record(rng, capsys):
+    good, odd = latency("flash", 512, rng), latency("flash", 1024, rng)
+    for measurements in (
+        {"tokens": 1},
+        {"passes": 5},
+        {"passes": {"forward": {"samples": []}}, "tokens": 1, "flops": 1},
+    ):
+        frame = tidy([dataclasses.replace(odd, measurements=measurements), good])
+        assert set(frame["cell_id"]) == {good.cell_id}
+        error = capsys.readouterr().err
+        assert (
+            error.count("\n") == 1 and f"record {odd.record_id}: measurements are not those of bench=latency" in error
+        )
+
+
+def test_what_says_how_well_is_no_condition(rng):
+    source = latency("flash", 512, rng)
+    settings = {**source.config["bench"], "min_sample_ms": 1.0, "memory_limit": 2}
+    other = dataclasses.replace(source, config={**source.config, "bench": settings})
+    assert set(tidy([source])["settings"]) == set(tidy([other])["settings"])
+    steps = [decode("flash", 512, rng)]
+    steps += [dataclasses.replace(steps[0], config={**steps[0].config, "bench": {"name": "decode", "steps": 4}})]
+    assert tidy(steps)["settings"].nunique() == 2
+
+
 def test_hyperparameters_are_json(rng):
     frame = tidy([latency("polynomial_p4", 512, rng)])
     assert json.loads(frame["hyperparameters"].iloc[0]) == {"degree": 4}

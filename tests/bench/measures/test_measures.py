@@ -138,6 +138,31 @@ def test_peak_memory_of_known_allocations(megabytes):
     assert peak == pytest.approx(2 * megabytes * 2**20, rel=1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["forward", "forward_backward"])
+def test_the_peak_on_a_gpu_is_that_of_every_call(name):
+    """Not of the first one: the workspace of a matrix product in autograd's own thread is a library's, made once."""
+    settings = config("softmax", {"name": "memory", "passes": [name]}, device="cuda", seq_len=256)
+    first, second = (measure(Workbench(settings, None))["passes"][name]["peak_bytes"] for _ in range(2))
+    assert first == second < 16 * 2 * 2 * 256**2 * 4
+
+
+def test_the_bisection_makes_its_inputs_on_the_device_in_the_cells_dtype(monkeypatch):
+    shapes = []
+
+    class Noted(Sleeping):
+        def forward(self, query, key, value, padding=None):
+            shapes.append((query.shape, query.dtype, query.device.type))
+            assert not torch.equal(query, key) and query.std() > 0.5
+            return query
+
+    workbench = SleepingBench(config(dtype="bfloat16"), Noted(0))
+    monkeypatch.setattr(workbench, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
+    assert memory._runs(workbench, "batch_size", 3, "forward") and memory._runs(workbench, "seq_len", 5, "forward")
+    assert shapes == [((3, 2, 64, 8), torch.bfloat16, "cpu"), ((2, 2, 5, 8), torch.bfloat16, "cpu")]
+
+
 def test_peak_memory_of_softmax_is_its_matrices():
     n = 512
     settings = config("softmax", {"name": "memory", "passes": ["forward"], "largest": None}, seq_len=n)

@@ -4,6 +4,8 @@ import dataclasses
 
 from synthetic_records import compare, latency
 
+from analysis.frame import tidy
+from analysis.plots import compare as comparison
 from bench.records.table import crossovers, line, table
 
 
@@ -17,16 +19,54 @@ def at(length, flash_ms, sketch_ms, rng):
     return dataclasses.replace(source, measurements={**source.measurements, "samples": samples})
 
 
+def with_batch(record, batch):
+    return dataclasses.replace(record, config={**record.config, "batch_size": batch})
+
+
 def test_crossover_of_quadratic_and_linear_time(rng):
     records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (512, 2048, 4096)]
-    (said,) = crossovers(records)
+    (sentence,) = crossovers(records)
     # n^2 / 1e6 = n / 1e3 at n = 1000.
-    name, length = said.split(" at n = ")
+    name, length = sentence.split(" at n = ")
     assert name == "polysketch_random_r32 overtakes flash"
-    assert abs(int(length.split()[0]) - 1000) < 15
+    assert abs(int(length.split()[0]) - 1000) < 15 and "(" not in length
 
 
-def test_no_crossover_is_said_where_there_is_none(rng):
+def test_crossovers_depend_neither_on_the_order_of_records_nor_on_other_batches(rng):
+    """Twice the sequences: the quadratic one is overtaken at half the length."""
+    records = [
+        with_batch(at(n, batch * n**2 / 1e6, n / 1e3, rng), batch) for n in (256, 512, 2048, 4096) for batch in (1, 2)
+    ]
+    sentences = crossovers(records)
+    assert sentences == crossovers(records[::-1])
+    for _ in range(3):
+        assert sentences == crossovers([records[i] for i in rng.permutation(len(records))])
+    alone = [crossovers([r for r in records if r.config["batch_size"] == batch])[0] for batch in (1, 2)]
+    assert sentences == [f"{one} (batch size {batch})" for batch, one in enumerate(alone, 1)]
+    lengths = [int(one.split(" at n = ")[1].split()[0]) for one in alone]
+    assert abs(lengths[0] - 1000) < 15 and abs(lengths[1] - 500) < 8
+
+
+def test_lengths_with_the_same_tokens_are_one_curve(rng):
+    records = [with_batch(at(n, n**2 / 1e6, n / 1e3, rng), 8192 // n) for n in (512, 2048, 4096)]
+    (sentence,) = crossovers(records)
+    assert " at n = " in sentence and "(" not in sentence
+    swept = [with_batch(record, 2 * record.config["batch_size"]) for record in records]
+    assert [one.split(" (")[1] for one in crossovers([*records, *swept])] == [
+        "8192 tokens per batch)",
+        "16384 tokens per batch)",
+    ]
+
+
+def test_what_is_printed_is_what_the_figure_shows(rng):
+    records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (4096, 512, 2048)]
+    (drawn,) = comparison.crossovers(tidy(records)).itertuples()
+    assert crossovers(records) == [
+        f"{drawn.faster} overtakes {drawn.baseline} at n = {drawn.seq_len:.0f} [{drawn.low:.0f}, {drawn.high:.0f}]"
+    ]
+
+
+def test_no_crossover_is_printed_where_there_is_none(rng):
     assert crossovers([at(n, n, 2 * n, rng) for n in (512, 1024)]) == []
     assert crossovers([]) == []
 

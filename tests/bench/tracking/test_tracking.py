@@ -414,12 +414,11 @@ def test_importing_it_imports_neither_mlflow_nor_torch():
 
 
 def test_it_is_quiet_and_stays_off_the_network(tmp_path):
-    record = tmp_path / "record.json"
-    record.write_text(a_record().to_json())
+    Store(tmp_path).write(a_record())
     code = """
 import os, sys, time
 from pathlib import Path
-from bench.records.record import Record
+from bench.records.store import Store
 from bench.tracking.mirror import Mirror
 
 def watch(event, arguments):
@@ -427,13 +426,13 @@ def watch(event, arguments):
         os.write(1, f"{event} {arguments}\\n".encode())
 
 sys.addaudithook(watch)
-record = Record.from_json(Path(sys.argv[1]).read_text())
-mirror = Mirror(Path(sys.argv[2]))
+(record,) = Store(sys.argv[1]).load()
+mirror = Mirror(Path(sys.argv[1]))
 mirror.sync([record])
 mirror.summary("sweep", [record], [], "table")
 time.sleep(1)  # telemetry is sent from a thread
 """
-    done = run_python(code, record, tmp_path / "results")
+    done = run_python(code, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
