@@ -59,8 +59,8 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
                     raise ArchiveError(f"{archive}: {member.name!r} is not a record's file")
                 files[match[1]][match[2]] = content.read()
         for name, data in files["records"].items():
-            decode(data, functools.partial(files["samples"].__getitem__, name))
-    except (tarfile.TarError, zlib.error, EOFError, RecordError, KeyError) as error:
+            decode(data, functools.partial(_samples, files["samples"], name))
+    except (tarfile.TarError, zlib.error, EOFError, RecordError) as error:
         raise ArchiveError(f"{archive}: {error}") from None
     store = Store(results_dir)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
@@ -69,6 +69,12 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
             write_atomically(store.samples_dir / name, files["samples"][name])
         write_atomically(store.records_dir / name, files["records"][name])
     return len(missing), len(files["records"]) - len(missing)
+
+
+def _samples(files: dict[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise RecordError("its samples are not in the archive")
+    return files[name]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

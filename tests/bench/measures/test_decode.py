@@ -11,7 +11,6 @@ from test_measures import config, measure
 
 from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
-from bench import api
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
 from bench.measures.workbench import Workbench, build_attention
@@ -111,7 +110,6 @@ def test_what_cannot_be_measured_is_unsupported():
 
 
 def test_the_benchmark_is_causal_unless_told_otherwise():
-    api.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
 
         def composed(*overrides):

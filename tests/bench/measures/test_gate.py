@@ -9,6 +9,7 @@ import pytest
 import torch
 from wrong_mechanisms import WRONG
 
+from attention_zoo.base import _REGISTRY
 from bench.execution.child import measure_cell
 
 
@@ -49,8 +50,11 @@ def surroundings():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(name, surroundings, tmp_path):
-    settings, reason = WRONG[name]
+def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(
+    name, surroundings, monkeypatch, tmp_path
+):
+    cls, settings, reason = WRONG[name]
+    monkeypatch.setitem(_REGISTRY, name, cls)
     result = measure_cell(cell(name, **settings), tmp_path, tmp_path / "progress")
     assert result["status"] in ("incorrect", "nonfinite"), result
     assert "measurements" not in result

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import torch
 
-from attention_zoo import attention_class, register
+from attention_zoo import attention_class
 
 WRONG = {}
-"""By name: the settings of a cell, and what its reason must say."""
+"""By name: the class, the settings of a cell, and what its reason must say."""
 
 FLOAT64 = r"output: relative error .* against float64"
 CAUSAL = {"causal": True}
@@ -34,8 +34,8 @@ def wrong(parent, reason, settings=(), **hyperparameters):
             return change(lambda q, k, v: right._attend(self, q, k, v, padding), query, key, value, self)
 
         info = dataclasses.replace(right.info, name=name, implementations=("reference",))
-        register(type(name, (right,), {"info": info, "_attend": _attend, "__module__": __name__}))
-        WRONG[name] = {"attention": {"name": name, **hyperparameters}, **dict(settings)}, reason
+        cls = type(name, (right,), {"info": info, "_attend": _attend, "__module__": __name__})
+        WRONG[name] = cls, {"attention": {"name": name, **hyperparameters}, **dict(settings)}, reason
         return change
 
     return decorate

@@ -8,7 +8,6 @@ import pytest
 from command import HERE, ROOT, TINY, bench, fake_config_dir
 from hydra import compose, initialize_config_dir
 
-from bench import api
 from bench.execution import sweep
 from bench.measures.workbench import Workbench
 from bench.plan import cell, sources
@@ -81,7 +80,6 @@ def append(file, text):
 
 
 def planned(*overrides):
-    api.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         jobs = expand(compose("config"), overrides)
         composed = compose_jobs(lambda job: compose("config", job, return_hydra_config=True), jobs)

@@ -32,8 +32,9 @@ def test_what_is_unpacked_is_what_was_packed(synthetic_results, tmp_path):
     (results / "locks").mkdir()
     archive = tmp_path / "runs.tgz"
     count = pack(results, archive)
-    assert len(members(archive)) == count > 2
-    assert {name.split("/")[0] for name in members(archive)} == {"records"}
+    samples = len(list(Store(results).samples_dir.iterdir()))
+    assert len(members(archive)) == count + samples and count > 2 and samples > 2
+    assert {name.split("/")[0] for name in members(archive)} == {"records", "samples"}
     with tarfile.open(archive) as tar:
         assert {(member.uid, member.uname) for member in tar} == {(0, "")}
     assert unpack(archive, tmp_path / "home") == (count, 0)
@@ -44,7 +45,7 @@ def test_what_is_unpacked_is_what_was_packed(synthetic_results, tmp_path):
 def test_merging_replaces_nothing(synthetic_results, tmp_path):
     archive = tmp_path / "runs.tgz"
     count = pack(synthetic_results, archive)
-    name = members(archive)[0]
+    name = members(archive)[-1]
     (tmp_path / "records").mkdir()
     (tmp_path / name).write_text("mine")
     assert unpack(archive, tmp_path) == (count - 1, 1)
@@ -56,7 +57,10 @@ NAME = "records/0123456789abcdef-0123456789abcdef.json"
 
 @pytest.mark.parametrize("name", ["../evil.json", "/tmp/evil.json", "records/../../evil.json", "records/evil.py", NAME])
 def test_what_is_no_record_is_refused_whole(synthetic_results, tmp_path, name):
-    first = next(iter(sorted(Store(synthetic_results).records_dir.glob("*.json"))))
+    store = Store(synthetic_results)
+    first = next(
+        path for path in sorted(store.records_dir.glob("*.json")) if not (store.samples_dir / path.name).exists()
+    )
     good = tarfile.TarInfo(f"records/{first.name}"), first.read_bytes()
     archive = an_archive(tmp_path / "runs.tgz", good, (tarfile.TarInfo(name), b"{}"))
     with pytest.raises(ArchiveError, match=r"runs\.tgz: "):
@@ -90,4 +94,12 @@ def test_a_torn_archive_is_refused(synthetic_results, tmp_path):
 def test_the_system_s_tar_reads_it(synthetic_results, tmp_path):
     count = pack(synthetic_results, tmp_path / "runs.tgz")
     listed = subprocess.run(["tar", "tzf", str(tmp_path / "runs.tgz")], capture_output=True, text=True, check=True)
-    assert len(listed.stdout.splitlines()) == count
+    assert sum(line.startswith("records/") for line in listed.stdout.splitlines()) == count
+
+
+def test_a_record_without_its_samples_is_refused(synthetic_results, tmp_path):
+    store = Store(synthetic_results)
+    name = next(store.samples_dir.iterdir()).name
+    record = tarfile.TarInfo(f"records/{name}"), (store.records_dir / name).read_bytes()
+    with pytest.raises(ArchiveError, match="samples"):
+        unpack(an_archive(tmp_path / "runs.tgz", record), tmp_path / "home")
