@@ -137,7 +137,7 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
 def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
     """The code that a measurement runs: the child process, the benchmark, and every mechanism that it calls."""
     names = _mechanisms(config)
-    suite = ("bench.execution.child", f"bench.measures.{config['bench']['name']}")
+    suite = ("bench.execution.child", measures.get(config["bench"]["name"]).__module__)
     if calls(closure(suite), "exact"):
         functions = {attention_zoo.info(name).approximates for name in names}
         names |= {exact for function, exact in EXACT.items() if function in functions}

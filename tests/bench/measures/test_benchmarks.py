@@ -87,6 +87,23 @@ print(json.dumps({
     assert not read["torch"]
 
 
+def test_an_edit_of_a_benchmark_from_outside_measures_it_anew(tmp_path):
+    """Its file is part of the content id of its cells."""
+    code = """
+from bench.plan.cell import Variant, make_cell
+from bench.plan.config import check
+names = {"attention": {"name": "v_mean"}, "bench": {"name": "output_norm"}, "inputs": {"name": "gaussian"}}
+print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_mean"})).cell_id)
+"""
+    file = tmp_path / "outside_benchmark.py"
+    ids = []
+    for text in ("", "", "# edited\n"):
+        file.write_text((HERE / file.name).read_text() + text)
+        env = environment(**OUTSIDE)
+        ids.append(python(code, env={**env, "PYTHONPATH": os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])}))
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_without_its_file_the_numbers_of_a_benchmark_are_still_read(measured):
     code = """
 import sys
