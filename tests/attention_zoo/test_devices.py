@@ -11,7 +11,7 @@ from zoo_cases import VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.ops.sampling import SampledAttention
+from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import SCAN_BLOCK, cumulative_sum
 
 HEADS, HEAD_DIM, BATCH = 2, 16, 3

@@ -12,7 +12,7 @@ import torch
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.measures.correctness import check_output
+from bench.measures.reference import Probe, Reference
 
 N, H, HEADS = 37, 8, 2
 NAME = "xformers_memory_efficient"
@@ -148,13 +148,15 @@ def test_the_reference_is_softmax_and_runs_no_kernel(causal, stand_in, monkeypat
 
 def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
     """The float64 reference is on the CPU, where the package has no kernel."""
-    config = {"label": NAME, "attention": {"name": NAME, "scale": None}, "seq_len": N, "num_heads": HEADS}
-    config |= {"head_dim": H, "causal": True, "dtype": "float32", "impl": "auto", "seed": 0}
     attention = make(causal=True)
     monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)  # the only thing here that asks for a GPU
+    reference = Reference(attention, make(causal=True, impl="reference"), with_gradients=False)
+    query, key, value = (x.detach() for x in qkv())
+    probe = Probe(torch.arange(len(query)), torch.arange(N))
     with torch.no_grad():
-        checked = check_output(attention, config, tuple(x.detach() for x in qkv()))
-    assert checked["reference"] == "dense matrix, float64" and 0 < checked["error"] < 1e-6
+        result = (attention(query, key, value),)
+    expected = reference.results((query, key, value), probe, torch.zeros_like(query))
+    assert 0 < reference.compare("xformers", result, expected, probe, value)["output"] < 1e-6
 
 
 def test_flops_halve_where_the_kernel_skips_the_future(stand_in):

@@ -77,9 +77,10 @@ def test_a_second_interrupt_still_kills():
     assert stubborn.returncode == -signal.SIGKILL
 
 
-def test_a_mechanism_may_change_the_working_directory(tmp_path):
+def test_a_mechanism_that_changes_the_working_directory_still_has_a_record(tmp_path):
     arguments = command("attention=v_mean", "attention.name=fake_chdir", "tracking=none", "results_dir=here", *TINY)
     env = environment(ATTENTION_ZOO_PLUGINS="fake_mechanisms")
     result = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert [record.status for record in Store(tmp_path / "here").load()] == ["ok"]
+    assert result.returncode == 1, result.stderr
+    (record,) = Store(tmp_path / "here").load()
+    assert record.status == "incorrect" and record.reason.endswith("changed the working directory to /")
