@@ -28,7 +28,7 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
 	$(BIN)/python -m pytest -m slow

@@ -89,6 +89,7 @@ def run_cell(
         code=code,
         mechanisms=_mechanisms(cell.config),
         machine=where,
+        seconds={phase: round(took, 4) for phase, took in seconds.items()},
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
         **result,
     )

@@ -33,6 +33,7 @@ class Latency(Benchmark):
             "cache"}}, "tokens": batch_size * seq_len, "flops": analytic forward FLOPs}`; a sample is nanoseconds per
             call.
         """
+        from bench.measures.replay import launches
         from bench.measures.rounds import time_in_rounds
         from bench.measures.timing import Pass
 
@@ -44,6 +45,8 @@ class Latency(Benchmark):
             measured = {label: Pass(name, attention, inputs, gate.gradient)}
             passes[name] = time_in_rounds(workbench, gate, measured, self.min_sample_ms)[label]
         gate.close()
+        for name, timing in passes.items():
+            timing |= launches(workbench.device, Pass(name, attention, inputs, gate.gradient), timing["samples"])
         batch_size, _, seq_len, _ = inputs[0].shape
         return {"passes": passes, "tokens": batch_size * seq_len, "flops": attention.flops(batch_size, seq_len)}
 

@@ -16,8 +16,6 @@ WARMUP_CALLS = 2
 WARMUP_S = {"cpu": 0.0, "cuda": 0.5}
 # Longer than a launch takes and shorter than a loop of launches: every pass starts with the same lead on the device.
 HEAD_START_CYCLES = 100_000
-# A call whose graph replays in less than this share of its time waits for the host to launch its kernels.
-LAUNCH_BOUND = 0.8
 
 
 class Timed(Protocol):

@@ -83,6 +83,8 @@ class Record:
     """reference, error, tolerance of the check that ran before the measurement."""
     measurements: dict[str, Any] = field(default_factory=dict)
     """What the benchmark measured; its docstring says in which shape."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What each of `PHASES` took, `check` being the correctness gate."""
     overhead_s: float | None = None
     """duration_s without the seconds that inputs, check and measurement took."""
 
