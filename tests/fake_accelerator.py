@@ -8,12 +8,27 @@ and, inside `no_synchronisation`, nothing waits for the device. `torch.tensor(..
 import contextlib
 
 import torch
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 DEVICE = "fake"
 CPU = torch.device("cpu")
 # PyTorch starts a thread for each device at the first backward pass of a process: before any test.
-_setup_privateuseone_for_python_backend(DEVICE)
+
+
+class Backend(_DummyBackendModule):
+    """What PyTorch asks about the device: `fork_rng` and checkpointing in other tests of the process do, too."""
+
+    def get_amp_supported_dtype(self):
+        return [torch.bfloat16]
+
+    def get_rng_state(self, device):
+        return None
+
+    def set_rng_state(self, state, device):
+        pass
+
+
+_setup_privateuseone_for_python_backend(DEVICE, Backend())
 
 _waiting_is_an_error = False
 
