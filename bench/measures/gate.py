@@ -94,8 +94,9 @@ class Gate:
             measured = self.measured[label]
             measured.first[name, self.sign] = [_fingerprint(x) for x in result]
             self._require_other_outputs(label, name)
+            # After each mechanism: a rival must not answer for what another one did.
+            self.surroundings.require_unchanged(label, value_is_turned=self.sign < 0)
             if self.sign > 0:
-                self.surroundings.require_unchanged(label)
                 if not measured.expected:
                     measured.expected = measured.reference.results(self.inputs, self.probe, self.gradient)
                 self._compare("own", label, name, result, measured.expected, self.probe, self.inputs[2])

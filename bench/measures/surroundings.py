@@ -22,10 +22,13 @@ class Surroundings:
         self.inputs = dict(zip(("query", "key", "value"), inputs, strict=True))
         self.before = self._now()
 
-    def require_unchanged(self, label: str) -> None:
-        """Raise `IncorrectError` naming the first thing that the mechanism `label` changed."""
+    def require_unchanged(self, label: str, *, value_is_turned: bool = False) -> None:
+        """Raise `IncorrectError` naming the first thing that the mechanism `label` changed.
+
+        `value_is_turned`: the gate has changed the value's sign, so that it is not looked at.
+        """
         for name, value in self._now().items():
-            if value != self.before[name]:
+            if value != self.before[name] and not (value_is_turned and name == "its input value"):
                 shown = f" to {value}" if isinstance(value, str | bool | int) and "input" not in name else ""
                 raise IncorrectError(f"{label}: changed {name}{shown}")
 

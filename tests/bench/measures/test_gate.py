@@ -1,5 +1,6 @@
 """The gate: no wrong mechanism is measured, and no right one is turned away."""
 
+import itertools
 import os
 import random
 import re
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from wrong_mechanisms import WRONG
+from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 
+import attention_zoo
 from attention_zoo.base import _REGISTRY
 from bench.execution.child import measure_cell
 
@@ -59,3 +62,53 @@ def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(
     assert result["status"] in ("incorrect", "nonfinite"), result
     assert "measurements" not in result
     assert result["reason"].startswith(name) and re.search(reason, result["reason"]), result["reason"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name, causal", CASES)
+def test_a_right_mechanism_is_measured(name, causal, dtype, tmp_path):
+    info = attention_zoo.info(name)
+    if getattr(torch, dtype) not in info.dtypes:
+        pytest.skip(f"refuses {dtype}")
+    attention = {"name": name, **({info.size: 16} if info.size else {})}
+    settings = {"attention": attention, "causal": causal, "dtype": dtype, "passes": ["forward_backward"], "repeats": 2}
+    result = measure_cell(cell(name, **settings), tmp_path, tmp_path / "progress")
+    assert result["status"] == "ok", result["reason"]
+    assert result["numerics"]["implementations"][name]["impl"] in info.implementations
+    for errors in result["correctness"][name].values():
+        assert 0 <= errors["output"] <= errors["output_allowed"]
+        assert 0 <= errors["gradient"] <= errors["gradient_allowed"]
+
+
+def test_a_rival_that_spoils_the_inputs_is_named(monkeypatch, tmp_path):
+    rival = "softmax_zeroes_query_and_key"
+    cls, settings, _ = WRONG[rival]
+    monkeypatch.setitem(_REGISTRY, rival, cls)
+    against = [{"label": rival, "attention": settings["attention"], "impl": "auto"}]
+    bench = {"name": "compare", "measured_pass": "forward", "min_sample_ms": 0.0, "memory_limit": None}
+    result = measure_cell(cell("flash") | {"bench": {**bench, "against": against}}, tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and result["reason"].startswith(f"{rival}: changed its input query")
+
+
+SHAPES = [(16, 1, 1, 8), (65, 2, 3, 16), (150, 3, 2, 16), (129, 1, 4, 64), (300, 2, 2, 32), (450, 2, 1, 64)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_right_variant_is_turned_away(name, tmp_path):
+    """`SEEDS=200 make test-slow` takes hours."""
+    attention, alarms = variant(name), []
+    info = attention_zoo.info(attention["name"])
+    if not runs_here(attention["name"]):
+        pytest.skip("needs a package or a GPU")
+    for seed in range(int(os.environ.get("SEEDS", 2))):
+        for (n, batch, heads, h), dtype, causal in itertools.product(SHAPES, info.dtypes, (False, True)):
+            if not (takes_causal(info.name) if causal else info.bidirectional):
+                continue
+            sizes = {"seq_len": n, "batch_size": batch, "num_heads": heads, "head_dim": h, "repeats": 2, "seed": seed}
+            given = {"attention": attention, "causal": causal, "dtype": str(dtype).removeprefix("torch.")}
+            passes = {"passes": ["forward", "forward_backward"]}
+            result = measure_cell(cell(name, **given, **sizes, **passes), tmp_path, tmp_path / "progress")
+            if result["status"] not in ("ok", "unsupported"):
+                alarms.append((n, dtype, causal, seed, result["reason"]))
+    assert not alarms, alarms
