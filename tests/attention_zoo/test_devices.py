@@ -61,9 +61,22 @@ def distinct_cases():
     return list(cases.values())
 
 
-every_case = pytest.mark.parametrize(
-    "label, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in distinct_cases()]
+# Each mechanism, and variants that run other code of it; those that differ in a number wait for the slow tests.
+OTHER_CODE = (
+    "polysketch_learned_local_r32",
+    "polysketch_srht_r32",
+    "polynomial_square_learned_d3",
+    "linformer_unreduced",
+    "skeinformer_no_row_normalization",
 )
+
+
+def case_of(label, causal):
+    marks = () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
+    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks)
+
+
+every_case = pytest.mark.parametrize("label, causal", [case_of(*case) for case in distinct_cases()])
 
 
 def make(label, causal, dtype, impl="auto", length=LENGTH, shrink=small, **given):
