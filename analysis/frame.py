@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.measures.summary import benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
-from bench.records.summary import benchmark, features, quantities
 
 Row = dict[str, Any]
 

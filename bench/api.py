@@ -14,7 +14,7 @@ from bench.errors import one_line
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
 from bench.plan.compose import CONF, compose_jobs, expand, grid_choices
 from bench.records.record import Record
-from bench.records.table import crossovers, table
+from bench.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
 __all__ = ["exit_code", "expand", "launch", "print_table", "run"]

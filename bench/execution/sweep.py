@@ -26,7 +26,7 @@ from bench.plan.config import Config, check, split
 from bench.plan.machine import gpu
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
-from bench.records.table import line
+from bench.table import line
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")

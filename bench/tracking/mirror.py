@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from bench.measures import flatten
+from bench.measures.summary import benchmark, features, summarise
 from bench.quiet import QUIET
 from bench.records.record import FAILED, Record
 from bench.records.store import latest
-from bench.records.summary import benchmark, features, summarise
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.errors import ConfigError, one_line
 from bench.plan.config import Config
 from bench.records.record import Record
-from bench.records.table import table
+from bench.table import table
 from bench.tracking.mirror import Mirror, TrackingError
 
 

@@ -68,7 +68,7 @@ import json, sys
 from analysis.frame import load
 from analysis.table import by_cell
 from bench.records.store import Store
-from bench.records.summary import summarise
+from bench.measures.summary import summarise
 frame = load(sys.argv[1])
 records = Store(sys.argv[1]).load()
 print(json.dumps({
@@ -121,8 +121,8 @@ def test_what_reading_records_loads(tmp_path):
 import sys
 from analysis.frame import load
 from bench.records.store import Store
-from bench.records.summary import summarise
-from bench.records.table import crossovers, table
+from bench.measures.summary import summarise
+from bench.table import crossovers, table
 frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
 table(records), crossovers(records), [summarise(record) for record in records]
 names = set(frame["bench"])

@@ -13,11 +13,11 @@ from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
+from bench.measures.summary import summarise
 from bench.measures.workbench import Workbench, build_attention
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
-from bench.records.summary import summarise
-from bench.records.table import line
+from bench.table import line
 
 
 def settings(name="v_mean", steps=4, **changes):

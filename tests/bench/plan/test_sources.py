@@ -44,7 +44,7 @@ EDITS = {
     "attention_zoo/linformer.py": set(),
     "attention_zoo/hf/masks.py": set(),
     "bench/measures/memory.py": set(),
-    "bench/records/table.py": set(),
+    "bench/table.py": set(),
     "bench/records/store.py": set(),
     "bench/execution/sweep.py": set(),
     "bench/execution/runner.py": set(),

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench.measures import flatten
+from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
-from bench.records.summary import summarise
 from bench.tracking.mirror import Mirror, TrackingError, _create_database
 
 SWEEP = "5a3e" * 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from bench.measures.summary import headline, quantities
 from bench.records.record import Record
 from bench.records.statistics import Comparison, overtakings
-from bench.records.summary import headline, quantities
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
 # What the points of a curve need not have in common.
