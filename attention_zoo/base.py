@@ -357,6 +357,11 @@ class Attention(nn.Module):
             return self._attend(query, key, value, None)[:, :, rows]
 
     @property
+    def weight_degree(self) -> int:
+        """The power of a score that a weight grows with: a rounded score is off by so many times its error."""
+        return 1
+
+    @property
     def telling_length(self) -> int:
         """The shortest sequence at which all parts of the mechanism are at work, so that each can be seen to fail.
 

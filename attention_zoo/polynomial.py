@@ -56,6 +56,11 @@ class Polynomial(DenseAttention):
         self.bias = check_float("bias", bias, minimum=0)
         self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
 
+    @property
+    def weight_degree(self) -> int:
+        """p."""
+        return self.degree
+
     def _normed(self, key: Tensor) -> Tensor:
         return self.layernorm(key)
 

@@ -83,6 +83,11 @@ class PolynomialSquare(DenseAttention):
         self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
         self._draw()
 
+    @property
+    def weight_degree(self) -> int:
+        """Of the square."""
+        return 2 * self.degree
+
     def _draw(self) -> None:
         if self._drawn:
             unit = 2 * torch.rand(self.degree + 1, generator=self._generator()) - 1

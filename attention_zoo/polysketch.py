@@ -199,6 +199,11 @@ class Polysketch(Attention):
             self.local_norms.extend(nn.LayerNorm(self.head_dim) for _ in ("query", "key"))
         self._draw()
 
+    @property
+    def weight_degree(self) -> int:
+        """p."""
+        return self.degree
+
     def _draw(self) -> None:
         if isinstance(self.sketch, RandomSketch | LearnedSketch):
             self.sketch.draw(self._generator())
