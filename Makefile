@@ -11,7 +11,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants docs lint figures tables ui pack unpack list clean
+.PHONY: help demo test test-commands test-slow mutants docs lint figures tables ui pack unpack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,7 +28,10 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow and not commands"
+
+test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
+	$(BIN)/python -m pytest -n auto -m "commands and not slow"
 
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
 	$(BIN)/python -m pytest -m slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -44,13 +45,20 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
         if key not in fields:
             raise ConfigError(f"{prefix}{key}={value!r}: unknown; known are {', '.join(fields)}")
     try:
-        settings: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), dict(values)))
+        settings: Any = OmegaConf.to_object(OmegaConf.merge(_structured(schema), dict(values)))
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         raise ConfigError(f"{prefix}{key}={values.get(key)!r}: {one_line(error)}") from None
     for name, field in fields.items():
         _check_bounds(prefix + name, getattr(settings, name), field.metadata)
     return settings
+
+
+@functools.cache
+def _structured(schema: type) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.structured(schema)
 
 
 def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:

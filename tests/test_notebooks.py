@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.commands
+
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 

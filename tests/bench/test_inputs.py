@@ -242,6 +242,7 @@ def load_in_a_process(config, cache_dir, hidden=()):
     return result.stdout.split()
 
 
+@pytest.mark.commands
 @needs_data
 def test_a_cache_hit_equals_the_miss_and_needs_no_model_text_or_transformers(tmp_path):
     config = pretrained(seq_len=100, layer=1)
@@ -510,6 +511,7 @@ except ConnectionError as error:
 """
 
 
+@pytest.mark.commands
 def test_a_hub_model_out_of_reach_is_one_line(tmp_path):
     config = pretrained(model="org/no-such-model")
     result = subprocess.run(

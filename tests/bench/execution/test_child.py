@@ -11,6 +11,8 @@ from command import ROOT, TINY, bench, command, environment
 from bench.execution import runner
 from bench.records.store import Store
 
+pytestmark = pytest.mark.commands
+
 
 def test_a_cell_that_is_ok_ends_with_exit_code_0_and_little_overhead(tmp_path):
     result = bench("attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY)

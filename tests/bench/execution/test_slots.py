@@ -17,6 +17,8 @@ from bench.errors import ConfigError
 from bench.execution.slots import hold, slot
 from bench.records.store import Store
 
+pytestmark = pytest.mark.commands
+
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 LOGGED = ["attention=v_mean", "attention.name=fake_logged", "tracking=none", *TINY]
 

@@ -16,6 +16,8 @@ from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.store import Store, latest
 
+pytestmark = pytest.mark.commands
+
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 ENDINGS = {
     "fake_fine": "ok",

@@ -52,6 +52,7 @@ def measured(tmp_path_factory):
     return folder / "runs", subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=outside())
 
 
+@pytest.mark.commands
 def test_a_benchmark_from_outside_is_recorded_and_printed(measured):
     folder, done = measured
     assert done.returncode == 0, done.stderr
@@ -61,6 +62,7 @@ def test_a_benchmark_from_outside_is_recorded_and_printed(measured):
         assert f"output_norm {norm / 1e3:.4g} kilo" in done.stdout
 
 
+@pytest.mark.commands
 def test_a_benchmark_from_outside_is_in_the_frame_the_tables_and_mlflow(measured):
     folder, _ = measured
     code = """
@@ -87,6 +89,7 @@ print(json.dumps({
     assert not read["torch"]
 
 
+@pytest.mark.commands
 def test_an_edit_of_a_benchmark_from_outside_measures_it_anew(tmp_path):
     """Its file is part of the content id of its cells."""
     code = """
@@ -104,6 +107,7 @@ print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_
     assert ids[0] == ids[1] != ids[2]
 
 
+@pytest.mark.commands
 def test_without_its_file_the_numbers_of_a_benchmark_are_still_read(measured):
     code = """
 import sys

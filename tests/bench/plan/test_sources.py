@@ -211,6 +211,7 @@ class Rewriting(VMean):
 """
 
 
+@pytest.mark.commands
 def test_code_that_changes_while_it_is_measured_is_an_error_and_then_another_cell(tmp_path):
     write(tmp_path, {"plugins/rewriting.py": REWRITING})
     path = os.pathsep.join(map(str, (tmp_path / "plugins", ROOT, HERE)))

@@ -413,6 +413,7 @@ def test_importing_it_imports_neither_mlflow_nor_torch():
     assert done.stdout == "set()\n", done.stderr
 
 
+@pytest.mark.commands
 def test_it_is_quiet_and_stays_off_the_network(tmp_path):
     Store(tmp_path).write(a_record())
     code = """
@@ -440,6 +441,7 @@ def _sync(results_dir, records):
     Mirror(results_dir).sync(records)
 
 
+@pytest.mark.commands
 def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     shares = [[a_record(10 * share + index) for index in range(3)] for share in range(4)]
@@ -454,6 +456,7 @@ def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
     assert {run.info.status for run in runs_of(tmp_path)} == {"FINISHED"}
 
 
+@pytest.mark.commands
 def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
     records = [a_record(number) for number in range(30)]
     store = Store(tmp_path)

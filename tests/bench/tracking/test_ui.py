@@ -15,6 +15,8 @@ from command import family
 
 from bench.tracking import ui as server
 
+pytestmark = pytest.mark.commands
+
 
 def a_free_port():
     with socket.socket() as probe:
