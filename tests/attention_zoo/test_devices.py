@@ -71,12 +71,18 @@ OTHER_CODE = (
 )
 
 
+def marks_of(label):
+    return () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
+
+
 def case_of(label, causal):
-    marks = () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
-    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks)
+    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks_of(label))
 
 
 every_case = pytest.mark.parametrize("label, causal", [case_of(*case) for case in distinct_cases()])
+every_label = pytest.mark.parametrize(
+    "label", [pytest.param(label, marks=marks_of(label)) for label, causal in distinct_cases() if causal]
+)
 
 
 def make(label, causal, dtype, impl="auto", length=LENGTH, shrink=small, **given):
@@ -238,7 +244,7 @@ def test_the_attention_matrix_is_that_of_the_cpu(label, causal, device, dtype, p
 @every_mask
 @every_dtype
 @every_device
-@pytest.mark.parametrize("label", [case[0] for case in distinct_cases() if case[1]])
+@every_label
 def test_decoding_is_that_of_the_cpu(label, device, dtype, padded):
     if not attention_zoo.info(small(label)[0]).decode:
         pytest.skip("does not decode")
@@ -281,7 +287,7 @@ def test_a_warm_call_does_not_wait_for_the_device(label, causal, device, padded)
 
 
 @every_device
-@pytest.mark.parametrize("label", [case[0] for case in distinct_cases() if case[1]])
+@every_label
 def test_a_step_of_decoding_does_not_wait_for_the_device(label, device):
     if not attention_zoo.info(small(label)[0]).decode:
         pytest.skip("does not decode")

@@ -93,7 +93,7 @@ def assert_mean(samples, expected):
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
-@pytest.mark.parametrize("degree, r", [(4, 4), (4, 8), (8, 8), (8, 16)])
+@pytest.mark.parametrize("degree, r", [(4, 4), (8, 16)])
 @pytest.mark.parametrize("sketch", ["gaussian", "srht"])
 def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
     """Of <L, R>, not of its square, which is biased (below)."""
