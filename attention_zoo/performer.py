@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
+from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
@@ -163,12 +164,16 @@ class Performer(Attention):
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised kernel matrix; rows that see a key sum to 1."""
         query_features, _ = self._stable_features(query)
-        key_features, log_scale = self._stable_features(key)
+
+        def products(keys: Tensor) -> tuple[Tensor, Tensor]:
+            key_features, log_scale = self._stable_features(keys)
+            return query_features @ key_features.mT, log_scale
+
+        weights, log_scale = by_keys(products, key)
         exponents = log_scale[:, :, None].expand(-1, -1, query.shape[2], -1).masked_fill(~visible, -torch.inf)
         highest = exponents.amax(-1, keepdim=True)
         scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
-        weights = query_features @ key_features.mT * scale
-        return normalise_by_sum(weights, 0).to(query.dtype)
+        return normalise_by_sum(weights * scale, 0).to(query.dtype)
 
     @property
     def telling_length(self) -> int:

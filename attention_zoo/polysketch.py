@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product import Local, default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
@@ -262,7 +263,9 @@ class Polysketch(Attention):
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""
-        weights = (self.features(query) @ self.features(key).mT) ** 2
+        query_features = self.features(query)
+        (products,) = by_keys(lambda keys: (query_features @ self.features(keys).mT,), key)
+        weights = products**2
         if self.local:
             exact_query, exact_key = self._local_inputs(query, key)
             exact = (exact_query @ exact_key.mT) ** self.degree

@@ -45,7 +45,7 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
         if key not in fields:
             raise ConfigError(f"{prefix}{key}={value!r}: unknown; known are {', '.join(fields)}")
     try:
-        settings: Any = OmegaConf.to_object(OmegaConf.merge(_structured(schema), dict(values)))
+        settings: Any = OmegaConf.to_object(OmegaConf.merge(_structured(schema), dict(values)))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         raise ConfigError(f"{prefix}{key}={values.get(key)!r}: {one_line(error)}") from None

@@ -65,8 +65,10 @@ class Gate:
 
     def admit(self, label: str, attention: Attention, passes: Collection[str] = ("forward",)) -> None:
         """See that a mechanism is right on the short input in every pass that will be measured."""
+        with_gradients = set(passes) != {"forward"}
+        if with_gradients:
+            _first_gradient()
         with self.workbench.during("check"):
-            with_gradients = set(passes) != {"forward"}
             reference = Reference(attention, self.workbench.reference(label), with_gradients=with_gradients)
             self.measured[label] = Measured(attention, reference)
             length = min(self.inputs[0].shape[2], attention.telling_length)
@@ -169,6 +171,12 @@ def spread(seq_len: int, count: int, generator: torch.Generator) -> Tensor:
     edges = torch.linspace(0, seq_len - 1, count).long()
     drawn = edges[:-1] + (torch.rand(count - 1, generator=generator) * edges.diff()).long()
     return torch.cat([drawn, edges[-1:]])
+
+
+def _first_gradient() -> None:
+    """Torch imports SymPy at the first gradient of a process: part of every such cell, not of its check."""
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one * 1, one, torch.ones(()))
 
 
 def _fingerprint(x: Tensor | None) -> Tensor | None:

@@ -1,0 +1,27 @@
+"""A function of keys from some of them at a time: what it computes in between is never there for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+KEYS_AT_ONCE = 4096
+
+
+def by_keys(function: Callable[[Tensor], tuple[Tensor, ...]], key: Tensor) -> tuple[Tensor, ...]:
+    """`function(key)`, where every key counts for itself; gradients compute it again.
+
+    Args:
+        function: of `(batch, heads, keys, h)`; its results have the keys in their last dimension.
+        key: `(batch, heads, n, h)`.
+    """
+    if key.shape[2] <= KEYS_AT_ONCE:
+        return function(key)
+    pieces = [
+        checkpoint(function, piece, use_reentrant=False, preserve_rng_state=False)
+        for piece in key.split(KEYS_AT_ONCE, 2)
+    ]
+    return tuple(torch.cat(results, -1) for results in zip(*pieces, strict=True))
