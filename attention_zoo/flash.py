@@ -175,5 +175,5 @@ def _backend_refusal(
         warnings.simplefilter("always")
         if can_use(params, debug=True):
             return None
-    said = [str(warning.message).split("(Triggered")[0].strip().splitlines()[0] for warning in caught]
-    return said[-1] if said else "not available on this device"
+    reasons = [str(warning.message).split("(Triggered")[0].strip().splitlines()[0] for warning in caught]
+    return reasons[-1] if reasons else "not available on this device"

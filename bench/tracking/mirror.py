@@ -284,10 +284,10 @@ def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     keys = sorted({key for pair in mixed for cell in pair for key in cell})
     axes: list[str] = []
     while mixed:
-        told = {key: [pair for pair in mixed if pair[0].get(key) != pair[1].get(key)] for key in keys}
-        best = max(keys, key=lambda key: len(told[key]))
+        told_apart = {key: [pair for pair in mixed if pair[0].get(key) != pair[1].get(key)] for key in keys}
+        best = max(keys, key=lambda key: len(told_apart[key]))
         axes.append(best)
-        mixed = [pair for pair in mixed if pair not in told[best]]
+        mixed = [pair for pair in mixed if pair not in told_apart[best]]
     return sorted(axes)
 
 
