@@ -62,6 +62,8 @@ COLUMNS = (
     "cpu_count",
     "threads",
     "torch",
+    "duration_s",  # of the cell, from the start of its process to the end
+    "check_s",  # of these, in the correctness gate
     "ended",
     "cell_id",
     "record_id",
@@ -133,7 +135,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
         except RecordError as error:
             print(f"skipped, {error}", file=sys.stderr)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    numbers = {name: "float64" for name in ("value", "low", "high", "factor")}
+    numbers = {name: "float64" for name in ("value", "low", "high", "factor", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
     return frame.astype(numbers | counts)
 
@@ -264,6 +266,8 @@ def _conditions(record: Record) -> Row:
             "settings": _json(settings),
             "device_name": machine.get("gpu_name" if config.get("device") == "cuda" else "cpu_model"),
             "threads": record.numerics.get("threads"),
+            "duration_s": record.duration_s,
+            "check_s": record.seconds.get("check"),
             "pass": _only_pass(bench),
             "value": np.nan,
         }

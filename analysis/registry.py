@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords
+from analysis.gate_cost import gate_cost
 from analysis.plots import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
@@ -64,6 +65,7 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
     "skeinformer_table3": Entry(
         skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
     ),
+    "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
     "sketch_error_exponents": Entry(
         sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"
     ),

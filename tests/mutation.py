@@ -1,7 +1,8 @@
 """Plants one mistake after the other in a copy of the library, and sees whether the tests of its family notice.
 
 `python tests/mutation.py [family ...]` runs the mutants of `tests/mutants/FAMILY.toml` and writes the table
-`docs/mutants.md`. A family's tests are `tests/attention_zoo/test_FAMILY.py` and its cases in the contract tests.
+`docs/mutants.md`. A family's tests are `tests/attention_zoo/test_FAMILY.py` and its cases in the contract tests, unless
+its file names others.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
 
 def selections(family: str) -> list[list[str]]:
     """What is given to pytest, one call after the other: the family's own tests, its cases in the contract tests."""
-    names = tomllib.loads((MUTANTS / f"{family}.toml").read_text()).get("contract", [family])
+    settings = tomllib.loads((MUTANTS / f"{family}.toml").read_text())
+    if "tests" in settings:
+        return [settings["tests"]]
+    names = settings.get("contract", [family])
     # In a test's id `-` or `]` follows a name: polynomial must not select polynomial_square.
     contract = " or ".join(f"[{name}{end}" for name in names for end in "-]")
     own, shared = f"tests/attention_zoo/test_{family}.py", "tests/attention_zoo/test_contract.py"
