@@ -79,7 +79,15 @@ for thread in threads:
 
 def start_and_read_who_is_waited_for(results):
     arguments = command("attention=v_mean", "tracking=none", f"results_dir={results}", *TINY)
-    process = subprocess.Popen(arguments, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, these tests perhaps too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while "waiting" not in (line := process.stderr.readline()):
         assert process.poll() is None
     return process, line
