@@ -28,7 +28,7 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -n auto -m "not slow and not commands"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands"
 
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
 	$(BIN)/python -m pytest -n auto -m "commands and not slow"

@@ -204,18 +204,3 @@ def test_a_class_of_the_same_name_from_elsewhere_replaces_nothing():
     Softmax.__qualname__ = "Softmax"
     with pytest.raises(ValueError, match=r"already registered by attention_zoo\.softmax\.Softmax"):
         attention_zoo.register(Softmax)
-
-
-def test_ops_know_no_mechanism():
-    """Functions on tensors: they import each other, and nothing else of the zoo."""
-    code = """
-import ast, pathlib, attention_zoo.ops
-imported = set()
-for path in pathlib.Path(attention_zoo.ops.__file__).parent.rglob("*.py"):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        imported |= {*names, *([node.module] if isinstance(node, ast.ImportFrom) else [])}
-print(json.dumps(sorted(imported)))
-"""
-    of_the_zoo = [name for name in python(code) if name.startswith("attention_zoo")]
-    assert of_the_zoo and all(name.startswith("attention_zoo.ops") for name in of_the_zoo)

@@ -118,6 +118,7 @@ print(sorted(set(frame["metric"])), set(frame["status"]))
     assert python(code, measured[0]) == "['norm'] {'ok'}\n"
 
 
+@pytest.mark.commands
 def test_what_reading_records_loads(tmp_path):
     for record in everything():
         Store(tmp_path).write(record)

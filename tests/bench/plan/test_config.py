@@ -130,6 +130,7 @@ def test_a_yaml_with_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, no_cel
     assert printed.err.count("\n") == 1 and "mine.yaml" in printed.err and "line 3" in printed.err
 
 
+@pytest.mark.commands
 def test_the_real_command_says_the_same(tmp_path):
     result = bench("attention=polynomial", "attention.degree=3", f"results_dir={tmp_path}", *TINY)
     assert (result.returncode, result.stdout) == (2, "")
@@ -137,6 +138,7 @@ def test_the_real_command_says_the_same(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.commands
 def test_help_lists_the_mechanisms():
     result = bench("--help")
     assert result.returncode == 0
