@@ -12,7 +12,6 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 DEVICE = "fake"
 CPU = torch.device("cpu")
-# PyTorch starts a thread for each device at the first backward pass of a process: before any test.
 
 
 class Backend(_DummyBackendModule):
@@ -28,6 +27,7 @@ class Backend(_DummyBackendModule):
         pass
 
 
+# PyTorch starts a thread for each device at the first backward pass of a process: before any test.
 _setup_privateuseone_for_python_backend(DEVICE, Backend())
 
 _waiting_is_an_error = False

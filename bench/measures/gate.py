@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import attention_zoo
 from attention_zoo import Attention
 from bench.errors import IncorrectError
 from bench.inputs.seeds import inputs_seed
-from bench.measures.reference import Inputs, Probe, Reference
+from bench.measures.reference import Inputs, Probe, Reference, cancels
 from bench.measures.surroundings import Surroundings
 from bench.measures.timing import Pass, Result
 
@@ -58,7 +59,9 @@ class Gate:
         self.workbench, self.inputs = workbench, inputs
         self.generator = torch.Generator().manual_seed(inputs_seed(workbench.config["seed"]))
         self.probe = own_probe(len(inputs[0]), inputs[0].shape[2], self.generator)
-        self.gradient = self.probe.gradient(inputs[0], self.generator)
+        infos = [attention_zoo.info(config["attention"]["name"]) for config in workbench.configs()]
+        self.few_keys_cancel = workbench.config["causal"] and any(map(cancels, infos))
+        self.gradient = self.probe.gradient(inputs[0], self.generator, few_keys_cancel=self.few_keys_cancel)
         self.sign = 1
         self.measured: dict[str, Measured] = {}
         self.surroundings = Surroundings(inputs)
@@ -74,7 +77,7 @@ class Gate:
             length = min(self.inputs[0].shape[2], attention.telling_length)
             query, key, value = (x[:1, :, :length].contiguous() for x in self.inputs)
             probe = Probe(torch.tensor([0]), spread(length, SHORT_ROWS, self.generator))
-            gradient = probe.gradient(query, self.generator)
+            gradient = probe.gradient(query, self.generator, few_keys_cancel=self.few_keys_cancel)
             expected = reference.results((query, key, value), probe, gradient)
             for name in ("forward", "forward_backward") if with_gradients else ("forward",):
                 result = Pass(name, attention, (query, key, value), gradient).run_unprepared()

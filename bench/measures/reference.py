@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo import Attention
+from attention_zoo import Attention, AttentionInfo
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures.timing import Result
 
@@ -53,17 +53,22 @@ class Probe(NamedTuple):
         """The rows of `(batch, heads, n, h)`: `(items, heads, positions, h)`."""
         return self.of_items(x)[:, :, self.positions.to(x.device)]
 
-    def gradient(self, like: Tensor, generator: torch.Generator) -> Tensor:
+    def gradient(self, like: Tensor, generator: torch.Generator, *, few_keys_cancel: bool) -> Tensor:
         """A random output gradient shaped like `(batch, heads, n, h)`, faint but for the rows of the probe.
 
-        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared. Rows
-        that see few keys where it is causal count little: where all of their sketched weights cancel, the gradient of
-        one such row is larger than that of all others, and wholly rounding.
+        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared.
+
+        Args:
+            like: the output.
+            generator: of the numbers.
+            few_keys_cancel: rows that see few keys count little. Where all of a row's sketched weights cancel, its
+                gradient is larger than that of all other rows, and wholly rounding.
         """
         faint = 2.0**-50 if like.dtype == torch.float64 else 2.0**-30
-        visible = torch.arange(1.0, like.shape[2] + 1)
         gradient = torch.randn(like.shape, generator=generator) * faint
-        gradient *= (visible / (visible + CANCELLING_KEYS)).square()[:, None]
+        if few_keys_cancel:
+            visible = torch.arange(1.0, like.shape[2] + 1)
+            gradient *= (visible / (visible + CANCELLING_KEYS)).square()[:, None]
         gradient[self.items[:, None], :, self.positions] /= faint
         return gradient.to(like)
 
@@ -140,9 +145,8 @@ class Reference:
         """The norms of the rows if they were means of independent values: where less is left, errors are not less."""
         size = probe.of_items(value).double().cpu().square().sum(-1).mean(-1).sqrt()
         visible = probe.positions + 1 if self.attention.causal else torch.tensor([value.shape[2]])
-        info = self.attention.info
-        cancels = CANCELLING_KEYS if info.approximates == "polynomial" and not info.exact else 0
-        return size[..., None] / visible.sqrt() * (1 + cancels / visible)
+        cancelling = CANCELLING_KEYS if cancels(self.attention.info) else 0
+        return size[..., None] / visible.sqrt() * (1 + cancelling / visible)
 
     def _gradient_error(
         self,
@@ -171,6 +175,11 @@ class Reference:
             place = _place(errors, probe)
             raise IncorrectError(f"{what}: relative error {worst:.1e} against float64, allowed {allowed:.0e}{place}")
         return worst
+
+
+def cancels(info: AttentionInfo) -> bool:
+    """Whether the weights of a mechanism are sums that may cancel, and their rounding not."""
+    return info.approximates == "polynomial" and not info.exact
 
 
 def require_finite(out: Tensor, what: str) -> None:

@@ -80,7 +80,7 @@ class Record:
     its own); `exact`, whether it computes that very function; `size`, the hyperparameter that a paper's d means."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
-    """reference, error, tolerance of the check that ran before the measurement."""
+    """Of each label, on its `short` and its `own` input: the gate's errors, what is allowed, the rows compared."""
     measurements: dict[str, Any] = field(default_factory=dict)
     """What the benchmark measured; its docstring says in which shape."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -242,6 +242,11 @@ def zero_gradient_too(right, q, k, v, self):
     return Backward.apply(right(q, k, v), torch.zeros_like)
 
 
+@wrong("bigbird", r"gradient of (query|key|value): relative error", {**SPARSE, **BOTH, "dtype": "bfloat16"})
+def no_gradient_of_the_first_block(right, q, k, v, self):
+    return Backward.apply(right(q, k, v), lambda gradient: with_zeros(gradient, ..., slice(64), slice(None)))
+
+
 @wrong("softmax", r"gradient of \w+: \d+ of \d+ values are not finite", BOTH)
 def nan_gradient(right, q, k, v, self):
     return Backward.apply(right(q, k, v), lambda gradient: torch.nan * gradient)
