@@ -165,11 +165,11 @@ class Performer(Attention):
         """The normalised kernel matrix; rows that see a key sum to 1."""
         query_features, _ = self._stable_features(query)
 
-        def products(keys: Tensor) -> tuple[Tensor, Tensor]:
+        def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor, Tensor]:
             key_features, log_scale = self._stable_features(keys)
             return query_features @ key_features.mT, log_scale
 
-        weights, log_scale = by_keys(products, key)
+        weights, log_scale = by_keys(products, key, query_features)
         exponents = log_scale[:, :, None].expand(-1, -1, query.shape[2], -1).masked_fill(~visible, -torch.inf)
         highest = exponents.amax(-1, keepdim=True)
         scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()

@@ -263,9 +263,12 @@ class Polysketch(Attention):
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""
-        query_features = self.features(query)
-        (products,) = by_keys(lambda keys: (query_features @ self.features(keys).mT,), key)
-        weights = products**2
+
+        def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor]:
+            return (query_features @ self.features(keys).mT,)
+
+        (weights,) = by_keys(products, key, self.features(query), self.parameters())
+        weights = weights**2
         if self.local:
             exact_query, exact_key = self._local_inputs(query, key)
             exact = (exact_query @ exact_key.mT) ** self.degree

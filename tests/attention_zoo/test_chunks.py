@@ -32,5 +32,6 @@ def test_some_keys_at_a_time_give_the_rows_and_gradients_of_all_at_once(name, se
 def test_no_more_keys_at_a_time_are_looked_at(monkeypatch):
     monkeypatch.setattr(chunks, "KEYS_AT_ONCE", 7)
     lengths = []
-    chunks.by_keys(lambda keys: (lengths.append(keys.shape[2]), keys.mT)[1:], torch.zeros(1, 1, 40, 8))
+    key = torch.zeros(1, 1, 40, 8)
+    chunks.by_keys(lambda keys, _: (lengths.append(keys.shape[2]), keys.mT)[1:], key, key)
     assert lengths == [7, 7, 7, 7, 7, 5]
