@@ -50,15 +50,18 @@ class Gate:
     Args:
         workbench: of the cell.
         inputs: query, key and value that are measured; `turn` changes the value in place.
+        positions: rows of the inputs to compare, where only these are measured; None is some of all.
 
     Attributes:
         gradient: of the output, for the passes that are measured.
     """
 
-    def __init__(self, workbench: Workbench, inputs: Inputs) -> None:
+    def __init__(self, workbench: Workbench, inputs: Inputs, positions: Tensor | None = None) -> None:
         self.workbench, self.inputs = workbench, inputs
         self.generator = torch.Generator().manual_seed(inputs_seed(workbench.config["seed"]))
         self.probe = own_probe(len(inputs[0]), inputs[0].shape[2], self.generator)
+        if positions is not None:
+            self.probe = self.probe._replace(positions=positions)
         infos = [attention_zoo.info(config["attention"]["name"]) for config in workbench.configs()]
         self.few_keys_cancel = workbench.config["causal"] and any(map(cancels, infos))
         self.gradient = self.probe.gradient(inputs[0], self.generator, few_keys_cancel=self.few_keys_cancel)

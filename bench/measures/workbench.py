@@ -91,9 +91,9 @@ class Workbench:
         config = next(config for config in self.configs() if config["label"] == label)
         return build_attention(config, impl="reference")
 
-    def gate(self, inputs: tuple[Tensor, Tensor, Tensor]) -> Gate:
+    def gate(self, inputs: tuple[Tensor, Tensor, Tensor], positions: Tensor | None = None) -> Gate:
         """The correctness gate of this cell, for these inputs."""
-        return Gate(self, inputs)
+        return Gate(self, inputs, positions)
 
     def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""

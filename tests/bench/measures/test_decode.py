@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import itertools
 import time
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from synthetic_records import decode as decode_record
 from test_measures import config, measure
@@ -14,6 +16,7 @@ from attention_zoo.v_mean import VMean
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
 from bench.measures.summary import summarise
+from bench.measures.timing import WARMUP_CALLS
 from bench.measures.workbench import Workbench, build_attention
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
@@ -42,12 +45,12 @@ class Changed(VMean):
 
     def __init__(self, seconds=0.0, factor=1.0):
         super().__init__(head_dim=8, num_heads=2, causal=True, max_seq_len=64)
-        self.seconds, self.factor, self.lengths = seconds, factor, []
+        self.seconds, self.factors, self.lengths = seconds, itertools.repeat(factor), []
 
     def _read(self, state, query):
         time.sleep(self.seconds)
         self.lengths.append(state.length)
-        return super()._read(state, query) * self.factor
+        return super()._read(state, query) * next(self.factors)
 
 
 def test_time_of_a_known_sleep_per_step():
@@ -88,15 +91,38 @@ def test_a_cache_does_not_grow_while_it_is_timed():
 @pytest.mark.parametrize("name", ["softmax", "polysketch", "performer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_that_are_right_pass_the_check(name, dtype):
-    measured = measure(Workbench(settings(name, dtype=dtype, repeats=1), None))
-    assert measured["error"] < 3e-2 and measured["samples"][0] > 0
+    workbench = Workbench(settings(name, dtype=dtype, repeats=1), None)
+    assert measure(workbench)["samples"][0] > 0
+    assert workbench.correctness[name]["own"]["rows"] == 2 * 4
 
 
 def test_steps_that_are_wrong_have_no_time():
-    with pytest.raises(IncorrectError, match=r"the last 4 steps: relative error 1\.0e-02 against the forward pass"):
+    with pytest.raises(IncorrectError, match=r"v_mean, steps: output: relative error 1\.0e-02 against float64"):
         measure(Bench(settings(), Changed(factor=1.01)))
-    with pytest.raises(NonFiniteError, match="the steps' output"):
+    with pytest.raises(NonFiniteError, match="v_mean, steps: output"):
         measure(Bench(settings(), Changed(factor=float("nan"))))
+    only_the_last_sequence = torch.tensor([1.0, 1.01]).reshape(2, 1, 1, 1)
+    with pytest.raises(IncorrectError, match=r"v_mean, steps: output: .*worst in sequence 1, head \d, position 6\d$"):
+        measure(Bench(settings(), Changed(factor=only_the_last_sequence)))
+
+
+def test_steps_that_are_wrong_only_later_have_no_time():
+    attention = Changed()
+    calls = 4 * (1 + WARMUP_CALLS)
+    with pytest.raises(IncorrectError, match="v_mean, steps: the last call gave not what the first gave"):
+        attention.factors = itertools.chain(itertools.repeat(1.0, 1 + calls), itertools.repeat(1.01))
+        measure(Bench(settings(), attention))
+
+
+def test_a_prefill_that_changes_its_inputs_has_no_time():
+    class Zeroes(Changed):
+        def prefill(self, query, key, value, **given):
+            prefilled = super().prefill(query, key, value, **given)
+            key.zero_()
+            return prefilled
+
+    with pytest.raises(IncorrectError, match="v_mean: changed its input key"):
+        measure(Bench(settings(), Zeroes()))
 
 
 def test_what_cannot_be_measured_is_unsupported():
@@ -131,5 +157,6 @@ def test_summary_and_line(rng):
 
 
 def test_float64_steps_agree_to_rounding():
-    measured = measure(Workbench(settings("performer", dtype="float64", repeats=1), None))
-    assert measured["error"] < 1e-13
+    workbench = Workbench(settings("performer", dtype="float64", repeats=1), None)
+    measure(workbench)
+    assert workbench.correctness["performer"]["own"]["output"] < 1e-12
