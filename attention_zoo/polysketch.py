@@ -267,7 +267,8 @@ class Polysketch(Attention):
         def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor]:
             return (query_features @ self.features(keys).mT,)
 
-        (weights,) = by_keys(products, key, self.features(query), self.parameters())
+        parameters = [*self.layernorm.parameters(), *self.sketch.parameters()]
+        (weights,) = by_keys(products, key, self.features(query), parameters)
         weights = weights**2
         if self.local:
             exact_query, exact_key = self._local_inputs(query, key)

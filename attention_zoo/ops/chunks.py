@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ KEYS_AT_ONCE = 4096
 
 
 def by_keys(
-    function: Function, key: Tensor, query_features: Tensor, parameters: Iterable[Tensor] = ()
+    function: Function, key: Tensor, query_features: Tensor, parameters: Sequence[Tensor] = ()
 ) -> tuple[Tensor, ...]:
     """`function(key, query_features)`, where every key counts for itself; gradients compute it again.
 

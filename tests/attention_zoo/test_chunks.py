@@ -6,7 +6,11 @@ import torch
 import attention_zoo
 from attention_zoo.ops import chunks
 
-SETTINGS = [("performer", {"num_features": 24}), ("polysketch", {"sketch": "learned", "sketch_size": 8, "local": True})]
+SETTINGS = [
+    ("performer", {"num_features": 24}),
+    ("polysketch", {"sketch_size": 8, "qk_layernorm": True}),
+    ("polysketch", {"sketch": "learned", "sketch_size": 8, "local": True, "block_size": 8}),
+]
 
 
 def rows_and_gradients(attention):
