@@ -37,12 +37,13 @@ class AttentionInfo:
 
     `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
     function of its own. `exact`: it computes that very function, as a function of its own always does.
-    `data_dependent`: which rows or columns are computed is decided by comparing numbers of the input, so that rounding
-    may change whole rows. `size` names the hyperparameter that a paper's "number of features d" means. `decode` says
-    whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with `causal=True` it attends to the past
-    only, yet what it sees of the past depends on the future; `causal` is then False. `bidirectional`: it can be
-    made with `causal=False` too. `package` is what an optional mechanism needs from the package index, `devices` where
-    it runs.
+    `data_dependent`: which rows or columns are computed is decided by comparing numbers of the input, so that
+    rounding may change whole rows. `cancels`: its weights are powers of sums that may vanish, so that where few
+    keys are visible rounding may decide a row. `size` names the hyperparameter that a paper's "number of features
+    d" means. `decode` says whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with
+    `causal=True` it attends to the past only, yet what it sees of the past depends on the future; `causal` is then
+    False. `bidirectional`: it can be made with `causal=False` too. `package` is what an optional mechanism needs
+    from the package index, `devices` where it runs.
     """
 
     name: str
@@ -55,6 +56,7 @@ class AttentionInfo:
     complexity: str
     exact: bool = False
     data_dependent: bool = False
+    cancels: bool = False
     decode: bool = False
     approximately_causal: bool = False
     bidirectional: bool = True

@@ -52,6 +52,7 @@ class PolynomialSquare(DenseAttention):
         padding=True,
         cross=True,
         random=False,
+        cancels=True,
         complexity="O(n^2 h)",
         decode=True,
     )

@@ -155,6 +155,7 @@ class Polysketch(Attention):
         padding=True,
         cross=True,
         random=True,
+        cancels=True,
         complexity="O(n (r^2 h + b (r + h)))",
         decode=True,
         size="sketch_size",

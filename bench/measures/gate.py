@@ -19,7 +19,7 @@ import attention_zoo
 from attention_zoo import Attention
 from bench.errors import IncorrectError
 from bench.inputs.seeds import inputs_seed
-from bench.measures.reference import Inputs, Probe, Reference, cancels
+from bench.measures.reference import Inputs, Probe, Reference
 from bench.measures.surroundings import Surroundings
 from bench.measures.timing import Pass, Result
 
@@ -63,7 +63,7 @@ class Gate:
         if positions is not None:
             self.probe = self.probe._replace(positions=positions)
         infos = [attention_zoo.info(config["attention"]["name"]) for config in workbench.configs()]
-        self.few_keys_cancel = workbench.config["causal"] and any(map(cancels, infos))
+        self.few_keys_cancel = workbench.config["causal"] and any(info.cancels for info in infos)
         self.gradient = self.probe.gradient(inputs[0], self.generator, few_keys_cancel=self.few_keys_cancel)
         self.sign = 1
         self.measured: dict[str, Measured] = {}
@@ -113,7 +113,7 @@ class Gate:
         """Compare the last result of a pass with its first one for values of the same sign."""
         with self.workbench.during("check"):
             measured = self.measured[label]
-            allowed = measured.reference.tolerance(self.inputs[0].dtype).output
+            allowed = measured.reference.tolerance(self.inputs[0].dtype, self.inputs[0].shape[2]).output
             for before, tensor in zip(measured.first[name, self.sign], result, strict=True):
                 now = _fingerprint(tensor)
                 error = 0.0 if before is None or now is None else _difference(now, before)
@@ -153,7 +153,7 @@ class Gate:
         errors = reference.compare(f"{label}, {name}", result, expected, probe, value)
         report = self.workbench.correctness.setdefault(label, {}).setdefault(which, {})
         report |= {key: max(error, report.get(key, 0.0)) for key, error in errors.items()}
-        allowed = reference.tolerance(value.dtype)._asdict()
+        allowed = reference.tolerance(value.dtype, value.shape[2])._asdict()
         report |= {f"{key}_allowed": allowed[key] for key in errors}
         report |= {"seq_len": value.shape[2], "rows": len(probe.items) * len(probe.positions)}
 
