@@ -20,7 +20,7 @@ DATA_DEPENDENT_SHARE = 0.75
 # One column or row drawn otherwise, of many, is this many times rounding.
 OTHER_DRAWS = 3
 # A gradient of a parameter that vanishes is compared with this share of the values' gradient.
-LEAST_PARAMETER_GRADIENT = 1e-2
+LEAST_PARAMETER_GRADIENT = 5e-2
 # A gradient of zeros is off by 1: whatever the degree, less than that is allowed.
 LARGEST_GRADIENT_ERROR = 0.45
 # Where weights cancel (`AttentionInfo.cancels`), a row that sees this many keys is as far off again as one of many.
