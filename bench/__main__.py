@@ -1,71 +1,26 @@
-"""`python -m bench`: the Hydra application."""
+"""`python -m bench`: what may go wrong before the application is there is said in one line too."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-from collections.abc import Sequence
-
-import hydra
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
-
-from bench.api import exit_code, launch
-from bench.errors import ConfigError, keyed, one_line
-from bench.plan.compose import CONF
-
-MANY = 15
-
-
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-def app(config: DictConfig) -> int:
-    """One job of a launcher from elsewhere (joblib, submitit, ...): a sweep of one cell."""
-    overrides = list(HydraConfig.get().overrides.task)
-    return exit_code(launch(lambda job: compose("config", job, return_hydra_config=True), [overrides], overrides))
 
 
 def main() -> None:
-    """Run, and turn every mistake in the configuration into one line on stderr and exit code 2."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed over many lines
+    """Import the application, plugins with it, and run it."""
     try:
-        app()
-    except (ConfigError, HydraException, OmegaConfBaseException, YAMLError) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a full disk, say, in the middle of a sweep
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(1)
+        from bench import app
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted: nothing was started", file=sys.stderr)
         sys.exit(130)
-
-
-def explain(error: Exception) -> str:
-    """One line that names the key, its value and what is allowed."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.partition("/")
-        return f"{group}={name}: unknown; {_near(name, error.options)}"
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
-    if isinstance(error, MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: {one_line(error)}"
-    return keyed(error)
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if near:
-        return f"did you mean {', '.join(near)}?"
-    return f"known are {', '.join(known)}" if len(known) <= MANY else "`python -m bench --help` lists what there is"
+    except BaseException as error:  # a plugin raises what it likes, and may even end the process
+        plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
+        if not plugins:
+            raise
+        what = " ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
+        sys.exit(2)
+    app.main()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from bench.errors import ConfigError
@@ -18,16 +19,21 @@ from bench.plan.cell import Variant
 
 CONF = Path(__file__).parents[2] / "conf"
 NOT_OF_A_CELL = ("hydra", "grids")
-OF_THE_GRIDS = ("experiment", "size")
+OF_THE_GRIDS = ("experiment", "size", "max_cells")
+# What Hydra would do beside composing: run code that a configuration names, or something else than a sweep.
+NOT_DATA = ("hydra.mode", "hydra.callbacks", "hydra.launcher._target_", "hydra.sweeper._target_")
 
 
 def grid_choices(arguments: Sequence[str]) -> list[str]:
     """The overrides that decide which grids there are; the rest belong to the jobs.
 
     Raises:
-        ConfigError: several experiments or sizes are asked for.
+        ConfigError: several experiments or sizes are asked for, or something that is no data.
     """
     overrides = OverridesParser.create().parse_overrides(list(arguments))
+    for override in overrides:
+        if override.key_or_group.startswith(NOT_DATA):
+            raise ConfigError(f"{override.input_line}: not allowed, configs are data and every command is a sweep")
     choices = [override for override in overrides if override.key_or_group in OF_THE_GRIDS]
     for choice in choices:
         if choice.is_sweep_override() or isinstance(choice.value(), list):
@@ -41,19 +47,27 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     A key on the command line replaces the grid's.
 
     Raises:
-        ConfigError: the experiment has no such size, or several experiments or sizes are asked for.
+        ConfigError: the experiment has no such size, several experiments or sizes are asked for, or too many jobs.
     """
     parser = OverridesParser.create()
     grid_choices(arguments)
     typed = {override.key_or_group for override in parser.parse_overrides(list(arguments))}
-    grids = OmegaConf.to_container(config.get("grids") or OmegaConf.create({}))
-    assert isinstance(grids, dict)
+    grids = config.get("grids") or {}
+    grids = OmegaConf.to_container(grids) if OmegaConf.is_config(grids) else grids
+    if not isinstance(grids, dict):
+        raise ConfigError(f"grids={grids!r}: must be grids by size")
     if grids and config.size not in grids:
         raise ConfigError(f"size={config.size!r}: must be one of {', '.join(map(str, grids))}")
+    limit = config.max_cells
+    if type(limit) is not int or limit < 1:  # before anything is expanded
+        raise ConfigError(f"max_cells={limit!r}: must be an integer, at least 1")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in grids[config.size] if grids else [{}]:
         swept = [f"{key}={value}" for key, value in grid.items() if key not in typed]
         overrides = parser.parse_overrides([*swept, *arguments])
+        count = len(jobs) + math.prod(map(_choices, overrides))
+        if count > limit:
+            raise ConfigError(f"max_cells={limit}: the sweep has {count:,} cells; max_cells={count} allows them")
         jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, max_batch_size=None)[0])))
     return [list(job) for job in jobs]
 
@@ -91,6 +105,15 @@ def compose_jobs(
         keys = frozenset(override.key_or_group for _, override in overrides)
         composed.append((config, dataclasses.replace(variant, overridden=keys)))
     return composed
+
+
+def _choices(override: Override) -> int:
+    """How many values an override sweeps over, without making them: a range may have more than memory holds."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        assert value.start is not None and value.stop is not None
+        return max(0, math.ceil((value.stop - value.start) / value.step))
+    return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from bench.errors import ConfigError, keyed
 from bench.inputs import source
 from bench.schema import DTYPES, checked, setting
 
+LARGEST = 2**63 - 1
+
 
 @dataclass
 class Tracking:
@@ -48,6 +50,7 @@ class Config:
     rerun: str = setting("failed", choices=("failed", "all"))
     results_dir: str = "runs"
     size: str = setting("laptop", choices=("laptop", "paper"))
+    max_cells: int = setting(10_000, minimum=1)
 
 
 def check(values: Mapping[str, Any]) -> Config:
@@ -57,6 +60,8 @@ def check(values: Mapping[str, Any]) -> Config:
         ConfigError: naming the key, its value and what is allowed.
     """
     config = checked(Config, _plain(values))
+    if not config.results_dir.strip():
+        raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
     config.bench = measures.check(config.bench)
     config.inputs = _inputs(config.inputs)
     tracking = {"name": "mlflow", **config.tracking}
@@ -81,6 +86,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{key}={value!r}: must not use a resolver")
         if key.rsplit(".", 1)[-1].startswith("_") and not key.startswith("hydra"):
             raise ConfigError(f"{key}={value!r}: keys that start with _ are not allowed, configs are data")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ConfigError(f"{key}={value}: must fit into 64 bits")
     try:
         return OmegaConf.to_container(values, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

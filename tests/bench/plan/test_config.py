@@ -1,7 +1,9 @@
 """Mistakes in a configuration: one line that names the key, before any cell starts, and exit code 2."""
 
+import os
+
 import pytest
-from command import TINY, bench
+from command import TINY, bench, environment
 from hydra.core.global_hydra import GlobalHydra
 
 from bench.__main__ import main
@@ -45,6 +47,26 @@ MALFORMED = [
     ("timeout=-1", "timeout=-1"),
     ("timeout=nan", "timeout=nan"),
     ("rerun=sometimes", "rerun='sometimes'"),
+    ("max_cells=0", "max_cells=0: must be"),
+    ("max_cells=abc seed=range(0,1000000000)", "max_cells='abc': must be"),
+    ("seed=range(0,1000000)", "max_cells=10000: the sweep has 1,000,000 cells; max_cells=1000000 allows them"),
+    ("seed=range(0,1000000000000)", "1,000,000,000,000 cells"),
+    ("seed=range(0,1000) seq_len=range(1,1001)", "1,000,000 cells"),
+    ("seed=1,2,3 max_cells=2", "max_cells=2: the sweep has 3 cells"),
+    ("experiment=decode max_cells=5", "max_cells=5: the sweep has"),
+    ("grids=5", "grids=5: must be grids by size"),
+    ("seq_len=9223372036854775808", "seq_len=9223372036854775808: must fit into 64 bits"),
+    ("seed=1,100000000000000000000000000", "seed=100000000000000000000000000: must fit into 64 bits"),
+    ("attention=performer attention.num_features=100000000000000000000", "must fit into 64 bits"),
+    ("results_dir=", "results_dir='': must be a folder"),
+    ("hydra.mode=RUN", "hydra.mode=RUN: not allowed"),
+    ("hydra.launcher._target_=os.system", "hydra.launcher._target_=os.system: not allowed"),
+    ("hydra.sweeper._target_=os.system", "hydra.sweeper._target_=os.system: not allowed"),
+    ("+hydra.callbacks.x._target_=os.getcwd", "hydra.callbacks.x._target_=os.getcwd: not allowed"),
+    ("--nope", "--nope: unknown"),
+    ("--config-dir", "--config-dir"),
+    ("--experimental-rerun x", "--experimental-rerun"),
+    ("--run", "--run"),
     ("size=huge", "size='huge'"),
     ("size=laptop,paper", "size=laptop,paper: must have one value"),
     ("experiment=demo,decode", "experiment=demo,decode: must have one value"),
@@ -116,6 +138,49 @@ def test_a_results_folder_that_is_none_is_one_line(folder, tmp_path, monkeypatch
     printed = capsys.readouterr()
     assert ended.value.code == 2
     assert printed.err.count("\n") == 1 and printed.err.startswith(f"error: results_dir='{folder}': ")
+
+
+BROKEN_YAML = [
+    (b"seq_len: [1\n", "line 2"),
+    (b"seq_len: 5\nseq_len: 6\n", "duplicate key seq_len"),
+    (b"seq_len: !!python/object/apply:os.system [exit]\n", "could not determine a constructor"),
+    (b"\xff\xfe\x00seq", "not UTF-8"),
+    (b"grids: " + b"[" * 3000 + b"]" * 3000, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "named"), BROKEN_YAML, ids=[named for _, named in BROKEN_YAML])
+def test_a_broken_experiment_is_one_line(text, named, tmp_path, monkeypatch, capsys, no_cell_may_start):
+    GlobalHydra.instance().clear()
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "x.yaml").write_bytes(text)
+    # The flag between the overrides, as people type it.
+    monkeypatch.setattr("sys.argv", ["bench", "tracking=none", "--config-dir", str(tmp_path), "experiment=x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    assert printed.err.count("\n") == 1 and printed.err.startswith("error: ") and named in printed.err
+
+
+PLUGINS = ["nothere.x", "a b", "..", "raises", "ends", "interrupts", "half"]
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_plugin_that_cannot_be_imported_is_one_line(plugin, tmp_path):
+    for name, text in {
+        "raises": "raise RuntimeError('boo\\nmore')",
+        "ends": "raise SystemExit(0)",
+        "interrupts": "raise GeneratorExit",
+        "half": "x = (",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    path = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
+    result = bench(*TINY, f"results_dir={tmp_path}/runs", ATTENTION_ZOO_PLUGINS=plugin, PYTHONPATH=path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith(f"error: ATTENTION_ZOO_PLUGINS={plugin!r}: ")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_yaml_with_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, no_cell_may_start):
