@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST_LINE = 700
+
 
 class ConfigError(Exception):
     """A configuration that cannot be run: one line that names the key, its value and what is allowed."""
@@ -15,10 +17,18 @@ class IncorrectError(Exception):
     """The mechanism's output differs from its float64 reference by more than rounding explains."""
 
 
+def message(error: BaseException) -> str:
+    """An error's message, of characters that every file and terminal takes; empty where it has none to give."""
+    try:
+        return str(error).strip().encode(errors="replace").decode()
+    except Exception:  # whatever a foreign class does: it must not cost the error
+        return ""
+
+
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    """The first line of an error's message, bounded; its type where there is none."""
+    first = (message(error).splitlines() or [type(error).__name__])[0].strip()
+    return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]} ..."
 
 
 def keyed(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from bench.errors import IncorrectError, NonFiniteError, one_line
+from bench.errors import IncorrectError, NonFiniteError, message, one_line
 
 # What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
 OUT_OF_MEMORY = (
@@ -39,7 +39,7 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "unsupported", f"the kernel needs more shared memory or registers than the device has: {text}"
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
         return "oom", text or "out of memory"
-    if any(phrase in str(error).lower() for phrase in OUT_OF_MEMORY):
+    if any(phrase in message(error).lower() for phrase in OUT_OF_MEMORY):
         return "oom", text.split("] err == 0. ")[-1]
     return "error", f"{kind}: {text}"
 

@@ -51,6 +51,26 @@ def test_exceptions(error, status):
     assert reason and "\n" not in reason
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no message")
+
+
+HOSTILE = [
+    (RuntimeError("x" * 10_000_000), f"RuntimeError: {'x' * 700} ..."),
+    (RuntimeError("half a pair: \ud800"), "RuntimeError: half a pair: ?"),
+    (RuntimeError("\n\n  the first\nthe second"), "RuntimeError: the first"),
+    (RuntimeError(""), "RuntimeError: RuntimeError"),
+    (Unprintable(), "Unprintable: Unprintable"),
+]
+
+
+@pytest.mark.parametrize(("error", "reason"), HOSTILE, ids=["long", "surrogate", "lines", "empty", "unprintable"])
+def test_a_reason_is_one_bounded_line_that_can_be_written(error, reason):
+    assert classify(error) == ("error", reason)
+    reason.encode()
+
+
 def test_exits():
     assert classify_exit(-signal.SIGSEGV, 0) == ("crash", "killed by SIGSEGV")
     assert classify_exit(-signal.SIGKILL, 0) == ("crash", "killed by SIGKILL")
