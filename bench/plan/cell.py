@@ -14,7 +14,7 @@ from typing import Any
 
 import attention_zoo
 from bench import measures
-from bench.errors import ConfigError
+from bench.errors import ConfigError, one_line
 from bench.inputs import source
 from bench.measures.workbench import build_attention
 from bench.plan.config import Config
@@ -67,9 +67,11 @@ def make_cell(config: Config, variant: Variant) -> Cell:
     try:
         build_attention(resolved)
     except attention_zoo.UnsupportedError as error:
-        unsupported = str(error)
+        unsupported = one_line(error)
     except ValueError as error:
-        raise ConfigError(_with_group(str(error), config)) from None
+        raise ConfigError(_with_group(one_line(error), config)) from None
+    except (Exception, SystemExit):
+        pass  # the child will meet it too, and it ends that cell only
     return _cell(resolved, config.timeout, unsupported)
 
 
@@ -166,7 +168,7 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
         attention = _complete(config.attention)
         size = attention_zoo.info(attention["name"]).size
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(one_line(error)) from None
     label = _label(variant, attention)
     bench = {key: _plain(value) for key, value in config.bench.items()}
     if "num_features" in bench:

@@ -35,6 +35,18 @@ def _fake(name, ending):
     return register(Fake)
 
 
+def _fake_at_birth(name, constructor):
+    class Fake(VMean):
+        info = _info(name)
+
+        def __init__(self, **common):
+            super().__init__(**common)
+            constructor()
+
+    Fake.__qualname__ = name
+    return register(Fake)
+
+
 def _hang(out):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
@@ -103,3 +115,20 @@ ENDINGS = {
 }
 for _name, _ending in ENDINGS.items():
     _fake(_name, _ending)
+
+
+def _exit(code):
+    raise SystemExit(code)
+
+
+def _raise_at_birth():
+    raise RuntimeError("a mistake in the constructor")
+
+
+CONSTRUCTORS = {
+    "fake_init_error": _raise_at_birth,
+    "fake_init_exit": lambda: _exit(0),
+    "fake_init_oom": lambda: torch.zeros(2**50),
+}
+for _name, _constructor in CONSTRUCTORS.items():
+    _fake_at_birth(_name, _constructor)

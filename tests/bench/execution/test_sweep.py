@@ -30,6 +30,9 @@ ENDINGS = {
     "fake_oom": "oom",
     "fake_nan": "nonfinite",
     "fake_wrong": "incorrect",
+    "fake_init_error": "error",
+    "fake_init_exit": "crash",
+    "fake_init_oom": "oom",
     "fake_fine_too": "ok",
 }
 
@@ -62,6 +65,7 @@ def test_every_ending_becomes_a_record(endings):
     assert "SIGSEGV" in records["fake_segfault"].reason
     assert "a mistake in the mechanism" in records["fake_error"].reason
     assert records["fake_error"].phase == "check"
+    assert "a mistake in the constructor" in records["fake_init_error"].reason
     assert "ValueError" in records["fake_error"].stderr_tail
     assert records["fake_hang"].duration_s < 15 + 15
 
