@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from bench.errors import one_line
+
 
 def main() -> None:
     """Import the application, plugins with it, and run it."""
@@ -17,7 +19,7 @@ def main() -> None:
         plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
         if not plugins:
             raise
-        what = " ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        what = f"{type(error).__name__}: {one_line(error)}"
         print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
         sys.exit(2)
     app.main()

@@ -6,9 +6,12 @@ import argparse
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
+import yaml
 from hydra import compose
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -40,11 +43,11 @@ def main() -> None:
     except (ConfigError, HydraException, OmegaConfBaseException, YAMLError) as error:
         print(f"error: {explain(error)}", file=sys.stderr)
         sys.exit(2)
-    except RecursionError:
-        print("error: a YAML file is nested too deeply", file=sys.stderr)
-        sys.exit(2)
-    except UnicodeDecodeError as error:
-        print(f"error: a YAML file is not UTF-8: {one_line(error)}", file=sys.stderr)
+    except (RecursionError, UnicodeDecodeError) as error:
+        if not _is_of_yaml(error):
+            raise
+        what = "nested too deeply" if isinstance(error, RecursionError) else f"not UTF-8: {one_line(error)}"
+        print(f"error: a YAML file is {what}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # a full disk, say, in the middle of a sweep
         print(f"error: {one_line(error)}", file=sys.stderr)
@@ -75,6 +78,14 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     for override in parsed.overrides:
         flags.remove(override)
     return [*flags, *parsed.overrides]
+
+
+def _is_of_yaml(error: Exception) -> bool:
+    """Whether it was raised while YAML was read: records, too, may be nested or of other bytes."""
+    parser = Path(yaml.__file__).parent
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    # Hydra's sources of configurations read a file's head themselves.
+    return any(file.parent == parser or file.stem.endswith("config_source") for file in files)
 
 
 def explain(error: Exception) -> str:

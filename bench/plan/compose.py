@@ -32,7 +32,7 @@ def grid_choices(arguments: Sequence[str]) -> list[str]:
     """
     overrides = OverridesParser.create().parse_overrides(list(arguments))
     for override in overrides:
-        if override.key_or_group.startswith(NOT_DATA):
+        if override.key_or_group.replace("/", ".").startswith(NOT_DATA):
             raise ConfigError(f"{override.input_line}: not allowed, configs are data and every command is a sweep")
     choices = [override for override in overrides if override.key_or_group in OF_THE_GRIDS]
     for choice in choices:
@@ -112,6 +112,8 @@ def _choices(override: Override) -> int:
     value = override.value()
     if isinstance(value, RangeSweep):
         assert value.start is not None and value.stop is not None
+        if value.step == 0:
+            raise ConfigError(f"{override.input_line}: a range's step must not be 0")
         return max(0, math.ceil((value.stop - value.start) / value.step))
     return len(value.list) if isinstance(value, ChoiceSweep) else 1
 

@@ -39,7 +39,8 @@ def classify(error: BaseException) -> tuple[str, str]:
         return "unsupported", f"the kernel needs more shared memory or registers than the device has: {text}"
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
         return "oom", text or "out of memory"
-    if any(phrase in message(error).lower() for phrase in OUT_OF_MEMORY):
+    lower = message(error).lower()
+    if any(phrase in lower for phrase in OUT_OF_MEMORY):
         return "oom", text.split("] err == 0. ")[-1]
     return "error", f"{kind}: {text}"
 

@@ -63,6 +63,8 @@ MALFORMED = [
     ("hydra.launcher._target_=os.system", "hydra.launcher._target_=os.system: not allowed"),
     ("hydra.sweeper._target_=os.system", "hydra.sweeper._target_=os.system: not allowed"),
     ("+hydra.callbacks.x._target_=os.getcwd", "hydra.callbacks.x._target_=os.getcwd: not allowed"),
+    ("+hydra/callbacks=mine", "hydra/callbacks=mine: not allowed"),
+    ("seed=range(0,10,0)", "seed=range(0,10,0): a range's step must not be 0"),
     ("--nope", "--nope: unknown"),
     ("--config-dir", "--config-dir"),
     ("--experimental-rerun x", "--experimental-rerun"),
