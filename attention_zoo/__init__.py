@@ -25,14 +25,21 @@ __all__ = [
     "attention_class",
     "create",
     "hyperparameters",
+    "import_plugins",
     "info",
     "list_attentions",
     "register",
 ]
 
+
+def import_plugins() -> None:
+    """Import the mechanisms from outside the package: modules that call `register`, named (comma-separated) in the
+    environment variable ATTENTION_ZOO_PLUGINS.
+    """
+    for plugin in filter(None, os.environ.get("ATTENTION_ZOO_PLUGINS", "").split(",")):
+        importlib.import_module(plugin)
+
+
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-
-# Mechanisms from outside the package: importable modules that call `register` (comma-separated names).
-for _plugin in filter(None, os.environ.get("ATTENTION_ZOO_PLUGINS", "").split(",")):
-    importlib.import_module(_plugin)
+import_plugins()

@@ -6,7 +6,6 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -19,14 +18,15 @@ from typing import Any, NoReturn
 import psutil
 import torch
 
+import attention_zoo
 from bench import measures
+from bench.execution import family
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.outcomes import classify
 from bench.records.store import write_atomically
 
 GIB = 2**30
-PR_SET_CHILD_SUBREAPER = 36
 # Of the memory that is free when a cell starts; the rest is the system's.
 USABLE_SHARE = 0.8
 
@@ -37,8 +37,9 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
-    _keep_orphans()
+    family.adopt_orphans()
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    attention_zoo.import_plugins()
     folder = Path(job["folder"])
     result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
     if (file := changed(job["sources"])) is not None:
@@ -50,29 +51,24 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+    try:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+    except OSError:  # the mechanism has closed it; the server, too, ends what is below it
+        return
     _end(1)
-
-
-def _keep_orphans() -> None:
-    """Stay the ancestor of all that a mechanism starts, also of what leaves the session or outlives its parent."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    family.end_descendants()
     # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
     os._exit(code)
 
 
 def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    workbench = Workbench(config, cache_dir, _limit_memory(config), lambda text: _note(progress_file, text))
+    workbench = Workbench(config, cache_dir, limit_memory(config), lambda text: _note(progress_file, text))
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)
@@ -89,10 +85,11 @@ def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -
 
 
 def _note(file: Path, text: str) -> None:
-    file.write_text(text)
+    with contextlib.suppress(OSError):  # a courtesy
+        file.write_text(text)
 
 
-def _limit_memory(config: dict[str, Any]) -> int | None:
+def limit_memory(config: dict[str, Any]) -> int | None:
     """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes."""
     wanted = config["bench"].get("memory_limit")
     if config["device"] == "cuda":  # the only one that this process sees

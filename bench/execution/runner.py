@@ -7,18 +7,14 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import attention_zoo
+from bench.execution import processes
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
@@ -27,8 +23,7 @@ from bench.quiet import QUIET
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record
 
-POLL_S = 0.05
-GRACE_S = 5.0
+TASK = "bench.execution.child"
 STDERR_TAIL = 4000
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 
@@ -106,91 +101,71 @@ def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()}
 
 
+def child_environment(device: str) -> dict[str, str]:
+    """The environment of a child that measures on the device of a resolved configuration."""
+    environment = {**os.environ, **QUIET}
+    used = gpu(device)
+    if used is not None:  # the only one that the child sees, whatever order CUDA counts in
+        environment["CUDA_VISIBLE_DEVICES"] = used.uuid
+    return environment
+
+
 def _run_child(
     cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None], held: int | None
 ) -> dict[str, Any]:
-    job: dict[str, Any] = {
-        "config": cell.config,
+    device = cell.config["device"]
+    job = {
+        "config": {**cell.config, "device": device.partition(":")[0]},
         "sources": cell.sources,
         "folder": str(folder),
         "cache_dir": str(cache_dir),
     }
-    environment = {**os.environ, **QUIET}
-    used = gpu(cell.config["device"])
-    if used is not None:  # the only one that the child sees, whatever order CUDA counts in
-        environment["CUDA_VISIBLE_DEVICES"] = used.uuid
-        job["config"] = {**cell.config, "device": "cuda"}
     oom_kills = count_oom_kills()
-    with open(folder / "stderr", "wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.execution.child"],
-            stdin=subprocess.PIPE,
-            stdout=stderr,
-            stderr=stderr,
-            start_new_session=True,
-            env=environment,
-            pass_fds=() if held is None else (held,),
-        )
+    timed_out = lost = False
+    with open(folder / "stderr", "wb") as file:
+        stderr, kept = file.fileno(), () if held is None else (held,)
+        try:
+            child = processes.start(
+                TASK, child_environment(device), cell.sources, stdout=stderr, stderr=stderr, kept=kept
+            )
+        except processes.LostServer as error:
+            return {"status": "crash", "reason": str(error)}
     try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-        timed_out = _wait(process, cell.timeout, folder / "progress", progress)
+        child.tell(json.dumps(job).encode())
+        timed_out = not _ended(child, cell.timeout, folder / "progress", progress)
+    except processes.LostServer:
+        lost = True
     finally:
-        _end_group(process)
-    tail = (folder / "stderr").read_bytes()[-STDERR_TAIL:].decode(errors="replace")
-    tail = tail.replace(str(Path.home()), "~")
-    ended: dict[str, Any] = {"exit_code": process.returncode, "stderr_tail": tail}
-    if process.returncode < 0:
-        ended["signal"] = -process.returncode
+        child.end()
+    tail = _tail(folder / "stderr")
+    ended: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": tail}
+    if child.exit_code is not None and child.exit_code < 0:
+        ended["signal"] = -child.exit_code
     if timed_out:
         return {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed", **ended}
     try:
         result = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError):
-        status, reason = classify_exit(process.returncode, count_oom_kills() - oom_kills)
+        if lost or child.exit_code is None:
+            return {"status": "crash", "reason": "the process that started it was killed", **ended}
+        status, reason = classify_exit(child.exit_code, count_oom_kills() - oom_kills)
         return {"status": status, "reason": reason, **ended}
-    return {
-        **result,
-        "exit_code": process.returncode,
-        "stderr_tail": "" if result["status"] == "ok" else tail,
-    }
+    return {**result, **ended, "stderr_tail": "" if result["status"] == "ok" else tail}
 
 
-def _wait(process: subprocess.Popen[bytes], timeout: float, file: Path, progress: Callable[[str], None]) -> bool:
-    """Wait for the end or the timeout; returns whether the timeout came first."""
+def _tail(file: Path) -> str:
+    with contextlib.suppress(OSError), open(file, "rb") as written:
+        written.seek(max(0, file.stat().st_size - STDERR_TAIL))
+        return written.read().decode(errors="replace").replace(str(Path.home()), "~")
+    return ""
+
+
+def _ended(child: processes.Child, timeout: float, file: Path, progress: Callable[[str], None]) -> bool:
+    """Wait for the end or the timeout; returns whether the end came first."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(min(1.0, max(POLL_S, deadline - time.monotonic())))
-            return False
+    while (left := deadline - time.monotonic()) > 0:
+        if child.wait(min(1.0, left)):
+            return True
         with contextlib.suppress(OSError):
             progress(file.read_text())
-    return process.poll() is None
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the child and everything it started: ask first, then kill its group and who has left it."""
-    family = _descendants(process.pid)
-    try:
-        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(GRACE_S)
-    finally:  # also when the user interrupts the wait
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        for member in family:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
+    return child.wait(0.0)

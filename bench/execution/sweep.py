@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from types import FrameType
 from typing import NoReturn
 
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bench.errors import ConfigError
+from bench.execution.folder import check_folder, prepare_folder
+from bench.execution.interrupts import Interrupts
+from bench.execution.rehearsal import rehearse
+from bench.execution.reruns import Rerun
 from bench.execution.runner import run_cell
 from bench.execution.slots import hold, slot
 from bench.plan import sources
@@ -30,7 +30,6 @@ from bench.table import line
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
-DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -87,37 +86,89 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     store = Store(sweep.settings.results_dir)
-    try:
-        (store.root / "locks").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"results_dir={sweep.settings.results_dir!r}: {error.strerror}; must be a folder, or the name of a new one"
-        ) from None
-    _clear_leftovers(store)
+    check_folder(sweep.settings.results_dir)
     cell_ids = {cell.cell_id for cell in sweep.cells}
     records = [record for record in store.load() if record.cell_id in cell_ids]
-    on_records(records)
+    rerun = Rerun(store.root / "sweeps" / sweep.sweep_id / "rerun") if sweep.settings.rerun == "all" else None
     standing = latest(records)
-    afresh = sweep.settings.rerun == "all"
-    todo = [c for c in sweep.cells if afresh or c.cell_id not in standing or not standing[c.cell_id].terminal]
-    done = len(sweep.cells) - len(todo)
-    quiet = all(cell.unsupported for cell in sweep.cells)
-    if not quiet:
-        print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
-    seen = {record.record_id for record in records}
-    with _termination_is_an_interrupt(), _bar(len(todo), quiet) as bar:
-        for cell in todo:
-            bar.set_description_str(cell.title, refresh=False)
-            bar.set_postfix_str("", refresh=sys.stderr.isatty())
-            try:
-                record = _run_one(cell, store, sweep, seen, bar)
-            finally:
-                on_records(store.of_cell(cell.cell_id))
-            standing[cell.cell_id] = record
-            bar.update()
-            if not quiet:
-                bar.write(line(record), file=sys.stderr)
+    fresh = {cell_id for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
+    todo = [c for c in sweep.cells if c.cell_id not in fresh or not standing[c.cell_id].terminal]
+    todo = rehearse(todo, store.root / "inputs")
+    prepare_folder(sweep.settings.results_dir)
+    if rerun:
+        rerun.begin()
+    on_records(records)
+    measuring = _Measuring(store, sweep, {record.record_id for record in records}, on_records)
+    standing |= measuring.all(todo, quiet=_none_supported(sweep, todo, standing))
+    if rerun:
+        rerun.end()
     return [standing[cell.cell_id] for cell in sweep.cells]
+
+
+def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:
+    unsupported = {cell.cell_id for cell in todo if cell.unsupported}
+    done = {cell.cell_id for cell in sweep.cells} - {cell.cell_id for cell in todo}
+    return all(standing[cell_id].status == "unsupported" for cell_id in done) and len(unsupported) == len(todo)
+
+
+class _Measuring:
+    """The part of a sweep that measures."""
+
+    def __init__(
+        self, store: Store, sweep: Sweep, seen: Set[str], on_records: Callable[[Sequence[Record]], None]
+    ) -> None:
+        self._store, self._sweep, self._seen, self._on_records = store, sweep, seen, on_records
+        self._interrupts = Interrupts()
+
+    def all(self, todo: Sequence[Cell], quiet: bool) -> dict[str, Record]:
+        """The record that now stands for each of these cells, by its id."""
+        records = {}
+        done = len(self._sweep.cells) - len(todo)
+        if not quiet:
+            print(f"sweep {self._sweep.sweep_id}: {len(self._sweep.cells)} cells, {done} done already", file=sys.stderr)
+        with self._interrupts.caught(), _bar(len(todo), quiet) as bar:
+            for cell in todo:
+                bar.set_description_str(cell.title, refresh=False)
+                bar.set_postfix_str("", refresh=sys.stderr.isatty())
+                try:
+                    records[cell.cell_id] = record = self._one(cell, bar)
+                finally:
+                    self._on_records(self._store.of_cell(cell.cell_id))
+                bar.update()
+                if not quiet:
+                    bar.write(line(record), file=sys.stderr)
+        return records
+
+    def _one(self, cell: Cell, bar: tqdm[NoReturn]) -> Record:
+        say = functools.partial(bar.write, file=sys.stderr)
+        with hold(self._store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
+            attempts = self._store.of_cell(cell.cell_id)
+            # Another sweep has measured the cell since this one began, and how that ended is as good as new.
+            if any(record.record_id not in self._seen and record.status != "interrupted" for record in attempts):
+                return latest(attempts)[cell.cell_id]
+            # The device comes after the cell, for everybody: who holds a device waits for nothing.
+            with _device(cell, say) as held:
+                try:
+                    record = run_cell(
+                        cell,
+                        self._store.root,
+                        sweep_id=self._sweep.sweep_id,
+                        attempt=len(attempts) + 1,
+                        overrides=self._sweep.overrides,
+                        progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
+                        held=held,
+                    )
+                except KeyboardInterrupt as interrupt:
+                    interrupted = getattr(interrupt, "record", None)
+                    if interrupted is not None:
+                        self._save(interrupted)
+                    raise
+            self._save(record)
+        return record
+
+    def _save(self, record: Record) -> None:
+        with self._interrupts.held_back():
+            self._store.write(record)
 
 
 def _bar(total: int, quiet: bool) -> tqdm[NoReturn]:
@@ -137,62 +188,9 @@ def require_any_supported(records: Sequence[Record]) -> None:
         raise ConfigError(records[0].reason)
 
 
-def _run_one(cell: Cell, store: Store, sweep: Sweep, seen: Set[str], bar: tqdm[NoReturn]) -> Record:
-    say = functools.partial(bar.write, file=sys.stderr)
-    with hold(store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
-        attempts = store.of_cell(cell.cell_id)
-        # Another sweep has measured the cell since this one began, and how that ended is as good as new.
-        if any(record.record_id not in seen and record.status != "interrupted" for record in attempts):
-            return latest(attempts)[cell.cell_id]
-        # The device comes after the cell, for everybody: who holds a device waits for nothing.
-        with _device(cell, say) as held:
-            try:
-                record = run_cell(
-                    cell,
-                    store.root,
-                    sweep_id=sweep.sweep_id,
-                    attempt=len(attempts) + 1,
-                    overrides=sweep.overrides,
-                    progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
-                    held=held,
-                )
-            except KeyboardInterrupt as interrupt:
-                interrupted = getattr(interrupt, "record", None)
-                if interrupted is not None:
-                    store.write(interrupted)
-                raise
-        store.write(record)
-    return record
-
-
 def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContextManager[int | None]:
     if cell.unsupported is not None:
         return contextlib.nullcontext()
     device = cell.config["device"]
     used = gpu(device)
     return hold(slot(used.uuid if used else device), device, say)
-
-
-def _clear_leftovers(store: Store) -> None:
-    """Remove what writers that were killed left beside the records, unless it may still be written."""
-    for path in store.records_dir.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > DAY_S:
-                path.unlink()
-
-
-@contextlib.contextmanager
-def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does. Only the main thread may say so; others leave it to the program."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

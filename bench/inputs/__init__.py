@@ -48,3 +48,8 @@ def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Te
         ConnectionError: a name on the Hugging Face hub cannot be read.
     """
     return source(config["inputs"]).load(config, cache_dir)
+
+
+def check(config: Mapping[str, Any], cache_dir: Path) -> None:
+    """Raise what `load` would raise, as far as that can be known without making the tensors; writes nothing."""
+    source(config["inputs"]).check(config, cache_dir)

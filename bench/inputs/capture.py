@@ -43,6 +43,16 @@ class Transformer:
         two_parts = getattr(self.config, "is_encoder_decoder", False)
         require("inputs.model", name, not two_parts, "an encoder or a decoder, not both")
 
+    @property
+    def heads(self) -> int:
+        """How many a layer has; keys and values that several share are repeated."""
+        return int(self.config.num_attention_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one."""
+        return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.heads)
+
     def check_layer(self, layer: int) -> None:
         """Raise `ValueError` unless the model has a layer `layer`."""
         depth = self.config.num_hidden_layers

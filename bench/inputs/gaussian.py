@@ -34,3 +34,6 @@ class Gaussian:
         generator = torch.Generator("cpu").manual_seed(inputs_seed(config["seed"]))
         query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
         return query * self.score_scale**0.5, key * self.score_scale**0.5, value
+
+    def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """Nothing can be missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -44,6 +45,9 @@ class Pretrained:
     window: int = 512
 
     def __post_init__(self) -> None:
+        for name in ("model", "text"):
+            value = getattr(self, name)
+            require(f"inputs.{name}", value, isinstance(value, str) and value != "", "a name or a path")
         check_choice("inputs.weights", self.weights, ("pretrained", "initialised"))
         check_int("inputs.layer", self.layer, 0)
         check_int("inputs.window", self.window)
@@ -55,18 +59,34 @@ class Pretrained:
         """
         import safetensors.torch
 
-        key = json.dumps(self._key(config), sort_keys=True)
-        path = Path(cache_dir) / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
+        key, path = self._cached(config, cache_dir)
         try:
             tensors = safetensors.torch.load_file(path)
         except (FileNotFoundError, safetensors.SafetensorError):
             # A file that cannot be read, cut short on its way here perhaps, is made again.
             tensors = self._make(config)
             write_atomically(path, safetensors.torch.save(tensors, metadata={"inputs": key}))
-        _, heads, _, head_dim = tensors["query"].shape
+        self._check_heads(config, *tensors["query"].shape)
+        return tensors["query"], tensors["key"], tensors["value"]
+
+    def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
+        """See that model, layer, heads and text are there and fit the cell; the model does not run."""
+        import safetensors
+
+        try:
+            with safetensors.safe_open(self._cached(config, cache_dir)[1], "numpy") as file:
+                self._check_heads(config, *file.get_slice("query").get_shape())
+        except (FileNotFoundError, safetensors.SafetensorError):
+            described = _described(self, config["batch_size"], config["seq_len"])
+            self._check_heads(config, config["batch_size"], described.heads, config["seq_len"], described.head_dim)
+
+    def _check_heads(self, config: Mapping[str, Any], batch: int, heads: int, length: int, head_dim: int) -> None:
         for name, has in (("num_heads", heads), ("head_dim", head_dim)):
             require(name, config[name], config[name] == has, f"{has}, as in inputs.model={self.model}")
-        return tensors["query"], tensors["key"], tensors["value"]
+
+    def _cached(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[str, Path]:
+        key = json.dumps(self._key(config), sort_keys=True)
+        return key, Path(cache_dir) / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
 
     def _key(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """All that determines the tensors."""
@@ -85,14 +105,24 @@ class Pretrained:
         return inputs_seed(config["seed"]) if self.weights == "initialised" else None
 
     def _make(self, config: Mapping[str, Any]) -> dict[str, Tensor]:
-        batch_size, seq_len = config["batch_size"], config["seq_len"]
         transformer = Transformer(self.model)
+        tokens = self.read(transformer, config["batch_size"], config["seq_len"])
+        tensors = transformer.attention_inputs(tokens, self.layer, self.window, self._seed(config))
+        return {name: t.contiguous() for name, t in zip(("query", "key", "value"), tensors, strict=True)}
+
+    def read(self, transformer: Transformer, batch_size: int, seq_len: int) -> Tensor:
+        """The tokens that the model reads, `(batch_size, seq_len)`; `ValueError` where layer or text do not fit."""
         transformer.check_layer(self.layer)
         tokens = transformer.tokens(texts.lines(self.text), batch_size * seq_len)
         if len(tokens) < batch_size * seq_len:
             fit = f"{len(tokens)} tokens, {len(tokens) // seq_len} sequences of seq_len={seq_len}"
             raise ValueError(f"batch_size={batch_size}: inputs.text={self.text!r} has only {fit}")
-        tensors = transformer.attention_inputs(
-            tokens.view(batch_size, seq_len), self.layer, self.window, self._seed(config)
-        )
-        return {name: t.contiguous() for name, t in zip(("query", "key", "value"), tensors, strict=True)}
+        return tokens.view(batch_size, seq_len)
+
+
+@functools.lru_cache
+def _described(inputs: Pretrained, batch_size: int, seq_len: int) -> Transformer:
+    """The model of inputs that can be read: one look for all seeds."""
+    transformer = Transformer(inputs.model)
+    inputs.read(transformer, batch_size, seq_len)
+    return transformer

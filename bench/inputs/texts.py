@@ -35,9 +35,16 @@ def lines(name: str) -> Iterator[str]:
     elif name == "pydoc":
         yield from _pydoc().splitlines(keepends=True)
     elif _is_file(name):
-        yield from Path(name).read_text(encoding="utf-8").splitlines(keepends=True)
+        yield from _read(name).splitlines(keepends=True)
     else:
         yield from _hub_rows(name)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"inputs.text={name!r}: cannot be read: {error}") from None
 
 
 def _kjv() -> str:

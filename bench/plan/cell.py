@@ -16,7 +16,6 @@ import attention_zoo
 from bench import measures
 from bench.errors import ConfigError, one_line
 from bench.inputs import source
-from bench.measures.workbench import build_attention
 from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
@@ -39,7 +38,7 @@ class Cell:
     """What one child process measures.
 
     `config` holds the keys that determine the measurement, all resolved, and the label; `sources` is the code that
-    runs; `unsupported` is the reason why the mechanism cannot be built for it, where the plan can tell.
+    runs; `unsupported` is the reason why the mechanism cannot be built for it, where a rehearsal has told.
     """
 
     config: dict[str, Any]
@@ -57,22 +56,12 @@ class Cell:
 
 
 def make_cell(config: Config, variant: Variant) -> Cell:
-    """Resolve a checked configuration into a cell, and build its mechanism once to see that it can be built.
+    """Resolve a checked configuration into a cell. Nothing is built: that is for a child to try.
 
     Raises:
         ConfigError: a value that cannot be used, or two that contradict each other.
     """
-    resolved = _resolve(config, variant)
-    unsupported = None
-    try:
-        build_attention(resolved)
-    except attention_zoo.UnsupportedError as error:
-        unsupported = one_line(error)
-    except ValueError as error:
-        raise ConfigError(_with_group(one_line(error), config)) from None
-    except (Exception, SystemExit):
-        pass  # the child will meet it too, and it ends that cell only
-    return _cell(resolved, config.timeout, unsupported)
+    return _cell(_resolve(config, variant), config.timeout)
 
 
 def merge_compared(cells: list[Cell]) -> list[Cell]:
@@ -103,8 +92,7 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
             raise ConfigError(f"attention={label}: bench={bench} needs two or more, as in attention=flash,polysketch")
         against = [{"label": name, **{key: c.config[key] for key in ("attention", "impl")}} for name, c in others]
         config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
-        reasons = [f"{name}: {cell.unsupported}" for name, cell in entries.items() if cell.unsupported]
-        merged.append(_cell(config, first.timeout, "; ".join(reasons) or None))
+        merged.append(_cell(config, first.timeout))
     return merged
 
 
@@ -119,9 +107,9 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _cell(config: dict[str, Any], timeout: float, unsupported: str | None) -> Cell:
+def _cell(config: dict[str, Any], timeout: float) -> Cell:
     sources = _sources(config)
-    return Cell(config, content_id(config, sources), timeout, unsupported, sources)
+    return Cell(config, content_id(config, sources), timeout, sources=sources)
 
 
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
@@ -242,8 +230,3 @@ def _label(variant: Variant, attention: dict[str, Any]) -> str:
         for key, value in changes.items()
     )
     return " ".join([variant.name, *words])
-
-
-def _with_group(message: str, config: Config) -> str:
-    key = message.split("=", 1)[0]
-    return f"attention.{message}" if key in config.attention else message

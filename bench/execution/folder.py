@@ -1,0 +1,99 @@
+"""The results folder before a sweep: can it be one, is all there, and what killed sweeps have left in it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.errors import ConfigError
+
+WRITTEN = ("records", "samples", "inputs")
+FOLDERS = ("locks", "records", "scratch")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_folder(results_dir: str) -> None:
+    """See, as far as that can be seen without writing, that results can be kept there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    path = Path(results_dir)
+    try:
+        while not _exists(path):
+            path = path.absolute().parent
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        raise _unusable(results_dir, error) from None
+
+
+def prepare_folder(results_dir: str) -> None:
+    """Make the folders that a sweep writes to, and clear what killed ones left there.
+
+    Others may be writing meanwhile: what they write is locked.
+
+    Raises:
+        ConfigError: a folder cannot be made.
+        OSError: the disk is full.
+    """
+    root = Path(results_dir)
+    try:
+        for name in FOLDERS:
+            (root / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise _unusable(results_dir, error) from None
+    for name in WRITTEN:
+        for path in (root / name).glob(".*.tmp"):
+            with _if_free(path) as free:
+                if free:
+                    path.unlink(missing_ok=True)
+    for path in (root / "scratch").glob("*"):
+        with _if_free(root / "locks" / f"{path.name}.lock") as free:
+            if free:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _unusable(results_dir: str, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or str(error)
+    place = getattr(error, "filename", None)
+    where = f" ({place})" if place else ""
+    return ConfigError(
+        f"results_dir={results_dir[:200]!r}: {reason}{where}; must be a folder, or the name of a new one"
+    )
+
+
+@contextlib.contextmanager
+def _if_free(path: Path) -> Iterator[bool]:
+    """Whether nobody holds the lock on a file, or there is none; if so, it is held here meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

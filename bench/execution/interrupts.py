@@ -1,0 +1,51 @@
+"""How a sweep is interrupted: at once, but never in the middle of saving a record."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupts:
+    """While it is entered, SIGTERM interrupts as Ctrl-C does.
+
+    Only the main thread may say so; other threads leave it to the program. Who ignores a signal goes on ignoring it.
+    """
+
+    def __init__(self) -> None:
+        self._saving = self._pending = False
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Turn both signals into `KeyboardInterrupt`."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        before = {number: signal.getsignal(number) for number in numbers}
+        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in heeded:
+            signal.signal(number, self._arrived)
+        try:
+            yield
+        finally:
+            for number in heeded:
+                signal.signal(number, before[number])
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Let what is done here finish; the interrupt comes after it."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+        if self._pending:
+            raise KeyboardInterrupt
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._saving:
+            self._pending = True
+        else:
+            raise KeyboardInterrupt

@@ -1,0 +1,193 @@
+"""Children of the sweep: each in a session of its own, from a server that is ready before they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psutil
+
+from bench.execution import forkserver
+from bench.execution.family import descendants
+from bench.plan.sources import Source
+
+GRACE_S = 5.0
+_servers = threading.local()  # one child at a time: each thread that sweeps has its own
+
+
+class LostServer(RuntimeError):
+    """The server ended, and with it what it knew of its child."""
+
+
+class Child:
+    """A process that a server started."""
+
+    def __init__(self, server: Server, pid: int, stdin: int) -> None:
+        self.pid, self.exit_code = pid, None
+        self._server, self._stdin = server, stdin
+
+    exit_code: int | None
+    """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to its standard input, which stays open as long as this process lives."""
+        with contextlib.suppress(BrokenPipeError):
+            view = memoryview(line + b"\n")
+            while view:
+                view = view[os.write(self._stdin, view) :]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; returns whether it came.
+
+        Raises:
+            LostServer: the server was killed meanwhile.
+        """
+        if self.exit_code is None:
+            message = self._server.hear(seconds)
+            self.exit_code = None if message is None else message["ended"]
+        return self.exit_code is not None
+
+    def end(self) -> None:
+        """End it and everything that it started: ask first, then kill its group and who has left it."""
+        try:
+            with contextlib.suppress(LostServer):
+                if self.exit_code is None:
+                    self._signal(signal.SIGTERM)
+                    self.wait(GRACE_S)
+        finally:  # also when the user interrupts the wait
+            members = descendants(self.pid) if self.exit_code is None else []
+            if self.exit_code is None:
+                self._signal(signal.SIGKILL)
+            for member in members:
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
+            self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(LostServer):
+            while not self.wait(1.0):
+                pass
+        with contextlib.suppress(OSError):
+            os.close(self._stdin)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class Server:
+    """The client's side of `bench.execution.forkserver`, for one environment."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", forkserver.START.format("serve"), str(theirs.fileno()), *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._unread = b""
+        self._loaded: dict[str, str] = self._answer()["loaded"]
+
+    def serves(self, sources: Iterable[Source]) -> bool:
+        """Whether it lives and has loaded what these files hold now."""
+        loaded = self._loaded
+        return self._process.poll() is None and all(
+            loaded.get(each.name, each.sha256) == each.sha256 for each in sources
+        )
+
+    def start(self, task: str, stdout: int, stderr: int, kept: Iterable[int] = ()) -> Child:
+        """Start a child with a pipe to its standard input; `kept` are descriptors that it holds open."""
+        read, write = os.pipe()
+        request = json.dumps({"task": task, "cwd": os.getcwd()}).encode()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                socket.send_fds(self._channel, [request], [read, stdout, stderr, *kept])
+            return Child(self, self._answer()["pid"], write)
+        except BaseException:
+            os.close(write)
+            raise
+        finally:
+            os.close(read)
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """The next message, or None when the time is over.
+
+        Raises:
+            LostServer: it has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return None
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                received = self._channel.recv(1 << 20)
+            if not received:
+                raise LostServer(self._last_words())
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _answer(self) -> dict[str, Any]:
+        while (message := self.hear(1.0)) is None:
+            pass
+        return message
+
+    def close(self) -> None:
+        """Let it end."""
+        self._channel.close()
+        self._process.wait()
+
+    def _last_words(self) -> str:
+        assert self._process.stderr is not None
+        code = self._process.wait()
+        lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
+        return ": ".join([f"the process that starts cells ended with exit code {code}", *lines[-1:]])
+
+
+def start(
+    task: str,
+    environment: Mapping[str, str],
+    sources: Iterable[Source],
+    *,
+    stdout: int,
+    stderr: int,
+    kept: Iterable[int] = (),
+) -> Child:
+    """Start a child that runs the module `task` with this environment and today's sources.
+
+    Raises:
+        LostServer: the server for it does not come up.
+    """
+    servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
+    key = json.dumps([sorted(environment.items()), sys.path, _limits(), os.getcwd()])
+    if key in servers and not servers[key].serves(sources):
+        servers.pop(key).close()
+    server = servers.pop(key, None) or Server(environment)
+    child = server.start(task, stdout, stderr, kept)
+    servers[key] = server  # one that was interrupted half-way is of no use
+    return child
+
+
+def _limits() -> list[Any]:
+    """What a child inherits beside its environment."""
+    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [*limits, cores]

@@ -1,0 +1,141 @@
+"""A look at cells before anything is measured: what cannot be built or read is found in a child, not in the sweep.
+
+The child answers one question after the other. One that it does not survive, or that takes too long, is passed over:
+the cell itself will meet it too, and it ends that cell only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attention_zoo
+from bench import inputs
+from bench.errors import ConfigError, one_line
+from bench.execution import child, family, processes
+from bench.execution.runner import child_environment
+from bench.measures.workbench import build_attention
+from bench.plan.cell import Cell
+from bench.plan.sources import Source
+
+PATIENCE_S = {"attention": 20.0, "inputs": 60.0}
+# What a mechanism is built from; a seed decides nothing about whether it can be.
+BUILT_FROM = ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl")
+READ_FROM = ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed")
+
+Answer = dict[str, str]
+
+
+def rehearse(cells: Sequence[Cell], cache_dir: Path) -> list[Cell]:
+    """The cells, those that a mechanism does not support with the reason why.
+
+    Args:
+        cells: of a plan.
+        cache_dir: where inputs are kept; nothing is written there.
+
+    Raises:
+        ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
+    """
+    with contextlib.closing(_Rehearsal(cache_dir)) as rehearsal:
+        return [rehearsal.of(cell) for cell in cells]
+
+
+class _Rehearsal:
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = str(cache_dir.absolute())
+        self._answers: dict[str, Answer] = {}
+        self._hopeless: set[str] = set()
+        self._child: processes.Child | None = None
+
+    def of(self, cell: Cell) -> Cell:
+        against = cell.config["bench"].get("against", ())
+        reasons = []
+        for config in (cell.config, *({**cell.config, **other} for other in against)):
+            answer = self._ask("attention", BUILT_FROM, config, cell.sources)
+            if "refused" in answer:
+                key = answer["refused"].split("=", 1)[0]
+                raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
+            if "unsupported" in answer:
+                reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
+        if reasons:
+            return dataclasses.replace(cell, unsupported="; ".join(reasons))
+        answer = self._ask("inputs", READ_FROM, cell.config, cell.sources)
+        if "refused" in answer:
+            raise ConfigError(answer["refused"])
+        return cell
+
+    def _ask(self, kind: str, keys: Sequence[str], config: dict[str, Any], sources: Sequence[Source]) -> Answer:
+        asked = {key: config[key] for key in keys}
+        question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **asked}, sort_keys=True)
+        name = f"{kind} {config[kind]['name']}"
+        if question not in self._answers:
+            answer = None if name in self._hopeless else self._answer(question, kind, config["device"], sources)
+            if answer is None:  # nobody waits for the same hanging constructor at every length
+                self._hopeless.add(name)
+            self._answers[question] = answer or {}
+        return self._answers[question]
+
+    def _answer(self, question: str, kind: str, device: str, sources: Sequence[Source]) -> Answer | None:
+        try:
+            if self._child is None:
+                self._open(device, sources)
+            assert self._child is not None
+            self._child.tell(question.encode())
+            if select.select([self._replies], [], [], PATIENCE_S[kind])[0] and (line := self._replies.readline()):
+                answer: Answer = json.loads(line)
+                return answer
+        except processes.LostServer:
+            pass
+        self.close()
+        return None
+
+    def _open(self, device: str, sources: Sequence[Source]) -> None:
+        replies, stdout = os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        self._replies = os.fdopen(replies, "rb")
+        try:
+            environment = child_environment(device)
+            self._child = processes.start(__name__, environment, sources, stdout=stdout, stderr=nowhere)
+        finally:
+            os.close(stdout)
+            os.close(nowhere)
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.end()
+            self._replies.close()
+            self._child = None
+
+
+def main() -> None:
+    """The child: answers the questions on its standard input, each with a line."""
+    # Mechanisms may print.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    family.adopt_orphans()
+    attention_zoo.import_plugins()
+    child.limit_memory({"device": "cpu", "bench": {}})
+    for line in sys.stdin:
+        print(json.dumps(_tried(json.loads(line))), file=replies, flush=True)
+
+
+def _tried(question: dict[str, Any]) -> Answer:
+    builds = question["kind"] == "attention"
+    try:
+        if builds:
+            build_attention({**question, "seed": 0})
+        else:
+            inputs.check(question, Path(question["cache_dir"]))
+    except attention_zoo.UnsupportedError as error:
+        return {"unsupported": one_line(error)}
+    except BaseException as error:  # a constructor may raise what it likes
+        if isinstance(error, ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)):
+            return {"refused": one_line(error)}
+    return {}
