@@ -18,6 +18,12 @@ def a_device_of_its_own(tmp_path_factory):
     os.environ["ATTENTION_ZOO_SLOTS"] = str(tmp_path_factory.mktemp("slots"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """One environment for all tests: a changed one brings a fresh server of child processes."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @pytest.fixture(scope="session")
 def synthetic_results(tmp_path_factory):
     """A results folder of synthetic records, as `bench` would have written it."""

@@ -73,11 +73,10 @@ def _exists(path: Path) -> bool:
 
 def _unusable(results_dir: str, error: Exception) -> ConfigError:
     reason = getattr(error, "strerror", None) or str(error)
-    place = getattr(error, "filename", None)
-    where = f" ({place})" if place else ""
-    return ConfigError(
-        f"results_dir={results_dir[:200]!r}: {reason}{where}; must be a folder, or the name of a new one"
-    )
+    place = Path(getattr(error, "filename", None) or "").name
+    if place in FOLDERS:
+        reason = f"{place}: {reason}"
+    return ConfigError(f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ from bench.execution.family import descendants
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
+# One for each GPU of a node.
+MOST_SERVERS = 8
 _servers = threading.local()  # one child at a time: each thread that sweeps has its own
 
 
@@ -34,16 +36,17 @@ class Child:
     """A process that a server started."""
 
     def __init__(self, server: Server, pid: int, stdin: int) -> None:
-        self.pid, self.exit_code = pid, None
-        self._server, self._stdin = server, stdin
-
-    exit_code: int | None
-    """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
+        self.pid = pid
+        self.exit_code: int | None = None
+        """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
+        self._server = server
+        self._stdin: int | None = stdin
 
     def tell(self, line: bytes) -> None:
         """Write a line to its standard input, which stays open as long as this process lives."""
+        assert self._stdin is not None
+        view = memoryview(line + b"\n")
         with contextlib.suppress(BrokenPipeError):
-            view = memoryview(line + b"\n")
             while view:
                 view = view[os.write(self._stdin, view) :]
 
@@ -60,26 +63,28 @@ class Child:
 
     def end(self) -> None:
         """End it and everything that it started: ask first, then kill its group and who has left it."""
+        if self._stdin is None:
+            return
         try:
-            with contextlib.suppress(LostServer):
-                if self.exit_code is None:
-                    self._signal(signal.SIGTERM)
+            if self.exit_code is None:
+                self._signal(signal.SIGTERM)
+                with contextlib.suppress(LostServer):
                     self.wait(GRACE_S)
         finally:  # also when the user interrupts the wait
-            members = descendants(self.pid) if self.exit_code is None else []
             if self.exit_code is None:
-                self._signal(signal.SIGKILL)
-            for member in members:
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
-            self._forget()
+                self._kill()
+            os.close(self._stdin)
+            self._stdin = None
 
-    def _forget(self) -> None:
+    def _kill(self) -> None:
+        members = descendants(self.pid)
+        self._signal(signal.SIGKILL)
+        for member in members:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
         with contextlib.suppress(LostServer):
             while not self.wait(1.0):
                 pass
-        with contextlib.suppress(OSError):
-            os.close(self._stdin)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,7 +98,7 @@ class Server:
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", forkserver.START.format("serve"), str(theirs.fileno()), *sys.path],
+                [sys.executable, "-c", forkserver.START.format("serve"), str(theirs.fileno()), *_search_path()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -177,13 +182,21 @@ def start(
         LostServer: the server for it does not come up.
     """
     servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
-    key = json.dumps([sorted(environment.items()), sys.path, _limits(), os.getcwd()])
-    if key in servers and not servers[key].serves(sources):
-        servers.pop(key).close()
-    server = servers.pop(key, None) or Server(environment)
+    key = json.dumps([sorted(environment.items()), _search_path(), _limits()])
+    server = servers.pop(key, None)
+    if server is not None and not server.serves(sources):
+        server.close()
+        server = None
+    server = server or Server(environment)
     child = server.start(task, stdout, stderr, kept)
     servers[key] = server  # one that was interrupted half-way is of no use
+    while len(servers) > MOST_SERVERS:
+        servers.pop(next(iter(servers))).close()
     return child
+
+
+def _search_path() -> list[str]:
+    return [os.path.abspath(folder) for folder in sys.path]
 
 
 def _limits() -> list[Any]:

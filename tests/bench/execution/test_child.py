@@ -1,14 +1,11 @@
 """The child process: it ends well and obeys its limit. That it ends with its parent, test_sweep.py shows by kill -9."""
 
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from command import ROOT, TINY, bench, command, environment
 
-from bench.execution import runner
 from bench.records.store import Store
 
 pytestmark = pytest.mark.commands
@@ -19,8 +16,8 @@ def test_a_cell_that_is_ok_ends_with_exit_code_0_and_little_overhead(tmp_path):
     assert result.returncode == 0, result.stderr
     (record,) = Store(tmp_path).load()
     assert (record.exit_code, record.signal, record.stderr_tail) == (0, None, "")
-    # The promise is 3 seconds on two free cores; beside other tests on a shared machine it may take thrice that.
-    assert record.overhead_s < 10
+    # The promise is 0.3 seconds on two free cores; beside other tests on a shared machine it may take longer.
+    assert record.overhead_s < 2
     assert record.overhead_s <= record.duration_s
 
 
@@ -39,9 +36,9 @@ HARD = 64 * 2**30
 UNDER_A_HARD_LIMIT = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_DATA, ({HARD}, {HARD}))
-from bench.execution.child import _limit_memory
+from bench.execution.child import limit_memory
 for wanted in (0.1, 1000.0):
-    limit = _limit_memory({{"device": "cpu", "bench": {{"memory_limit": wanted}}}})
+    limit = limit_memory({{"device": "cpu", "bench": {{"memory_limit": wanted}}}})
     print(limit, *resource.getrlimit(resource.RLIMIT_DATA))
 """
 
@@ -53,30 +50,6 @@ def test_it_lowers_its_limit_and_leaves_the_hard_one():
     assert little[0] == int(0.1 * 2**30) and little[0] < little[1] < HARD
     assert much[0] < HARD and much[1] == HARD
     assert little[2] == much[2] == HARD
-
-
-def test_a_second_interrupt_still_kills():
-    stubborn = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; echo ready; sleep 60 & wait; sleep 60"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert stubborn.stdout.readline() == b"ready\n"
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    began = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            runner._end_group(stubborn)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - began < runner.GRACE_S
-    assert stubborn.returncode == -signal.SIGKILL
 
 
 def test_a_mechanism_that_changes_the_working_directory_still_has_a_record(tmp_path):

@@ -1,10 +1,12 @@
 """Sweeps through the real command line: every ending is a record, resuming measures only what is missing."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import subprocess
 import time
+from datetime import UTC, datetime
 
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family
@@ -126,7 +128,7 @@ def test_interrupting_keeps_what_is_done(tmp_path):
     env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     process = subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
     store = Store(tmp_path / "runs")
-    wait_for(lambda: len(store.load()) == 1 and len(family(str(tmp_path))) == 2)
+    wait_for(lambda: len(store.load()) == 1 and len(family(str(tmp_path))) == 3)  # sweep, server, cell
     process.terminate()
     assert process.wait(30) == 130
     assert [record.status for record in store.load()] == ["ok", "interrupted"]
@@ -264,13 +266,49 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     assert [[each.attempt for each in records] for records in told] == [[record.attempt], [record.attempt, 2]]
 
 
-def test_what_killed_writers_left_is_cleared_after_a_day(tmp_path):
+def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_path):
     cell, record = a_cell_and_its_record()
     store = Store(tmp_path)
     store.write(record)
-    old, young = (store.records_dir / f".{name}.json.1.tmp" for name in ("old", "young"))
-    for path in (old, young):
-        path.write_text("{")
-    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    dead, alive = (store.records_dir / f".{name}.json.1.tmp" for name in ("dead", "alive"))
+    left, measured = (tmp_path / "scratch" / name for name in ("left", "measured"))
+    (tmp_path / "locks").mkdir()
+    for folder in (left, measured):
+        folder.mkdir(parents=True)
+        (folder / "stderr").write_text("")
+        (tmp_path / "locks" / f"{folder.name}.lock").write_text("")
+    dead.write_text("{")
+    with open(alive, "w") as file, FileLock(tmp_path / "locks" / "measured.lock"):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        sweep.run_sweep(a_sweep(tmp_path, cell))
+    assert alive.exists() and not dead.exists()
+    assert measured.exists() and not left.exists()
     sweep.run_sweep(a_sweep(tmp_path, cell))
-    assert young.exists() and not old.exists()
+    assert not alive.exists() and not measured.exists()
+
+
+def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(tmp_path, monkeypatch):
+    cells = [dataclasses.replace(a_cell_and_its_record()[0], cell_id=digit * 64) for digit in "123"]
+    record = a_cell_and_its_record()[1]
+    store, measured, interrupted_at = Store(tmp_path), [], [2]
+
+    def run(cell, *args, attempt, **kwargs):
+        if len(measured) in interrupted_at:
+            interrupted_at.clear()
+            raise KeyboardInterrupt
+        measured.append(cell.cell_id[0])
+        now = datetime.now(UTC).isoformat()
+        changes = {"cell_id": cell.cell_id, "record_id": f"{len(measured):x}".ljust(32, "0"), "started": now, "ended": now}
+        return dataclasses.replace(record, attempt=attempt, **changes)
+
+    monkeypatch.setattr(sweep, "run_cell", run)
+    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
+    of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run_sweep(of_all)
+    assert measured == ["1", "2"]
+    sweep.run_sweep(of_all)
+    assert measured == ["1", "2", "3"]
+    sweep.run_sweep(of_all)
+    assert measured == ["1", "2", "3", "1", "2", "3"]
+    assert len(store.load()) == 6

@@ -1,0 +1,215 @@
+"""Children of the server that forks them: as new as a process started from nothing, and ended with all they start."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from command import HERE, ROOT, environment
+
+from bench.execution import processes
+from bench.plan.sources import Source
+
+TASK = """
+import json, os, random, signal, subprocess, sys, threading, time
+
+def main():
+    print(json.dumps(WHAT), flush=True)
+    sys.stdin.readline()
+    THEN
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where tasks lie: on the search path, alike for all tests, so that they share servers."""
+    folder = tmp_path_factory.mktemp("tasks")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start(request, folder):
+    """Starts a child that evaluates an expression, waits for a line and does something; gives it and the value."""
+    children = []
+
+    def started(expression, then="pass", sources=(), **env):
+        name = f"task_{len(list(folder.glob('*.py')))}"
+        (folder / f"{name}.py").write_text(TASK.replace("WHAT", expression).replace("THEN", then))
+        read, write = os.pipe()
+        wanted = environment(ATTENTION_ZOO_START=request.param, **env)
+        child = processes.start(name, wanted, sources, stdout=write, stderr=2)
+        os.close(write)
+        children.append(child)
+        with os.fdopen(read) as replies:
+            return child, json.loads(replies.readline())
+
+    yield started
+    for child in children:
+        child.end()
+
+
+def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    child, seen = start("[os.getpid(), os.getsid(0), os.environ['COLOUR'], os.getcwd()]", COLOUR="green")
+    assert seen == [child.pid, child.pid, "green", str(tmp_path)]
+    child.tell(b"")
+    assert child.wait(10) and child.exit_code == 0
+    _, (_, _, colour, _) = start("[0, 0, os.environ['COLOUR'], 0]", COLOUR="red")
+    assert colour == "red"
+
+
+DRAWS = (
+    "[random.random(), __import__('numpy').random.rand(), "
+    "__import__('torch').rand(1, dtype=__import__('torch').float64).item()]"
+)
+
+
+def test_children_draw_numbers_of_their_own(start):
+    drawn = []
+    for _ in range(2):
+        child, numbers = start(DRAWS)
+        drawn += numbers
+        child.end()
+    assert len(set(drawn)) == 6
+
+
+def test_a_child_inherits_no_thread_and_no_file(start):
+    _, (threads, files) = start("[threading.active_count(), len(os.listdir('/proc/self/fd'))]")
+    assert threads == 1
+    # Standard input, output and error, and the folder that is being listed.
+    assert files == 4
+
+
+def test_a_child_that_is_forked_has_torch_at_once_and_no_plugin(start, request):
+    expression = "['torch' in sys.modules, 'attention_zoo' in sys.modules, 'fake_mechanisms' in sys.modules]"
+    _, loaded = start(expression, ATTENTION_ZOO_PLUGINS="fake_mechanisms")
+    forked = "fork" in request.node.callspec.id
+    assert loaded == [forked, forked, False]
+
+
+ENDINGS = {
+    "os._exit(3)": 3,
+    "sys.exit(4)": 4,
+    "sys.exit('why')": 1,
+    "1 / 0": 1,
+    "pass": 0,
+    "os.abort()": -signal.SIGABRT,
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_how_a_child_ended_is_known(start, ending):
+    child, _ = start("1", ending)
+    assert not child.wait(0)
+    child.tell(b"")
+    assert child.wait(20)
+    assert child.exit_code == ENDINGS[ending]
+
+
+ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
+
+
+def test_what_left_the_session_ends_with_its_child(start):
+    child, grandchild = start(ESCAPES)
+    assert psutil.pid_exists(grandchild)
+    child.tell(b"")
+    assert child.wait(10)
+    assert not psutil.pid_exists(grandchild)
+
+
+def test_a_child_that_heeds_no_signal_is_killed_with_all_it_started(start, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    child, grandchild = start(f"[signal.signal(15, signal.SIG_IGN), {ESCAPES}][1]", "time.sleep(600)")
+    child.end()
+    assert child.exit_code == -signal.SIGKILL
+    assert not psutil.pid_exists(grandchild)
+
+
+def test_a_second_interrupt_still_kills(start):
+    child, _ = start("str(signal.signal(15, signal.SIG_IGN))")
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            child.end()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < processes.GRACE_S
+    assert child.exit_code == -signal.SIGKILL
+
+
+def test_a_server_that_is_killed_is_replaced_and_its_child_ended(start):
+    child, server = start("os.getppid()")
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(processes.LostServer):
+        child.wait(10)
+    child.end()
+    assert child.exit_code is None
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(child.pid)
+    _, other = start("os.getppid()")
+    assert other != server
+
+
+def test_one_server_serves_until_environment_or_sources_change(start, request):
+    first, server = start("os.getppid()")
+    first.end()
+    second, same = start("os.getppid()", sources=[Source("elsewhere/plugin.py", "/nowhere", "0" * 64)])
+    second.end()
+    assert same == server
+    third, other = start("os.getppid()", COLOUR="green")
+    third.end()
+    assert other != server
+    _, fresh = start("os.getppid()", sources=[Source("bench/execution/child.py", "/nowhere", "0" * 64)])
+    # One that starts children from nothing has loaded nothing.
+    assert (fresh == server) == ("spawn" in request.node.callspec.id)
+
+
+PARENT = """
+import os, sys, time
+from bench.execution import processes
+child = processes.start("task", dict(os.environ), (), stdout=1, stderr=2)
+time.sleep(600)
+"""
+
+
+def test_kill_9_of_the_parent_ends_server_child_and_grandchild(tmp_path):
+    code = TASK.replace("WHAT", f"[os.getppid(), os.getpid(), {ESCAPES}]").replace(
+        "sys.stdin.readline()", "time.sleep(600)"
+    )
+    (tmp_path / "task.py").write_text(code)
+    env = environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(HERE)])}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=env)
+    family = json.loads(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, family)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, family))
+
+
+def test_a_thread_that_sweeps_has_a_server_of_its_own(start):
+    child, server = start("os.getppid()")
+    child.end()
+    others = []
+    thread = threading.Thread(target=lambda: others.append(start("os.getppid()")))
+    thread.start()
+    thread.join()
+    ((other, its_server),) = others
+    assert its_server != server
+    other.end()
