@@ -66,9 +66,10 @@ class _Rehearsal:
                 reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
-        answer = self._ask("inputs", READ_FROM, cell.config, cell.sources)
-        if "refused" in answer:
-            raise ConfigError(answer["refused"])
+        if inputs.source(cell.config["inputs"]).is_read:
+            answer = self._ask("inputs", READ_FROM, cell.config, cell.sources)
+            if "refused" in answer:
+                raise ConfigError(answer["refused"])
         return cell
 
     def _ask(self, kind: str, keys: Sequence[str], config: dict[str, Any], sources: Sequence[Source]) -> Answer:

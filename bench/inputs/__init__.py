@@ -52,4 +52,6 @@ def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Te
 
 def check(config: Mapping[str, Any], cache_dir: Path) -> None:
     """Raise what `load` would raise, as far as that can be known without making the tensors; writes nothing."""
-    source(config["inputs"]).check(config, cache_dir)
+    described = source(config["inputs"])
+    if isinstance(described, Pretrained):
+        described.check(config, cache_dir)

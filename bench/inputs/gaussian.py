@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ class Gaussian:
             uniform, which flatters every approximation; trained models' scores are several times as wide.
     """
 
+    is_read: ClassVar[bool] = False
+    """Whether it comes from somewhere, and may be missing or not fit."""
+
     score_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -34,6 +37,3 @@ class Gaussian:
         generator = torch.Generator("cpu").manual_seed(inputs_seed(config["seed"]))
         query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
         return query * self.score_scale**0.5, key * self.score_scale**0.5, value
-
-    def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
-        """Nothing can be missing."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
 
+HUB_PATIENCE_S = 5.0
 MINILM_SHA256 = {
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -38,8 +41,26 @@ def origin(name: str) -> dict[str, Any]:
         }
     else:
         repository, revision = _repository(name)
-        where = {"pretrained_model_name_or_path": repository, "revision": revision}
+        where = {
+            "pretrained_model_name_or_path": repository,
+            "revision": revision,
+            "local_files_only": not _hub_answers(),
+        }
     return {**where, "trust_remote_code": False}
+
+
+@functools.cache
+def _hub_answers() -> bool:
+    """Whether the hub can be reached. Its library would try for half a minute; what is cached is read without."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    with contextlib.suppress(Exception):  # of whatever library carries the request
+        get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
+        return True
+    return False
 
 
 def _minilm() -> str:
@@ -57,8 +78,17 @@ def _minilm() -> str:
 def _is_directory(name: str) -> bool:
     looks_local = name.startswith(("/", ".", "~"))
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
-    require("inputs.model", name, Path(name).is_dir() or not looks_local, allowed)
-    return Path(name).is_dir()
+    is_directory = exists_as(Path.is_dir, name)
+    require("inputs.model", name, is_directory or not looks_local, allowed)
+    return is_directory
+
+
+def exists_as(kind: Callable[[Path], bool], name: str) -> bool:
+    """Whether there is a file or a folder of that name; no path is too long to ask."""
+    try:
+        return kind(Path(name))
+    except (OSError, ValueError):
+        return False
 
 
 def _repository(name: str) -> tuple[str, str]:

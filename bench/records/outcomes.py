@@ -22,6 +22,9 @@ OUT_OF_MEMORY = (
     "array is too large",
     "not enough memory",
     "invalid buffer size",
+    # A size beyond 64 bits: no memory has it.
+    "storage size calculation overflowed",
+    "numel: integer multiplication overflow",
 )
 
 

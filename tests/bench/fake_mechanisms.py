@@ -125,7 +125,21 @@ def _raise_at_birth():
     raise RuntimeError("a mistake in the constructor")
 
 
+def _refuse():
+    raise ValueError("pitch=3: must be even")
+
+
+def _segfault():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 CONSTRUCTORS = {
+    "fake_init_refuses": _refuse,
+    "fake_init_prints": lambda: print("{}", flush=True),
+    "fake_init_hang": lambda: time.sleep(600),
+    "fake_init_segfault": _segfault,
+    "fake_init_dies": lambda: os._exit(0),
+    "fake_init_interrupts": lambda: os.kill(os.getpid(), signal.SIGINT),
     "fake_init_error": _raise_at_birth,
     "fake_init_exit": lambda: _exit(0),
     "fake_init_oom": lambda: torch.zeros(2**50),

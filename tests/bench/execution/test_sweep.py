@@ -298,7 +298,12 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
             raise KeyboardInterrupt
         measured.append(cell.cell_id[0])
         now = datetime.now(UTC).isoformat()
-        changes = {"cell_id": cell.cell_id, "record_id": f"{len(measured):x}".ljust(32, "0"), "started": now, "ended": now}
+        changes = {
+            "cell_id": cell.cell_id,
+            "record_id": f"{len(measured):x}".ljust(32, "0"),
+            "started": now,
+            "ended": now,
+        }
         return dataclasses.replace(record, attempt=attempt, **changes)
 
     monkeypatch.setattr(sweep, "run_cell", run)
