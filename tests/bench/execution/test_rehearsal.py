@@ -1,12 +1,14 @@
 """What is seen of cells before anything is measured: what their mechanisms refuse, and inputs that cannot be read."""
 
 import os
+import sys
 import time
 
-import fake_mechanisms  # noqa: F401
 import pytest
 from command import HERE
 
+import attention_zoo
+from attention_zoo import base
 from bench.errors import ConfigError
 from bench.execution import processes, rehearsal
 from bench.plan.cell import Variant, make_cell, merge_compared
@@ -20,6 +22,9 @@ SETTINGS = {"seq_len": 64, "batch_size": 1, "num_heads": 12, "head_dim": 32, "tr
 def plugins(monkeypatch):
     monkeypatch.setenv("ATTENTION_ZOO_PLUGINS", "fake_mechanisms")
     monkeypatch.syspath_prepend(HERE)
+    monkeypatch.delitem(sys.modules, "fake_mechanisms", raising=False)
+    monkeypatch.setattr(base, "_REGISTRY", {**base._REGISTRY})  # other tests take what is registered
+    attention_zoo.import_plugins()
 
 
 def a_cell(attention, bench="latency", inputs=None, **changes):
