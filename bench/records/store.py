@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.records.files import decode, encode
@@ -15,11 +16,15 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader (or a crash) sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # half a file on a full disk keeps others from being whole
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class Store:
@@ -33,11 +38,39 @@ class Store:
         """Save one record under a name of its own."""
         path = self.records_dir / f"{record.cell_id[:16]}-{record.record_id[:16]}.json"
         data, samples = encode(record)
-        if samples is not None:
-            # Before the record: whoever is killed in between leaves no record without its samples.
-            write_atomically(self.samples_dir / path.name, samples)
-        write_atomically(path, data)
+        with self.writing():
+            if samples is not None:
+                # Before the record: whoever is killed in between leaves no record without its samples.
+                write_atomically(self.samples_dir / path.name, samples)
+            write_atomically(path, data)
         return path
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keeps `clear_leftovers` away while the two files of a record are written."""
+        self.records_dir.mkdir(parents=True, exist_ok=True)
+        with self._locked(exclusively=False):
+            yield
+
+    def clear_leftovers(self) -> None:
+        """Remove what writers that were killed left, unless somebody is writing: unfinished files, unread samples."""
+        with contextlib.suppress(OSError), self._locked(exclusively=True):
+            unfinished = [*self.records_dir.glob(".*.tmp"), *self.samples_dir.glob(".*.tmp")]
+            unread = {path.name for path in self.samples_dir.glob("*.json")} - set(os.listdir(self.records_dir))
+            for path in (*unfinished, *(self.samples_dir / name for name in unread)):
+                path.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self, *, exclusively: bool) -> Iterator[None]:
+        """A lock on the folder of the records, which ends with its holder; raises OSError where it is taken."""
+        import fcntl  # records are read where there is none, too
+
+        folder = os.open(self.records_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(folder)
 
     def load(self) -> list[Record]:
         """All readable records, oldest first; a file that is no record is named on stderr and left out."""
