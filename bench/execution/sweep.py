@@ -8,7 +8,6 @@ import hashlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
@@ -30,7 +29,6 @@ from bench.table import line
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
-DAY_S = 86400
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
         raise ConfigError(
             f"results_dir={sweep.settings.results_dir!r}: {error.strerror}; must be a folder, or the name of a new one"
         ) from None
-    _clear_leftovers(store)
+    store.clear_leftovers()
     cell_ids = {cell.cell_id for cell in sweep.cells}
     records = [record for record in store.load() if record.cell_id in cell_ids]
     on_records(records)
@@ -171,14 +169,6 @@ def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContex
     device = cell.config["device"]
     used = gpu(device)
     return hold(slot(used.uuid if used else device), device, say)
-
-
-def _clear_leftovers(store: Store) -> None:
-    """Remove what writers that were killed left beside the records, unless it may still be written."""
-    for path in store.records_dir.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > DAY_S:
-                path.unlink()
 
 
 @contextlib.contextmanager

@@ -264,13 +264,11 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     assert [[each.attempt for each in records] for records in told] == [[record.attempt], [record.attempt, 2]]
 
 
-def test_what_killed_writers_left_is_cleared_after_a_day(tmp_path):
+def test_a_sweep_clears_what_killed_writers_left(tmp_path):
     cell, record = a_cell_and_its_record()
     store = Store(tmp_path)
     store.write(record)
-    old, young = (store.records_dir / f".{name}.json.1.tmp" for name in ("old", "young"))
-    for path in (old, young):
-        path.write_text("{")
-    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    unfinished = store.records_dir / ".killed.json.1.tmp"
+    unfinished.write_text("{")
     sweep.run_sweep(a_sweep(tmp_path, cell))
-    assert young.exists() and not old.exists()
+    assert not unfinished.exists() and len(store.load()) == 1
