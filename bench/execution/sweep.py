@@ -173,7 +173,10 @@ def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContex
 
 @contextlib.contextmanager
 def _termination_is_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does. Only the main thread may say so; others leave it to the program."""
+    """SIGTERM and a closing terminal end a sweep as Ctrl-C does, unless they are ignored (`nohup`).
+
+    Only the main thread may say so; others leave it to the program.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -181,8 +184,12 @@ def _termination_is_an_interrupt() -> Iterator[None]:
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
