@@ -1,8 +1,6 @@
 """Sweeps through the real command line: every ending is a record, resuming measures only what is missing."""
 
 import dataclasses
-import json
-import os
 import subprocess
 import time
 
@@ -138,57 +136,6 @@ def wait_for(condition, seconds=60):
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.05)
-
-
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path, kills):
-    results = tmp_path / "runs"
-    arguments = ["attention=v_mean,flash", f"seed={','.join(map(str, range(max(4, kills // 2))))}"]
-    arguments += [f"results_dir={results}", *TINY]
-    cells = 2 * max(4, kills // 2)
-    store = Store(results)
-    finished = {}
-    env = environment(ATTENTION_ZOO_TEST=str(tmp_path))
-    for kill in range(kills):
-        process = subprocess.Popen(
-            command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        done = len(store.load())
-        wait_for(lambda: len(store.load()) > done or process.poll() is not None)  # noqa: B023
-        # A different point of a cell's life each time: start-up, measuring, writing, mirroring.
-        time.sleep((kill * 0.37) % 3.0)
-        process.kill()
-        process.wait()
-        wait_for(lambda: not family(str(tmp_path)), 10)
-        records = store.load()
-        assert len(list(store.records_dir.glob("*.json"))) == len(records)
-        now = {record.record_id: record for record in records}
-        assert finished.items() <= now.items()
-        finished = now
-    last = bench(*arguments)
-    assert last.returncode == 0, last.stderr
-    records = store.load()
-    assert [record.status for record in records] == ["ok"] * cells
-    assert len({record.cell_id for record in records}) == cells
-    assert {record.attempt for record in records} == {1}
-    assert list((results / "scratch").iterdir()) == []
-    assert mlflow_runs(results) == {record.record_id: "FINISHED" for record in records}
-
-
-def mlflow_runs(results):
-    """Status by record id, as MLflow has it."""
-    code = (
-        "import json; from mlflow import MlflowClient;"
-        f"c = MlflowClient('sqlite:///{results}/mlflow.db');"
-        "e = c.get_experiment_by_name('attention-zoo').experiment_id;"
-        "r = c.search_runs([e], \"tags.kind = 'cell'\");"
-        "ids = [x.data.tags['record_id'] for x in r]; assert len(ids) == len(set(ids));"
-        "print(json.dumps({x.data.tags['record_id']: x.info.status for x in r}))"
-    )
-    result = subprocess.run(
-        [os.sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
-    )
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
