@@ -9,7 +9,7 @@ import pytest
 from aftermath import Sweep, lines
 
 KILLS = 50
-BATCHES = 5
+BATCHES = 10
 # Python's own start, in which nobody can answer a signal.
 PYTHON_STARTS_S = 0.3
 
@@ -58,7 +58,7 @@ def survive_kills(folder, kills, rng, **settings):
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
     rng = random.Random(batch)
-    # Ten with MLflow, which makes a sweep long.
+    # Five with MLflow, which makes a sweep long.
     settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
     orphaned_for = survive_kills(tmp_path, KILLS // BATCHES, rng, **settings)
     promise(
