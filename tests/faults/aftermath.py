@@ -93,13 +93,13 @@ class Sweep:
             time.sleep(0.05)
         return time.monotonic() - began
 
-    def assert_goes_on(self):
+    def assert_goes_on(self, context=""):
         """The same command, undisturbed: every cell `ok` exactly once, and nothing left over."""
         result = self.run()
-        assert result.returncode == 0, result.stderr
-        assert len(self.ok()) == self.cells and set(self.ok().values()) == {1}
-        assert self.leftovers() == []
-        assert family(str(self.folder)) == []
+        assert result.returncode == 0, (context, result.stderr)
+        assert len(self.ok()) == self.cells and set(self.ok().values()) == {1}, context
+        assert self.leftovers() == [], context
+        assert family(str(self.folder)) == [], context
 
     def mirrored(self):
         """The status of each record's run, as MLflow has it."""
