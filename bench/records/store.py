@@ -13,7 +13,7 @@ from bench.records.record import Record, RecordError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader (or a crash) sees all of it or nothing."""
+    """Write a file so that a reader (or a crash) sees all of it or nothing; an OSError names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -22,8 +22,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:  # half a file on a full disk keeps others from being whole
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)  # half a file on a full disk keeps others from being whole
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
