@@ -26,8 +26,9 @@ def message(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, bounded; its type where there is none."""
+    """The first line of an error's message, printable and bounded; its type where there is none."""
     first = (message(error).splitlines() or [type(error).__name__])[0].strip()
+    first = "".join(each if each.isprintable() else "?" for each in first)  # no terminal obeys it
     return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]} ..."
 
 

@@ -11,6 +11,8 @@ from synthetic_records import everything
 
 from bench.records.store import Store
 
+pytest_plugins = ["promises"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def a_device_of_its_own(tmp_path_factory):

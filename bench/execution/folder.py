@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import ConfigError
+from bench.records.store import Store
 
-WRITTEN = ("records", "samples", "inputs")
 FOLDERS = ("locks", "records", "scratch")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -52,11 +52,11 @@ def prepare_folder(results_dir: str) -> None:
         if error.errno in FULL:
             raise
         raise _unusable(results_dir, error) from None
-    for name in WRITTEN:
-        for path in (root / name).glob(".*.tmp"):
-            with _if_free(path) as free:
-                if free:
-                    path.unlink(missing_ok=True)
+    Store(root).clear_leftovers()
+    for path in (root / "inputs").glob(".*.tmp"):
+        with _if_free(path) as free:
+            if free:
+                path.unlink(missing_ok=True)
     for path in (root / "scratch").glob("*"):
         with _if_free(root / "locks" / f"{path.name}.lock") as free:
             if free:

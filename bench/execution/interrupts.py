@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """While it is entered, SIGTERM interrupts as Ctrl-C does.
+    """SIGTERM and a closing terminal interrupt as Ctrl-C does.
 
     Only the main thread may say so; other threads leave it to the program. Who ignores a signal goes on ignoring it.
     """
@@ -20,9 +20,9 @@ class Interrupts:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Turn both signals into `KeyboardInterrupt`."""
+        """Turn these signals into `KeyboardInterrupt`."""
         in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
         before = {number: signal.getsignal(number) for number in numbers}
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:

@@ -64,10 +64,11 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
         raise ArchiveError(f"{archive}: {error}") from None
     store = Store(results_dir)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
-    for name in missing:
-        if name in files["samples"]:
-            write_atomically(store.samples_dir / name, files["samples"][name])
-        write_atomically(store.records_dir / name, files["records"][name])
+    with store.writing():
+        for name in missing:
+            if name in files["samples"]:
+                write_atomically(store.samples_dir / name, files["samples"][name])
+            write_atomically(store.records_dir / name, files["records"][name])
     return len(missing), len(files["records"]) - len(missing)
 
 

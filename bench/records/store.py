@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.records.files import decode, encode
@@ -14,17 +13,28 @@ from bench.records.record import Record, RecordError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader (or a crash) sees all of it or nothing."""
+    """Write a file so that a reader (or a crash) sees all of it or nothing; an OSError names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        # Says to whoever clears up that this is being written.
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            _lock(file.fileno(), exclusively=True)  # says to whoever clears up that this is being written
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)  # half a file on a full disk keeps others from being whole
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def _lock(descriptor: int, *, exclusively: bool) -> None:
+    """A lock on a file or folder, which ends with its holder; raises OSError where an exclusive one cannot be had."""
+    import fcntl  # records are read where there is none, too
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
 class Store:
@@ -38,11 +48,36 @@ class Store:
         """Save one record under a name of its own."""
         path = self.records_dir / f"{record.cell_id[:16]}-{record.record_id[:16]}.json"
         data, samples = encode(record)
-        if samples is not None:
-            # Before the record: whoever is killed in between leaves no record without its samples.
-            write_atomically(self.samples_dir / path.name, samples)
-        write_atomically(path, data)
+        with self.writing():
+            if samples is not None:
+                # Before the record: whoever is killed in between leaves no record without its samples.
+                write_atomically(self.samples_dir / path.name, samples)
+            write_atomically(path, data)
         return path
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keeps `clear_leftovers` away while the two files of a record are written."""
+        self.records_dir.mkdir(parents=True, exist_ok=True)
+        with self._locked(exclusively=False):
+            yield
+
+    def clear_leftovers(self) -> None:
+        """Remove what writers that were killed left, unless somebody is writing: unfinished files, unread samples."""
+        with contextlib.suppress(OSError), self._locked(exclusively=True):
+            unfinished = [*self.records_dir.glob(".*.tmp"), *self.samples_dir.glob(".*.tmp")]
+            unread = {path.name for path in self.samples_dir.glob("*.json")} - set(os.listdir(self.records_dir))
+            for path in (*unfinished, *(self.samples_dir / name for name in unread)):
+                path.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self, *, exclusively: bool) -> Iterator[None]:
+        folder = os.open(self.records_dir, os.O_RDONLY)
+        try:
+            _lock(folder, exclusively=exclusively)
+            yield
+        finally:
+            os.close(folder)
 
     def load(self) -> list[Record]:
         """All readable records, oldest first; a file that is no record is named on stderr and left out."""

@@ -1,0 +1,63 @@
+"""Writing records: whole or not at all, and what a killed writer left is cleared, but not from under one who writes."""
+
+import errno
+import os
+
+import pytest
+from synthetic_records import everything
+
+from bench.records import store
+from bench.records.store import Store, write_atomically
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_what_was_there_and_no_unfinished_file(tmp_path, monkeypatch, call):
+    write_atomically(tmp_path / "file", b"before")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(store.os, call, full)
+    with pytest.raises(OSError, match=r"full: '.*/file'$"):
+        write_atomically(tmp_path / "file", b"after")
+    assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"before"
+
+
+def a_store_with_leftovers(folder):
+    results = Store(folder)
+    whole = results.write(everything()[0]).name
+    results.samples_dir.mkdir(exist_ok=True)
+    for path in (results.records_dir / ".a.json.1.tmp", results.samples_dir / ".b.json.1.tmp"):
+        path.write_text("{")
+    (results.samples_dir / "c.json").write_text("{}")
+    (results.samples_dir / whole).write_text("{}")
+    return results, whole
+
+
+def test_leftovers_are_cleared_and_records_with_their_samples_stay(tmp_path):
+    results, whole = a_store_with_leftovers(tmp_path)
+    results.clear_leftovers()
+    assert names(results.records_dir) == names(results.samples_dir) == [whole]
+
+
+def test_nothing_is_cleared_while_somebody_writes(tmp_path):
+    results, _ = a_store_with_leftovers(tmp_path)
+    with results.writing():
+        Store(tmp_path).clear_leftovers()
+        assert len(names(results.records_dir)) == 2 and len(names(results.samples_dir)) == 3
+    results.clear_leftovers()
+    assert len(names(results.records_dir)) == 1
+
+
+def test_writers_do_not_wait_for_each_other(tmp_path):
+    with Store(tmp_path).writing(), Store(tmp_path).writing():
+        pass
+
+
+def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
+    Store(tmp_path / "new").clear_leftovers()
+    assert not os.path.exists(tmp_path / "new")

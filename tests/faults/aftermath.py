@@ -1,0 +1,122 @@
+"""What is left when something broke: records, leftovers, processes; and a sweep to break."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from command import HERE as BENCH_TESTS
+from command import ROOT, command, environment, fake_config_dir, family
+
+from bench.records.files import decode
+
+HERE = Path(__file__).parent
+# The cheapest cell whose samples are a file of their own.
+CHEAP = [
+    "seq_len=32",
+    "batch_size=1",
+    "num_heads=1",
+    "head_dim=4",
+    "repeats=70",
+    "bench.passes=[forward]",
+    "bench.min_sample_ms=0",
+]
+ORPHANS_END_WITHIN_S = 5.0
+
+
+class Sweep:
+    """One command in folders of its own, to be run, broken and run again."""
+
+    def __init__(self, folder, *overrides, cells, attention="v_mean", tracking="none"):
+        self.folder, self.cells = folder, cells
+        self.results, self.tmp, self.cwd = folder / "runs", folder / "tmp", folder / "cwd"
+        for path in (self.tmp, self.cwd):
+            path.mkdir(parents=True, exist_ok=True)
+        conf = fake_config_dir(folder, [name for name in attention.split(",") if name.startswith("odd_")])
+        seeds = ",".join(map(str, range(cells // len(attention.split(",")))))
+        arguments = [f"attention={attention}", f"seed={seeds}", f"tracking={tracking}", f"results_dir={self.results}"]
+        self.arguments = ["--config-dir", str(conf), *arguments, *CHEAP, *overrides]
+
+    def start(self, *more, before=(), **env):
+        """The command as a process, behind the words `before`."""
+        return subprocess.Popen(
+            [*before, *command(*self.arguments, *more)],
+            cwd=self.cwd,
+            env=self._environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *more, timeout=500, **options):
+        """Run the command to its end."""
+        process = self.start(*more, **options)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+            process.wait()
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def _environment(self, **env):
+        path = os.pathsep.join(map(str, (ROOT, BENCH_TESTS, HERE)))
+        names = {"ATTENTION_ZOO_PLUGINS": "misbehaving", "ATTENTION_ZOO_TEST": str(self.folder)}
+        return environment(**{**names, "PYTHONPATH": path, "TMPDIR": str(self.tmp), **env})
+
+    def records(self):
+        """Every file in `records/`, each of which must be a whole record with its samples."""
+        samples = self.results / "samples"
+        paths = sorted((self.results / "records").glob("*.json"))
+        return [decode(path.read_bytes(), (samples / path.name).read_bytes) for path in paths]
+
+    def ok(self):
+        """How many `ok` records each cell has."""
+        return Counter(record.cell_id for record in self.records() if record.status == "ok")
+
+    def leftovers(self):
+        """Files that no record needs."""
+        unfinished = [path for path in self.results.rglob("*") if path.name.endswith((".tmp", "-journal"))]
+        records, samples = (self.results / name for name in ("records", "samples"))
+        unread = [path for path in samples.glob("*.json") if not (records / path.name).exists()]
+        return [*unfinished, *unread, *(self.results / "scratch").glob("*"), *self.tmp.iterdir()]
+
+    def wait_for_orphans(self):
+        """Seconds until no process of the sweep is alive; fails when that takes too long."""
+        began = time.monotonic()
+        while alive := family(str(self.folder)):
+            took = time.monotonic() - began
+            assert took < ORPHANS_END_WITHIN_S, [process.cmdline() for process in alive]
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def assert_goes_on(self, context=""):
+        """The same command, undisturbed: every cell `ok` exactly once, and nothing left over."""
+        result = self.run()
+        assert result.returncode == 0, (context, result.stderr)
+        assert len(self.ok()) == self.cells and set(self.ok().values()) == {1}, context
+        assert self.leftovers() == [], context
+        assert family(str(self.folder)) == [], context
+
+    def mirrored(self):
+        """The status of each record's run, as MLflow has it."""
+        code = (
+            "import json; from mlflow import MlflowClient;"
+            f"c = MlflowClient('sqlite:///{self.results}/mlflow.db');"
+            "e = c.get_experiment_by_name('attention-zoo').experiment_id;"
+            "r = c.search_runs([e], \"tags.kind = 'cell'\");"
+            "ids = [x.data.tags['record_id'] for x in r]; assert len(ids) == len(set(ids));"
+            "print(json.dumps({x.data.tags['record_id']: x.info.status for x in r}))"
+        )
+        arguments = [sys.executable, "-c", code]
+        result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
+        return json.loads(result.stdout.splitlines()[-1])
+
+
+def lines(stderr):
+    """What a terminal shows: a bar that was drawn over is gone."""
+    shown = [line.rpartition("\r")[2].strip() for line in stderr.splitlines()]
+    return [line for line in shown if line]

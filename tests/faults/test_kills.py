@@ -1,0 +1,219 @@
+"""Kills at random moments: of a sweep, of what it started, by `kill -9` and by signals that a program may answer."""
+
+import random
+import signal
+import time
+
+import psutil
+import pytest
+from aftermath import Sweep, lines
+
+KILLS = 50
+BATCHES = 10
+# Python's own start, in which nobody can answer a signal.
+PYTHON_STARTS_S = 0.3
+
+
+def undisturbed_seconds(folder, **settings):
+    """How long the sweep takes when nobody disturbs it."""
+    began = time.monotonic()
+    assert Sweep(folder, **settings).run().returncode == 0
+    return time.monotonic() - began
+
+
+def sleep_until(moment, process):
+    """Wait for a moment of the monotonic clock or the end of a process; returns whether the moment came first."""
+    while time.monotonic() < moment and process.poll() is None:
+        time.sleep(0.005)
+    return process.poll() is None
+
+
+def kill_at(seconds, sweep):
+    """Start a sweep, kill its supervisor only, and wait for what it started; returns for how long."""
+    process = sweep.start()
+    try:
+        sleep_until(time.monotonic() + seconds, process)
+    finally:
+        process.kill()
+        process.communicate()
+    return sweep.wait_for_orphans()
+
+
+def survive_kills(folder, kills, rng, **settings):
+    """Kill that many sweeps, each once, each then undisturbed; returns the longest that an orphan lived."""
+    duration, orphaned_for = undisturbed_seconds(folder / "undisturbed", **settings), 0.0
+    for kill in range(kills):
+        sweep = Sweep(folder / str(kill), **settings)
+        orphaned_for = max(orphaned_for, kill_at(rng.uniform(0, duration), sweep))
+        before = {record.record_id: record for record in sweep.records()}
+        sweep.assert_goes_on()
+        after = {record.record_id: record for record in sweep.records()}
+        assert before.items() <= after.items() and len(after) == sweep.cells
+        if settings.get("tracking") == "mlflow":
+            assert sweep.mirrored() == dict.fromkeys(after, "FINISHED")
+    return orphaned_for
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
+    rng = random.Random(batch)
+    # Five with MLflow, which makes a sweep long.
+    settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
+    orphaned_for = survive_kills(tmp_path, KILLS // BATCHES, rng, **settings)
+    promise(
+        "`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of"
+        " their own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on",
+        kills=KILLS // BATCHES,
+        lost=0,
+        torn=0,
+        measured_twice=0,
+        orphans=0,
+        left_over=0,
+        all_processes_gone_within=orphaned_for,
+    )
+
+
+@pytest.mark.commands
+def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path):
+    survive_kills(tmp_path, 3, random.Random(0), cells=2, attention="odd_family")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("batch", range(2))
+def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, batch, promise):
+    rng, kills = random.Random(10 + batch), 6
+    settings = {"cells": 3, "attention": "odd_family"}
+    duration, killed = undisturbed_seconds(tmp_path / "undisturbed", **settings), 0
+    for kill in range(kills):
+        sweep = Sweep(tmp_path / str(kill), **settings)
+        process = sweep.start()
+        sleep_until(time.monotonic() + rng.uniform(0.3, 1) * duration, process)
+        killed += kill_one_below(process, rng)
+        _, stderr = process.communicate(timeout=100)
+        assert process.returncode in (0, 1) and "Traceback" not in stderr, stderr
+        records = sweep.records()
+        assert len(records) == 3 and [record.status for record in records].count("ok") >= 2, stderr
+        sweep.wait_for_orphans()
+        sweep.assert_goes_on()
+    promise(
+        "`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again",
+        kills=killed,
+        other_cells_lost=0,
+        orphans=0,
+    )
+
+
+def kill_one_below(process, rng):
+    """Kill one of the processes that a sweep has at this moment; returns how many."""
+    while process.poll() is None:
+        try:
+            victims = psutil.Process(process.pid).children(recursive=True)
+            if victims:
+                rng.choice(sorted(victims, key=lambda each: each.pid)).kill()
+                return 1
+        except psutil.Error:
+            continue
+    return 0
+
+
+def assert_answered(process, stdout, stderr, number):
+    """What a shell calls 130, and one line, or the table of a sweep that was done.
+
+    Before a sweep has begun, SIGTERM and SIGHUP may end it without a word.
+    """
+    said = lines(stderr)
+    assert "Traceback" not in stderr and "Exception ignored" not in stderr, stderr
+    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    if number != signal.SIGINT and not any(line.startswith("sweep ") for line in said):
+        assert code in (130, 128 + number), stderr
+    else:
+        assert said and (said[-1].startswith("interrupted: ") or stdout.startswith("| status")), stderr
+        # Python itself answers a signal that comes while it ends.
+        assert code == 130 or (code in (0, 128 + number) and stdout), (process.returncode, stderr)
+
+
+def interrupt(sweep, moments, number, *more):
+    """Start a sweep and send it a signal at each of the moments (s after its start).
+
+    Returns how long it took to end; None if it had ended before.
+    """
+    process, began = sweep.start(*more), time.monotonic()
+    in_time = [sleep_until(began + moment, process) and process.send_signal(number) is None for moment in moments]
+    sent = time.monotonic()
+    stdout, stderr = process.communicate(timeout=60)
+    took = time.monotonic() - sent
+    if not in_time[0]:
+        return None
+    assert_answered(process, stdout, stderr, number)
+    sweep.wait_for_orphans()
+    return took
+
+
+SIGNALS = {
+    "SIGINT": (signal.SIGINT, None, 8),
+    "SIGINT during imports": (signal.SIGINT, 2.0, 8),
+    "SIGTERM": (signal.SIGTERM, None, 6),
+    "SIGHUP": (signal.SIGHUP, None, 4),
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise):
+    number, until, times = SIGNALS[name]
+    rng, settings = random.Random(name), {"cells": 3, "attention": "odd_family"}
+    until = until or undisturbed_seconds(tmp_path / "undisturbed", **settings)
+    took = [
+        interrupt(Sweep(tmp_path / str(each), **settings), [rng.uniform(PYTHON_STARTS_S, until)], number)
+        for each in range(times)
+    ]
+    for each in range(times):
+        sweep = Sweep(tmp_path / str(each), **settings)
+        sweep.records()
+        if each % 3 == 0:
+            sweep.assert_goes_on()
+    promise(
+        "Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second"
+        " on; the same command goes on",
+        signals=sum(each is not None for each in took),
+        tracebacks=0,
+        orphans=0,
+        ended_within=max((each for each in took if each is not None), default=0.0),
+    )
+
+
+@pytest.mark.faults
+def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
+    rng, settings = random.Random(1), {"cells": 3, "attention": "odd_family"}
+    duration = undisturbed_seconds(tmp_path / "undisturbed", **settings)
+    times = 8
+    for each in range(times):
+        first = rng.uniform(PYTHON_STARTS_S, 0.9 * duration)
+        interrupt(Sweep(tmp_path / str(each), **settings), [first, first + rng.uniform(0.01, 0.5)], signal.SIGINT)
+    Sweep(tmp_path / "0", **settings).assert_goes_on()
+    promise("A second Ctrl-C, within half a second, is as quiet", interrupted=times, tracebacks=0, orphans=0)
+
+
+@pytest.mark.faults
+def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
+    sweep = Sweep(tmp_path, cells=3)
+    duration = undisturbed_seconds(tmp_path, cells=3)
+    first = {record.record_id for record in sweep.records()}
+    rng, times = random.Random(2), 3
+    for _ in range(times):
+        interrupt(sweep, [rng.uniform(0.5, 1) * duration], signal.SIGINT, "rerun=all")
+    assert sweep.run("rerun=all").returncode == 0
+    records = sweep.records()
+    assert first < {record.record_id for record in records}
+    newest = {record.cell_id: record for record in sorted(records, key=lambda each: each.ended)}
+    assert len(newest) == 3 and {record.status for record in newest.values()} == {"ok"}
+    assert first.isdisjoint(record.record_id for record in newest.values())
+    for cell_id in newest:
+        attempts = sorted(record.attempt for record in records if record.cell_id == cell_id)
+        assert attempts == list(range(1, len(attempts) + 1))
+    promise(
+        "`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before",
+        interrupted=times,
+        lost=0,
+    )

@@ -1,0 +1,111 @@
+"""What the tests marked `faults` promise and measure, and the page that is made of it: `docs/reliability.md`.
+
+The page is written when all of these tests, and no others, were run and none failed: by `make test-faults`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+KEY = "promise"
+HEAD = """# What holds when things break
+
+Each row is one promise, what was measured, and the test that measures it: `pytest TEST` runs that one,
+`make test-faults` runs all and writes this page. Repetitions of a test are added up; of seconds the longest is given.
+
+| promised | measured | test |
+|---|---|---|
+"""
+
+COLLECTED = pytest.StashKey[set[str]]()
+Figures = dict[str, int | float]
+
+
+@pytest.fixture
+def promise(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Says what a test marked `faults` promises and what it measured: `promise("nothing is lost", kills=5, lost=0)`.
+
+    Whole numbers are counts, which parametrized tests add up; floats are seconds, of which the longest is shown.
+    A test calls it once, at its end.
+    """
+    assert request.node.get_closest_marker("faults"), "only tests marked `faults` are on the page"
+
+    def say(text: str, **figures: int | float) -> None:
+        request.node.user_properties.append((KEY, (text, figures)))
+
+    return say
+
+
+class Page:
+    """Collects the reports of the tests, and writes the page at the end."""
+
+    def __init__(self) -> None:
+        self.reports: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what was measured, and what was left out."""
+        if report.when == "call" or report.skipped:
+            self.reports.append(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the page if every test that belongs on it has passed."""
+        if exitstatus == pytest.ExitCode.OK and _is_whole(session.config):
+            PAGE.write_text(HEAD + "".join(_rows(self.reports)) + f"\nMeasured on {_machine()}.\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of xdist only measure: their reports arrive where they were started."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Page())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Remember the tests that belong on the page, before `-m` takes any away."""
+    session.config.stash[COLLECTED] = {_test(item.nodeid) for item in items if item.get_closest_marker("faults")}
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    return everything and config.option.markexpr == "faults" and not config.option.keyword
+
+
+def _test(nodeid: str) -> str:
+    """A test without its parameters."""
+    return nodeid.partition("[")[0]
+
+
+def _rows(reports: Iterable[pytest.TestReport]) -> Iterable[str]:
+    by_test: dict[str, list[pytest.TestReport]] = defaultdict(list)
+    for report in reports:
+        by_test[_test(report.nodeid)].append(report)
+    for test, own in sorted(by_test.items()):
+        said = [value for report in own for key, value in report.user_properties if key == KEY]
+        text = said[0][0] if said else test.rpartition("test_")[2].replace("_", " ")
+        yield f"| {text} | {_measured(own, [figures for _, figures in said])} | `{test}` |\n"
+
+
+def _measured(reports: list[pytest.TestReport], said: list[Figures]) -> str:
+    skipped = {report.longrepr[2] for report in reports if report.skipped and isinstance(report.longrepr, tuple)}
+    seconds = sum(report.duration for report in reports)
+    return "; ".join([*_added(said), f"{seconds:.0f} s in all", *(f"not measured: {reason}" for reason in skipped)])
+
+
+def _added(said: list[Figures]) -> Iterable[str]:
+    for name in {name: None for figures in said for name in figures}:
+        values = [figures[name] for figures in said if name in figures]
+        words = name.replace("_", " ")
+        whole = all(isinstance(value, int) for value in values)
+        yield f"{sum(values)} {words}" if whole else f"{words} {max(values):.1f} s"
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} processors, {platform.system()} {platform.release().partition('-')[0]}"
