@@ -29,6 +29,8 @@ from bench.records.store import write_atomically
 GIB = 2**30
 # Of the memory that is free when a cell starts; the rest is the system's.
 USABLE_SHARE = 0.8
+# The exit code of a child that could not write its result is this and the system's error number, where that fits.
+UNWRITTEN, UNWRITTEN_ERRORS = 200, 50
 
 
 def main() -> None:
@@ -45,9 +47,12 @@ def main() -> None:
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
-    write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
-    sys.stderr.flush()
-    _end(0)
+    code = 0
+    try:
+        write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
+    except OSError as error:
+        code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
+    _end(code)
 
 
 def _end_with_parent() -> None:
@@ -61,6 +66,8 @@ def _end_with_parent() -> None:
 
 def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
     family.end_descendants()
     # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
     os._exit(code)

@@ -165,7 +165,8 @@ def _fork(request: dict[str, str], descriptors: list[int], own: tuple[socket.soc
         for number, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        os.chdir(request["cwd"])
+        with contextlib.suppress(OSError):  # it may be gone
+            os.chdir(request["cwd"])
         _draw_new_seeds()
         run(request["task"])
         code = 0

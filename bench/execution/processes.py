@@ -83,8 +83,8 @@ class Child:
             with contextlib.suppress(psutil.Error):
                 member.kill()
         with contextlib.suppress(LostServer):
-            while not self.wait(1.0):
-                pass
+            if not self.wait(GRACE_S):  # the server does not answer
+                self._server.kill()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -119,7 +119,7 @@ class Server:
     def start(self, task: str, stdout: int, stderr: int, kept: Iterable[int] = ()) -> Child:
         """Start a child with a pipe to its standard input; `kept` are descriptors that it holds open."""
         read, write = os.pipe()
-        request = json.dumps({"task": task, "cwd": os.getcwd()}).encode()
+        request = json.dumps({"task": task, "cwd": _working_directory()}).encode()
         try:
             with contextlib.suppress(BrokenPipeError):
                 socket.send_fds(self._channel, [request], [read, stdout, stderr, *kept])
@@ -160,6 +160,15 @@ class Server:
         self._channel.close()
         self._process.wait()
 
+    def kill(self) -> None:
+        """End it and all that is below it."""
+        members = descendants(self._process.pid)
+        self._process.kill()
+        for member in members:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        self._process.wait()
+
     def _last_words(self) -> str:
         assert self._process.stderr is not None
         code = self._process.wait()
@@ -193,6 +202,13 @@ def start(
     while len(servers) > MOST_SERVERS:
         servers.pop(next(iter(servers))).close()
     return child
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # a mechanism may have removed it
+        return "/"
 
 
 def _search_path() -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import attention_zoo
 from bench.execution import processes
+from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
@@ -148,9 +149,15 @@ def _run_child(
     except (OSError, ValueError):
         if lost or child.exit_code is None:
             return {"status": "crash", "reason": "the process that started it was killed", **ended}
-        status, reason = classify_exit(child.exit_code, count_oom_kills() - oom_kills)
+        status, reason = _without_result(child.exit_code, count_oom_kills() - oom_kills)
         return {"status": status, "reason": reason, **ended}
     return {**result, **ended, "stderr_tail": "" if result["status"] == "ok" else tail}
+
+
+def _without_result(code: int, oom_kills: int) -> tuple[str, str]:
+    if UNWRITTEN <= code < UNWRITTEN + UNWRITTEN_ERRORS:
+        return "error", f"its result could not be written: {os.strerror(code - UNWRITTEN)}"
+    return classify_exit(code, oom_kills)
 
 
 def _tail(file: Path) -> str:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import fcntl
-import json
-import os
 import subprocess
 import time
 from datetime import UTC, datetime
