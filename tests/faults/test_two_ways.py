@@ -1,0 +1,70 @@
+"""A cell that is forked measures what one measures that is started from nothing."""
+
+import numpy as np
+import pytest
+
+from bench.execution.runner import run_cell
+from bench.plan.cell import Variant, make_cell
+from bench.plan.config import check
+from bench.records.statistics import ratio_interval
+
+pytestmark = pytest.mark.faults
+
+WAYS = ("fork", "spawn")
+ROUNDS = 12
+SETTINGS = {
+    "inputs": {"name": "gaussian"},
+    "tracking": {},
+    "device": "cpu",
+    "batch_size": 1,
+    "num_heads": 2,
+    "seq_len": 512,
+    "repeats": 10,
+}
+
+
+def a_cell(attention, bench, **changes):
+    of = {"attention": {"name": attention}, "bench": {"name": bench, **changes}}
+    return make_cell(check({**SETTINGS, **of}), Variant(attention, {"name": attention}))
+
+
+def measured(cell, way, folder, monkeypatch):
+    monkeypatch.setenv("ATTENTION_ZOO_START", way)
+    record = run_cell(cell, folder)
+    assert record.status == "ok", record.reason
+    return record
+
+
+@pytest.mark.parametrize("attention", ["softmax", "flash", "polysketch"])
+def test_latencies_of_the_two_ways_agree(attention, tmp_path, monkeypatch, promise):
+    cell = a_cell(attention, "latency", passes=["forward"])
+    seconds = {way: [] for way in WAYS}
+    overhead = {way: [] for way in WAYS}
+    for number in range(ROUNDS):
+        for way in WAYS if number % 2 else reversed(WAYS):
+            record = measured(cell, way, tmp_path, monkeypatch)
+            seconds[way].append(np.median(record.measurements["passes"]["forward"]["samples"]))
+            overhead[way].append(record.overhead_s)
+    ratio = ratio_interval(seconds["spawn"], seconds["fork"])
+    print(attention, ratio, {way: np.median(overhead[way]) for way in WAYS})
+    assert ratio.low <= 1.0 <= ratio.high, ratio
+    assert np.median(overhead["fork"]) < 0.3
+    promise(
+        "Latencies of cells that are forked and of cells that are started from nothing agree: in interleaved rounds the"
+        " interval of their ratio contains 1. A forked cell costs less than 0.3 s beside what it measures (median)",
+        rounds=ROUNDS,
+        overhead_forked=float(np.median(overhead["fork"])),
+        overhead_spawned=float(np.median(overhead["spawn"])),
+    )
+
+
+@pytest.mark.parametrize("attention", ["softmax", "polysketch", "performer", "skeinformer", "informer"])
+@pytest.mark.parametrize("bench", ["memory", "spectral_norm"])
+def test_peak_memory_and_errors_of_the_two_ways_are_the_same_to_the_bit(
+    attention, bench, tmp_path, monkeypatch, promise
+):
+    cell = a_cell(attention, bench)
+    forked, spawned = (measured(cell, way, tmp_path, monkeypatch) for way in WAYS)
+    assert forked.measurements == spawned.measurements
+    assert forked.inputs_sha256 == spawned.inputs_sha256
+    promise("Peak memory and spectral-norm errors are the same to the bit, forked or not", cells=1, differing=0)
