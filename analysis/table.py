@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.records.store import write_atomically
+from bench.table import in_cell
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]
@@ -35,7 +36,7 @@ def markdown(table: pd.DataFrame) -> str:
     """The table in GitHub's Markdown."""
     cells = [["" if pd.isna(value) else number(value) for value in row] for row in table.to_numpy(object)]
     rows = [list(table.columns), ["---"] * len(table.columns), *cells]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
 
 
 def write(table: pd.DataFrame, out_dir: str | Path, name: str) -> list[Path]:

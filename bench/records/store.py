@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.records.files import decode, encode
+from bench.errors import bounded, one_line
+from bench.records.files import decode, encode, read_file
 from bench.records.record import Record, RecordError
 
 
@@ -15,11 +19,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader (or a crash) sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:  # half a file on a full disk is room for nothing else
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 class Store:
@@ -31,7 +40,7 @@ class Store:
 
     def write(self, record: Record) -> Path:
         """Save one record under a name of its own."""
-        path = self.records_dir / f"{record.cell_id[:16]}-{record.record_id[:16]}.json"
+        path = self.records_dir / record.file_name
         data, samples = encode(record)
         if samples is not None:
             # Before the record: whoever is killed in between leaves no record without its samples.
@@ -40,25 +49,42 @@ class Store:
         return path
 
     def load(self) -> list[Record]:
-        """All readable records, oldest first; a file that is no record is named on stderr and left out."""
-        return self._read("*.json")
+        """All readable records, oldest first; a file that is no record is named on stderr and left out.
+
+        Raises:
+            OSError: a folder of the store is something else, or cannot be read.
+        """
+        return self._read("")
 
     def find(self, cell_id: str) -> Record | None:
         """The record that stands for a cell, if there is one."""
         return latest(self.of_cell(cell_id)).get(cell_id)
 
     def of_cell(self, cell_id: str) -> list[Record]:
-        """All attempts at a cell, oldest first."""
-        return [record for record in self._read(f"{cell_id[:16]}-*.json") if record.cell_id == cell_id]
+        """All attempts at a cell, oldest first; raises as `load` does."""
+        return [record for record in self._read(f"{cell_id[:16]}-") if record.cell_id == cell_id]
 
-    def _read(self, pattern: str) -> list[Record]:
-        records = []
-        for path in sorted(self.records_dir.glob(pattern)):
+    def readable(self, prefix: str = "") -> Iterator[tuple[Path, Record]]:
+        """The records of files whose name begins with `prefix`, in the order of their names; else as `load`."""
+        for name in self._names(prefix):
+            path = self.records_dir / name
             try:
-                records.append(decode(path.read_bytes(), (self.samples_dir / path.name).read_bytes))
-            except (RecordError, OSError) as error:
-                print(f"{path}: skipped, {error}", file=sys.stderr)
+                yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
+            except RecordError as error:
+                print(f"{bounded(str(path))}: skipped, {one_line(error)}", file=sys.stderr)
+
+    def _read(self, prefix: str) -> list[Record]:
+        records = [record for _, record in self.readable(prefix)]
         return sorted(records, key=lambda record: (record.ended, record.record_id))
+
+    def _names(self, prefix: str) -> list[str]:
+        for folder in (self.records_dir, self.samples_dir):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        if not self.records_dir.is_dir():
+            return []
+        names = os.listdir(self.records_dir)
+        return sorted(name for name in names if name.startswith(prefix) and name.endswith(".json"))
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
