@@ -72,6 +72,8 @@ COLUMNS = (
     "sweep_id",
 )
 
+JSON = ("hyperparameters", "input_settings", "settings")
+
 # Keys of a config that have columns of their own, or that do not change what is measured, only how well.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
@@ -134,7 +136,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     rows: list[Row] = []
     for record in records:
         try:
-            rows += _rows(record)
+            rows += list(_rows(record))
         except RecordError as error:
             print(f"skipped, {one_line(error)}", file=sys.stderr)
         except Exception as error:  # what nobody thought of, in one record of many

@@ -31,6 +31,7 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
+@style.literal
 def figure(frame: pd.DataFrame) -> Figure:
     """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
 

@@ -49,6 +49,8 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
     # The lines that a child printed are for people with an editor, who want them as they are.
     lines = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
     record = Record.from_fields({**_plain(fields, DEEPEST), **lines})
+    if name != record.file_name:
+        raise RecordError(f"a record that belongs into {record.file_name}")
     if digest is not None:
         try:
             samples = read_samples()
@@ -58,8 +60,6 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
             raise RecordError("its samples are not those that it was written with")
         long = _plain(_from_json(samples), DEEPEST)
         record = dataclasses.replace(record, measurements=_joined(record.measurements, long))
-    if name != record.file_name:
-        raise RecordError(f"a record that belongs into {record.file_name}")
     return record
 
 

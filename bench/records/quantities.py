@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ class Quantity:
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
-            _require_numbers(getattr(self, name), name)
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name}={value!r:.80}: must be a number")
         if self.measured_pass not in (None, *PASSES):
             raise ValueError(f"measured_pass={self.measured_pass!r}: must be one of {', '.join(PASSES)}")
 
@@ -125,10 +128,6 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
 def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:
     """Samples as an array; text and truth are none, even where they look like numbers."""
     raw = np.asarray(samples)
-    _require_numbers(raw, name)
+    if raw.dtype.kind not in "fiu" or not raw.size:
+        raise TypeError(f"{name}: must be numbers, is {samples!r:.80}")
     return raw.astype(float)
-
-
-def _require_numbers(values: ArrayLike, name: str) -> None:
-    if np.asarray(values).dtype.kind not in "fiu" or not np.size(values):
-        raise TypeError(f"{name}: must be numbers, is {values!r:.80}")
