@@ -185,7 +185,9 @@ def log_axis(axis: Axis, label: str) -> None:
     subs = range(1, 10) if high / low < 8 else (1, 2, 5) if high / low < 1000 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
+    )
 
 
 def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
