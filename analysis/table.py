@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -21,11 +22,13 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     # A cell of several mechanisms is named after its baseline, and what it says of one of them is left out.
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
-    texts = frame.assign(column=_columns(frame), text=frame.apply(_text, axis=1))
+    texts = frame.assign(column=_of_rows(_column, frame), text=_of_rows(_text, frame))
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
     )
-    first = frame.assign(attention=frame["baseline"].fillna(frame["attention"])).drop_duplicates("cell_id")
+    first = frame.assign(
+        attention=frame["baseline"].where(frame["baseline"].notna(), frame["attention"])
+    ).drop_duplicates("cell_id")
     # A benchmark that nobody knows here may call what it measured as a condition is called.
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]]
     cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
@@ -57,11 +60,17 @@ def number(value: object) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _columns(frame: pd.DataFrame) -> pd.Series:
-    """Of each row that people read, its metric, pass and unit."""
-    passes = frame["pass"].fillna("").str.replace("_", " + ")
-    names = frame["metric"].where(frame["factor"].notna())
-    return (names + " " + passes).str.strip() + frame["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
+def _of_rows(text: Callable[[pd.Series], str | None], frame: pd.DataFrame) -> pd.Series:
+    return pd.Series([text(row) for _, row in frame.iterrows()], index=frame.index, dtype=object)
+
+
+def _column(row: pd.Series) -> str | None:
+    """Of a row that people read, its metric, pass and unit."""
+    if pd.isna(row["factor"]) or pd.isna(row["metric"]):
+        return None
+    measured_pass = "" if pd.isna(row["pass"]) else f" {row['pass'].replace('_', ' + ')}"
+    unit = f" ({row['shown_unit']})" if row["shown_unit"] else ""
+    return f"{row['metric']}{measured_pass}{unit}"
 
 
 def _text(row: pd.Series) -> str:

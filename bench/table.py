@@ -11,6 +11,7 @@ from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
+LONGEST_NAME = 100
 # What the points of a curve need not have in common.
 NOT_OF_A_CURVE = ("seq_len", "batch_size")
 
@@ -71,8 +72,9 @@ def _comparisons(record: Record) -> list[Comparison]:
 
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
-    words = config["bench"]["name"], config["label"], config["seq_len"], config["batch_size"], _result(record)
-    return (record.status, *(in_cell(str(word)) for word in words))
+    names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
+    words = *names, str(config["seq_len"]), str(config["batch_size"]), _result(record)
+    return (record.status, *map(in_cell, words))
 
 
 def _result(record: Record) -> str:

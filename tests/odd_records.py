@@ -338,7 +338,6 @@ def _of(name, measured):
             "zero times": {**measured, "samples": {**times, SKETCH: [0.0] * len(times[SKETCH])}},
             "negative times": {**measured, "samples": {**times, SKETCH: [-1.0] * len(times[SKETCH])}},
             "an unknown pass": {**measured, "pass": "sideways"},
-            "unknown labels": {**measured, "labels": ["a", "b"], "samples": {"a": [1.0, 2.0], "b": [1.0, 2.0]}},
             "one label is missing": {**measured, "samples": {LABELS[0]: times[LABELS[0]]}},
         }
     if name in ("spectral_norm", "sketch_error"):
@@ -439,8 +438,8 @@ def extreme():
         "another benchmark": configured(steps, bench={"name": "accuracy", "passes": 5, "measured_pass": {}}),
         "a module that is no benchmark": configured(steps, bench={"name": "gate"}),
         "a benchmark of a path": configured(steps, bench={"name": "../../os"}),
-        "10^4 numbers": configured(
-            measuring(steps, many={f"m{k}|": k for k in range(10**4)}), bench={"name": "accuracy"}
+        "10^3 numbers": configured(
+            measuring(steps, many={f"m{k}|": k for k in range(10**3)}), bench={"name": "accuracy"}
         ),
         "an unknown mechanism": configured(latency("flash", 2048, rng), attention={"name": "who", "passes": [[]]}),
         "no machine": dataclasses.replace(
@@ -470,6 +469,7 @@ def extreme():
         "an unknown sketch": configured(sketch, attention={"name": "polysketch", "sketch": "x", "degree": "y"}),
         "an expectation of zero": measuring(sketch, kernel_expected=zeros, sketch_expected=[[-1.0]]),
         "no size of a sketch": measuring(sketch, features=None),
+        "unknown labels": measuring(ratio, labels=["a", "b"], samples={"a": [1.0, 2.0], "b": [1.0, 2.0]}),
         "one round": measuring(ratio, samples={label: [1.0] for label in LABELS}),
         "immense ratios": measuring(ratio, samples={label: [10.0 ** (70 * k)] * 9 for k, label in enumerate(LABELS)}),
         "a pass that nobody knows": configured(failed, bench={**failed.config["bench"], "measured_pass": "sideways"}),
