@@ -103,7 +103,7 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "sketch_error") & (frame["mechanism"] == "polysketch")]
     # Degree 2 is its own sketch: there is neither a size nor an error.
     data = data[(data["status"] != "ok") | data["features"].notna()]
-    data = data[[_is_known(json.loads(text)) for text in data["hyperparameters"]]]
+    data = data[data["hyperparameters"].map(_is_known).astype(bool)]
     if not (data["status"] == "ok").any():
         raise MissingRecords("needs an ok record of bench=sketch_error for a sketch")
     data, notes = settle_each(data)
@@ -116,7 +116,8 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return data[data["cell_id"].isin(cells["cell_id"])], notes + older
 
 
-def _is_known(hyperparameters: dict[str, Any]) -> bool:
+def _is_known(text: str) -> bool:
+    hyperparameters = json.loads(text)
     return hyperparameters.get("sketch") in _COLOURS and isinstance(hyperparameters.get("degree"), int)
 
 
