@@ -17,22 +17,20 @@ def figures(
         cell_ids: draw from these cells only.
 
     Returns:
-        The files written; none where there are no records.
+        The files written; none where there are no records. A figure that cannot be drawn is a warning on stderr.
+
+    Raises:
+        OSError: the records cannot be read.
     """
     # Drawing needs matplotlib and seaborn.
     from analysis.frame import MissingRecords, load
     from analysis.plots.style import save
-    from analysis.registry import FIGURES
+    from analysis.registry import FIGURES, made
 
-    written: list[Path] = []
+    out = Path(results_dir) / "figures" if out_dir is None else out_dir
     try:
         frame = load(results_dir, cell_ids)
     except MissingRecords:
-        return written
-    for name, draw in FIGURES.items():
-        try:
-            figure = draw(frame)
-        except MissingRecords:
-            continue
-        written += save(figure, Path(results_dir) / "figures" if out_dir is None else out_dir, name)
-    return written
+        return []
+    drawn = made(frame, FIGURES, lambda name, figure: save(figure, out, name))
+    return [path for _, paths in drawn if isinstance(paths, list) for path in paths]

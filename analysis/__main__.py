@@ -13,18 +13,23 @@ import pandas as pd
 from analysis.frame import MissingRecords, load
 from analysis.plots import compare
 from analysis.plots.style import save
-from analysis.registry import FIGURES, TABLES, Entry, Made
+from analysis.registry import FIGURES, TABLES, Entry, Made, made
 from analysis.table import by_cell, markdown, write
+from bench.errors import one_line
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; 0 if it did what was asked, 1 if the records do not suffice, 2 for wrong usage."""
+    """Run one command; returns the exit status.
+
+    0 if it did what was asked, and that is where nothing in particular was asked: something. 1 if the records do not
+    suffice or it could not be made or written, 2 for wrong usage.
+    """
     options = _parser().parse_args(arguments)
     try:
         frame = load(options.results)
         return int(options.run(frame, options))
     except (MissingRecords, OSError) as error:
-        print(f"analysis: {error}", file=sys.stderr)
+        print(f"analysis: {one_line(error)}", file=sys.stderr)
         return 1
 
 
@@ -65,14 +70,13 @@ def _write(
     out: Path,
 ) -> int:
     wrote = False
-    for name in [chosen] if chosen else entries:
-        try:
-            made = entries[name](frame)
-        except MissingRecords as missing:
-            print(f"{name}: skipped, {missing}")
-            continue
-        print(f"{name}: wrote {', '.join(map(str, save(made, out, name)))}")
-        wrote = True
+    asked = {chosen: entries[chosen]} if chosen else entries
+    for name, paths in made(frame, asked, lambda name, one: save(one, out, name)):
+        if isinstance(paths, MissingRecords):
+            print(f"{name}: skipped, {paths}")
+        else:
+            print(f"{name}: wrote {', '.join(map(str, paths))}")
+            wrote = True
     return 0 if wrote else 1
 
 
@@ -89,13 +93,8 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     entries: dict[str, Entry[Any]] = {**FIGURES, **TABLES}
-    for name, entry in entries.items():
-        try:
-            entry(frame)
-            state = "ready"
-        except MissingRecords as missing:
-            state = str(missing)
-        print(f"{name}: {entry.shows}: {state}")
+    for name, state in made(frame, entries, lambda name, one: "ready"):
+        print(f"{name}: {entries[name].shows}: {state}")
     return 0
 
 

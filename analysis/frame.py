@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.errors import one_line
 from bench.measures.summary import benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
+from bench.schema import PASSES
 
 Row = dict[str, Any]
 
@@ -70,6 +72,8 @@ COLUMNS = (
     "sweep_id",
 )
 
+JSON = ("hyperparameters", "input_settings", "settings")
+
 # Keys of a config that have columns of their own, or that do not change what is measured, only how well.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
@@ -113,6 +117,7 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
 
     Raises:
         MissingRecords: there are none.
+        OSError: the folder cannot be read.
     """
     standing = latest(Store(results_dir).load())
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
@@ -131,9 +136,11 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     rows: list[Row] = []
     for record in records:
         try:
-            rows += _rows(record)
+            rows += list(_rows(record))
         except RecordError as error:
-            print(f"skipped, {error}", file=sys.stderr)
+            print(f"skipped, {one_line(error)}", file=sys.stderr)
+        except Exception as error:  # what nobody thought of, in one record of many
+            print(f"skipped, {record.file_name}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = {name: "float64" for name in ("value", "low", "high", "factor", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
@@ -276,13 +283,14 @@ def _conditions(record: Record) -> Row:
 
 def _not_conditions(record: Record) -> set[str]:
     fields = dataclasses.fields(benchmark(record))
-    return {"against", "name", *(field.name for field in fields if not field.metadata["condition"])}
+    return {"against", "name", *(field.name for field in fields if not field.metadata.get("condition", True))}
 
 
 def _only_pass(bench: dict[str, Any]) -> str | None:
     """The pass that a cell measures, where it is one: known even of a cell that did not get to it."""
-    passes = bench.get("passes", ())
-    return bench.get("measured_pass") or (passes[0] if len(passes) == 1 else None)
+    passes = bench.get("passes")
+    only = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
+    return only if only in PASSES else None
 
 
 def _mechanism(record: Record, cell: dict[str, Any]) -> Row:

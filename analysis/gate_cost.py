@@ -16,7 +16,9 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: no ok cell says how long its gate took.
     """
-    cells = frame[(frame["status"] == "ok") & frame["check_s"].notna()].drop_duplicates("cell_id")
+    cells = frame[(frame["status"] == "ok") & frame["check_s"].notna() & (frame["duration_s"] > 0)].drop_duplicates(
+        "cell_id"
+    )
     if cells.empty:
         raise MissingRecords("needs ok records that say how long their check took")
     cells = cells.assign(share=100 * cells["check_s"] / cells["duration_s"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -13,8 +14,10 @@ from matplotlib.figure import Figure
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
 from analysis.plots import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
+from bench.errors import one_line
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,22 @@ class Entry(Generic[Made]):
             if bench not in recorded:
                 raise MissingRecords(f"needs records of bench={bench}")
         return self.make(frame)
+
+
+def made(
+    frame: pd.DataFrame, entries: Mapping[str, Entry[Made]], finish: Callable[[str, Made], Done]
+) -> Iterator[tuple[str, Done | MissingRecords]]:
+    """The names of the entries with what `finish` makes of a name and its figure or table, or with what is missing.
+
+    One that cannot be made, whatever is raised, is a warning on stderr and not among them.
+    """
+    for name, entry in entries.items():
+        try:
+            yield name, finish(name, entry(frame))
+        except MissingRecords as missing:
+            yield name, missing
+        except Exception as error:  # drawing libraries and disks share no error class
+            print(f"warning: {name}: cannot be made, {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
 
 FIGURES: dict[str, Entry[Figure]] = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
 from bench.records.store import write_atomically
+from bench.table import in_cell
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]
@@ -20,12 +22,16 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     # A cell of several mechanisms is named after its baseline, and what it says of one of them is left out.
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
-    texts = frame.assign(column=_columns(frame), text=frame.apply(_text, axis=1))
+    texts = frame.assign(column=_of_rows(_column, frame), text=_of_rows(_text, frame))
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
     )
-    first = frame.assign(attention=frame["baseline"].fillna(frame["attention"])).drop_duplicates("cell_id")
-    cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]].join(values)
+    first = frame.assign(
+        attention=frame["baseline"].where(frame["baseline"].notna(), frame["attention"])
+    ).drop_duplicates("cell_id")
+    # A benchmark that nobody knows here may call what it measured as a condition is called.
+    cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]]
+    cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
     keep = ("bench", "attention", "seq_len", "status")
     telling = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]
     return cells[telling].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
@@ -35,7 +41,7 @@ def markdown(table: pd.DataFrame) -> str:
     """The table in GitHub's Markdown."""
     cells = [["" if pd.isna(value) else number(value) for value in row] for row in table.to_numpy(object)]
     rows = [list(table.columns), ["---"] * len(table.columns), *cells]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
 
 
 def write(table: pd.DataFrame, out_dir: str | Path, name: str) -> list[Path]:
@@ -54,11 +60,17 @@ def number(value: object) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _columns(frame: pd.DataFrame) -> pd.Series:
-    """Of each row that people read, its metric, pass and unit."""
-    passes = frame["pass"].fillna("").str.replace("_", " + ")
-    names = frame["metric"].where(frame["factor"].notna())
-    return (names + " " + passes).str.strip() + frame["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
+def _of_rows(text: Callable[[pd.Series], str | None], frame: pd.DataFrame) -> pd.Series:
+    return pd.Series([text(row) for _, row in frame.iterrows()], index=frame.index, dtype=object)
+
+
+def _column(row: pd.Series) -> str | None:
+    """Of a row that people read, its metric, pass and unit."""
+    if pd.isna(row["factor"]) or pd.isna(row["metric"]):
+        return None
+    measured_pass = "" if pd.isna(row["pass"]) else f" {row['pass'].replace('_', ' + ')}"
+    unit = f" ({row['shown_unit']})" if row["shown_unit"] else ""
+    return f"{row['metric']}{measured_pass}{unit}"
 
 
 def _text(row: pd.Series) -> str:

@@ -26,10 +26,16 @@ def message(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, printable and bounded; its type where there is none."""
-    first = (message(error).splitlines() or [type(error).__name__])[0].strip()
-    first = "".join(each if each.isprintable() else "?" for each in first)  # no terminal obeys it
-    return first if len(first) <= LONGEST_LINE else f"{first[:LONGEST_LINE]} ..."
+    """The first line of an error's message, bounded; its type where there is none."""
+    return bounded((message(error).splitlines() or [type(error).__name__])[0].strip())
+
+
+def bounded(text: str, longest: int = LONGEST_LINE) -> str:
+    """The text as one line that terminals, tables and figures take: bounded, `?` for what is no character to print."""
+    text = text if len(text) <= longest else f"{text[:longest]} ..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def keyed(error: BaseException) -> str:

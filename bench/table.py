@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from bench.errors import bounded
 from bench.measures.summary import headline, quantities
-from bench.records.record import Record
+from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
+LONGEST_NAME = 100
 # What the points of a curve need not have in common.
 NOT_OF_A_CURVE = ("seq_len", "batch_size")
 
@@ -39,7 +41,7 @@ def crossovers(records: Sequence[Record]) -> list[str]:
     for each in overtaken:
         at = f"at n = {each.crossover.length:.0f} [{each.crossover.low:.0f}, {each.crossover.high:.0f}]"
         which = f" ({each.batch})" if len(curves) > len(pairs) else ""
-        lines.append(f"{each.faster} overtakes {each.slower} {at}{which}")
+        lines.append(f"{bounded(each.faster)} overtakes {bounded(each.slower)} {at}{which}")
     return lines
 
 
@@ -50,6 +52,10 @@ def _age(record: Record) -> tuple[str, str]:
 def _comparisons(record: Record) -> list[Comparison]:
     config = {key: value for key, value in record.config.items() if key not in NOT_OF_A_CURVE}
     setting = json.dumps(config, sort_keys=True)
+    try:
+        told = quantities(record)
+    except RecordError:  # the table says so
+        return []
     return [
         Comparison(
             each.baseline,
@@ -59,22 +65,27 @@ def _comparisons(record: Record) -> list[Comparison]:
             each.raw,
             setting,
         )
-        for each in quantities(record)
+        for each in told
         if each.baseline is not None and each.attention is not None and each.raw is not None
     ]
 
 
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
-    return (
-        record.status,
-        config["bench"]["name"],
-        config["label"],
-        str(config["seq_len"]),
-        str(config["batch_size"]),
-        _in_table(headline(record) if record.status == "ok" else record.reason or ""),
-    )
+    names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
+    words = *names, str(config["seq_len"]), str(config["batch_size"]), _result(record)
+    return (record.status, *map(in_cell, words))
 
 
-def _in_table(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _result(record: Record) -> str:
+    if record.status != "ok":
+        return record.reason or ""
+    try:
+        return headline(record)
+    except RecordError as error:
+        return str(error)
+
+
+def in_cell(text: str) -> str:
+    """A text for a cell of a Markdown table: one line, and nothing that Markdown or HTML would act upon."""
+    return bounded(text).replace("|", "\\|").replace("<", "\\<")

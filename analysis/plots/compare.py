@@ -13,6 +13,7 @@ from analysis.plots import style
 from bench.records.statistics import Comparison, Crossover, Overtaking, overtakings
 
 
+@style.literal
 def figure(frame: pd.DataFrame) -> Figure:
     """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
 

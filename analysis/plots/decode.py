@@ -19,6 +19,7 @@ _EXPLANATION = (
 )
 
 
+@style.literal
 def figure(frame: pd.DataFrame) -> Figure:
     """Time per token in µs and bytes of the state in MiB, both over context length, a line per series.
 

@@ -21,6 +21,7 @@ _MISSING = (
 )
 
 
+@style.literal
 def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Figure:
     """Latency per token over relative spectral norm error, one panel for each function that is approximated.
 
@@ -140,7 +141,7 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
         }
         look: dict[str, Any] = {**properties[name], **bars, "linestyle": "none"}
         axes.errorbar(row["error"], row["value"], **look)
-        text = name if pd.isna(row["size"]) else str(row["size"])
+        text = style.shortened(name) if pd.isna(row["size"]) else str(row["size"])
         axes.annotate(text, (row["error"], row["value"]), (4, 4), textcoords="offset points", fontsize=6)
     causal = "causal" if points["causal"].iloc[0] else "not causal"
     style.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")

@@ -9,6 +9,7 @@ from analysis.frame import MissingRecords, newest, series, settle
 from analysis.plots import style
 
 
+@style.literal
 def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Figure:
     """One panel per pass, one line per series, doubly logarithmic, with marked gaps.
 

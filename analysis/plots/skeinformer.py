@@ -90,6 +90,7 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@style.literal
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Figure:
     """Section 5, Figure 1: spectral norm error over the number of features d.
 

@@ -31,6 +31,7 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
+@style.literal
 def figure(frame: pd.DataFrame) -> Figure:
     """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
 
@@ -102,6 +103,7 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "sketch_error") & (frame["mechanism"] == "polysketch")]
     # Degree 2 is its own sketch: there is neither a size nor an error.
     data = data[(data["status"] != "ok") | data["features"].notna()]
+    data = data[data["hyperparameters"].map(_is_known).astype(bool)]
     if not (data["status"] == "ok").any():
         raise MissingRecords("needs an ok record of bench=sketch_error for a sketch")
     data, notes = settle_each(data)
@@ -112,6 +114,11 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = data.assign(series=_names(data))
     cells, older = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
     return data[data["cell_id"].isin(cells["cell_id"])], notes + older
+
+
+def _is_known(text: str) -> bool:
+    hyperparameters = json.loads(text)
+    return hyperparameters.get("sketch") in _COLOURS and isinstance(hyperparameters.get("degree"), int)
 
 
 def _names(data: pd.DataFrame) -> list[str]:
@@ -144,6 +151,7 @@ def _lines(panel: pd.DataFrame, quantity: str) -> Iterator[tuple[str, pd.DataFra
 
 
 def _exponent(line: pd.DataFrame) -> Interval | None:
+    line = line[line["value"] > 0]  # no power of r is 0
     return power_law(line["features"].astype(int), line["raw"]) if line["features"].nunique() > 1 else None
 
 

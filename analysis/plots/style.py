@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import textwrap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
@@ -21,6 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
+from analysis.frame import JSON
+from bench.errors import bounded
 from bench.records.store import write_atomically
 
 _COLOURS = dict(
@@ -62,6 +65,8 @@ _LINES = ("-", "--", ":", "-.")
 PANEL = (3.4, 2.7)  # inches, without legend and caption
 CAPTION_POINTS = 7
 RESOLUTION = 200  # dots per inch of the PNG
+LONGEST_NAME = 80  # characters
+Rest = ParamSpec("Rest")
 
 _RC = (
     sns.axes_style("ticks", {"axes.grid": True, "grid.color": ".9", "grid.linewidth": 0.6})
@@ -78,6 +83,37 @@ _RC = (
         "axes.spines.right": False,
     }
 )
+
+
+def literal(
+    draw: Callable[Concatenate[pd.DataFrame, Rest], Figure],
+) -> Callable[Concatenate[pd.DataFrame, Rest], Figure]:
+    """A decorator: a `$` in a text from records is a dollar; only texts of the figure itself hold formulas."""
+
+    @functools.wraps(draw)
+    def drawn(frame: pd.DataFrame, *arguments: Rest.args, **keywords: Rest.kwargs) -> Figure:
+        texts = [name for name in frame.columns.drop("raw") if frame[name].map(_has_dollar).any()]
+        escaped = {name: frame[name].map(_escaped_in_json if name in JSON else _escaped) for name in texts}
+        return draw(frame.assign(**escaped), *arguments, **keywords)
+
+    return drawn
+
+
+def _has_dollar(value: Any) -> bool:
+    return isinstance(value, str) and "$" in value
+
+
+def _escaped(value: Any) -> Any:
+    return value.replace("$", r"\$") if isinstance(value, str) else value
+
+
+def _escaped_in_json(value: Any) -> Any:
+    return value.replace("$", r"\\$") if isinstance(value, str) else value
+
+
+def shortened(text: str) -> str:
+    """A name as a panel or a legend has room for it."""
+    return bounded(text, LONGEST_NAME)
 
 
 def styles(frame: pd.DataFrame, names: pd.Series) -> dict[str, dict[str, Any]]:
@@ -121,7 +157,7 @@ def panels(rows: int, columns: int, *, share_y: bool = True) -> tuple[Figure, np
 def title(axes: Axes, text: str, points_above: float = 6) -> None:
     """The title of one panel."""
     with mpl.rc_context(_RC):
-        axes.set_title(text, pad=points_above)
+        axes.set_title(shortened(text), pad=points_above)
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], label: str = "context length n (tokens)") -> None:
@@ -145,11 +181,13 @@ def log_axis(axis: Axis, label: str) -> None:
     set_scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
     set_scale("log")
     axis.set_label_text(label)
-    low, high = sorted(axis.get_view_interval())
+    low, high = sorted(map(float, axis.get_view_interval()))
     subs = range(1, 10) if high / low < 8 else (1, 2, 5) if high / low < 1000 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
+    )
 
 
 def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
@@ -196,8 +234,8 @@ def _gap(axes: Axes, at: np.ndarray, status: str, properties: dict[str, Any], la
 
 def legend(figure: Figure, properties: dict[str, dict[str, Any]]) -> None:
     """One legend for the whole figure, above the panels."""
-    handles = [Line2D([], [], label=name, **style) for name, style in properties.items()]
-    longest = max(len(name) for name in properties)
+    handles = [Line2D([], [], label=shortened(name), **style) for name, style in properties.items()]
+    longest = max(len(str(handle.get_label())) for handle in handles)
     with mpl.rc_context(_RC):
         figure.legend(
             handles=handles,

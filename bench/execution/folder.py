@@ -27,8 +27,9 @@ def check_folder(results_dir: str) -> None:
     try:
         while not _exists(path):
             path = path.absolute().parent
-        if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        for folder in (path, *(Path(results_dir) / name for name in ("samples", *FOLDERS))):
+            if _exists(folder) and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, ValueError) as error:
@@ -74,7 +75,7 @@ def _exists(path: Path) -> bool:
 def _unusable(results_dir: str, error: Exception) -> ConfigError:
     reason = getattr(error, "strerror", None) or str(error)
     place = Path(getattr(error, "filename", None) or "").name
-    if place in FOLDERS:
+    if place in ("samples", *FOLDERS):
         reason = f"{place}: {reason}"
     return ConfigError(f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from bench import measures
+from bench.errors import one_line
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 
@@ -20,10 +23,17 @@ def quantities(record: Record) -> list[Quantity]:
     if record.status != "ok":
         return []
     try:
-        return list(benchmark(record).quantities(record.measurements))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        name = record.config["bench"]["name"]
-        raise RecordError(f"record {record.record_id}: measurements are not those of bench={name}: {error!r}") from None
+        # A number that no float holds is none, and is not worth a warning of numpy's.
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            return list(benchmark(record).quantities(record.measurements))
+    except Exception as error:  # of a benchmark from anywhere
+        raise _unreadable(record, error) from None
+
+
+def _unreadable(record: Record, error: Exception) -> RecordError:
+    what = f"{type(error).__name__}: {one_line(error)}"
+    name = record.config["bench"]["name"]
+    return RecordError(f"{record.file_name}: measurements are not those of bench={name}: {what}")
 
 
 def summarise(record: Record) -> dict[str, float]:
@@ -32,9 +42,16 @@ def summarise(record: Record) -> dict[str, float]:
 
 
 def headline(record: Record) -> str:
-    """The result of an ok cell in a few words, with the papers' d where it has one."""
-    size = features(record)
-    words = benchmark(record).headline(quantities(record))
+    """The result of an ok cell in a few words, with the papers' d where it has one.
+
+    Raises:
+        RecordError: as `quantities`.
+    """
+    size, told = features(record), quantities(record)
+    try:
+        words = benchmark(record).headline(told)
+    except Exception as error:  # of a benchmark from anywhere
+        raise _unreadable(record, error) from None
     return f"d={size} {words}" if size and "features" in record.measurements else words
 
 
@@ -46,12 +63,15 @@ def features(record: Record, label: str | None = None) -> int | None:
         label: of one mechanism of a comparison; None is the cell's own.
     """
     if "features" in record.measurements:
-        size = record.measurements["features"]
-        return size if isinstance(size, int) else None
+        return _size(record.measurements["features"])
     label = label or record.config["label"]
     cells = [record.config, *record.config["bench"].get("against", ())]
     attention: dict[str, Any] = next((cell["attention"] for cell in cells if cell["label"] == label), {})
-    return attention.get(str(record.mechanisms.get(label, {}).get("size")))
+    return _size(attention.get(str(record.mechanisms.get(label, {}).get("size"))))
+
+
+def _size(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value < 2**63 else None
 
 
 def benchmark(record: Record) -> type[measures.Benchmark]:

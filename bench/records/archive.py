@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gzip
 import io
 import re
 import sys
@@ -12,7 +13,8 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.records.files import decode
+from bench.errors import one_line
+from bench.records.files import LARGEST, decode
 from bench.records.record import RecordError
 from bench.records.store import Store, write_atomically
 
@@ -24,10 +26,15 @@ class ArchiveError(ValueError):
 
 
 def pack(results_dir: Path, archive: Path) -> int:
-    """Write the records, and nothing else of the folder, into a compressed archive; returns how many."""
+    """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
+
+    A file that is no record is named on stderr and left out.
+    """
     buffer, store = io.BytesIO(), Store(results_dir)
-    records, samples = (sorted(folder.glob("*.json")) for folder in (store.records_dir, store.samples_dir))
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    records = [path for path, _ in store.readable()]
+    samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
+    # What a link leads to, and not the link.
+    with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
         for path in (*samples, *records):
             tar.add(path, f"{path.parent.name}/{path.name}", filter=_anonymous)
     write_atomically(archive, buffer.getvalue())
@@ -49,20 +56,15 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
     Raises:
         ArchiveError: a member is not a record, or not where records lie; nothing is written then.
     """
-    files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                match = MEMBER.fullmatch(member.name)
-                content = tar.extractfile(member) if match and member.isreg() else None
-                if match is None or content is None:
-                    raise ArchiveError(f"{archive}: {member.name!r} is not a record's file")
-                files[match[1]][match[2]] = content.read()
-        for name, data in files["records"].items():
-            decode(data, functools.partial(_samples, files["samples"], name))
-    except (tarfile.TarError, zlib.error, EOFError, RecordError) as error:
-        raise ArchiveError(f"{archive}: {error}") from None
+    files = _members(archive)
+    for name, data in files["records"].items():
+        try:
+            decode(name, data, functools.partial(_samples, files["samples"], name))
+        except RecordError as error:
+            raise ArchiveError(f"{archive}: {name}: {error}") from None
     store = Store(results_dir)
+    for folder in (store.records_dir, store.samples_dir):
+        folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
     with store.writing():
         for name in missing:
@@ -72,9 +74,25 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
     return len(missing), len(files["records"]) - len(missing)
 
 
+def _members(archive: Path) -> dict[str, dict[str, bytes]]:
+    """The contents of an archive's files, by folder and name."""
+    files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                match = MEMBER.fullmatch(member.name)
+                content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
+                if match is None or content is None:
+                    raise ArchiveError(f"{archive}: {member.name[:200]!r} is not a record's file")
+                files[match[1]][match[2]] = content.read()
+    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise ArchiveError(f"{archive}: {error}") from None
+    return files
+
+
 def _samples(files: dict[str, bytes], name: str) -> bytes:
     if name not in files:
-        raise RecordError("its samples are not in the archive")
+        raise RecordError("are not in the archive")
     return files[name]
 
 
@@ -92,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             added, present = unpack(options.archive, options.results)
             print(f"{options.results}: {added} records added, {present} were there")
     except (ArchiveError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -6,14 +6,21 @@ import dataclasses
 import hashlib
 import json
 import math
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.errors import bounded
 from bench.records.record import Record, RecordError
 
 # A list of more numbers than this is no reading.
 READABLE = 64
 WIDTH = 120
+# What is read: bytes of a file, lists and objects inside each other, and numbers whose squares are numbers still.
+LARGEST = 2**26
+DEEPEST = 24
+LARGEST_NUMBER = 1e150
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
@@ -26,26 +33,52 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
     return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), samples
 
 
-def decode(data: bytes, read_samples: Callable[[], bytes]) -> Record:
-    """The record of a file; `read_samples` gives the contents of its second file, where it has one.
+def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
+    """The record of a file, its texts as `bench.errors.bounded` makes them.
+
+    Args:
+        name: of the file.
+        data: its contents.
+        read_samples: gives the contents of its second file, where it has one.
 
     Raises:
-        RecordError: one of the two is not what `encode` writes, or is not there.
+        RecordError: one of the two is not what `encode` writes, or is not there, or it has the name of another.
     """
     fields = _from_json(data)
-    if not isinstance(fields, dict):
-        raise RecordError("not a JSON object")
     digest = fields.pop("samples_sha256", None)
-    record = Record.from_fields(fields)
-    if digest is None:
-        return record
+    # The lines that a child printed are for people with an editor, who want them as they are.
+    lines = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
+    record = Record.from_fields({**_plain(fields, DEEPEST), **lines})
+    if name != record.file_name:
+        raise RecordError(f"a record that belongs into {record.file_name}")
+    if digest is not None:
+        try:
+            samples = read_samples()
+        except RecordError as error:
+            raise RecordError(f"its samples: {error}") from None
+        if hashlib.sha256(samples).hexdigest() != digest:
+            raise RecordError("its samples are not those that it was written with")
+        long = _plain(_from_json(samples), DEEPEST)
+        record = dataclasses.replace(record, measurements=_joined(record.measurements, long))
+    return record
+
+
+def read_file(path: Path) -> bytes:
+    """The contents of a regular file; nothing else is opened, for it may have no end.
+
+    Raises:
+        RecordError: it cannot be read, is larger than `LARGEST`, or is no file.
+    """
     try:
-        samples = read_samples()
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise RecordError("not a regular file")
+        if status.st_size > LARGEST:
+            raise RecordError(f"larger than {LARGEST >> 20} MiB")
+        with open(path, "rb") as file:
+            return file.read(status.st_size)
     except OSError as error:
-        raise RecordError(f"its samples cannot be read: {error.strerror}") from None
-    if hashlib.sha256(samples).hexdigest() != digest:
-        raise RecordError("its samples are not those that it was written with")
-    return dataclasses.replace(record, measurements=_joined(record.measurements, _from_json(samples)))
+        raise RecordError(f"cannot be read: {error.strerror}") from None
 
 
 def _part(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -63,9 +96,11 @@ def _part(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return short, long
 
 
-def _joined(short: dict[str, Any], long: dict[str, Any]) -> dict[str, Any]:
+def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(short, dict):
+        raise RecordError("its samples are of other measurements")
     return short | {
-        key: _joined(short.get(key, {}), value) if isinstance(value, dict) else value for key, value in long.items()
+        key: _joined(short.get(key), value) if isinstance(value, dict) else value for key, value in long.items()
     }
 
 
@@ -87,13 +122,42 @@ def _written(start: str, node: Any, margin: str) -> str:
     return start + "{\n" + ",\n".join(entries) + f"\n{margin}}}"
 
 
-def _from_json(data: bytes) -> Any:
+def _from_json(data: bytes) -> dict[str, Any]:
     try:
-        return json.loads(data, parse_constant=_refuse, parse_float=_finite)
+        fields = json.loads(
+            data.decode(),
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_with_each_key_once,
+        )
     except ValueError as error:
         raise RecordError(f"not strict JSON: {error}") from None
     except RecursionError:
         raise RecordError("not strict JSON: nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise RecordError("not a JSON object")
+    return fields
+
+
+def _plain(node: Any, levels: int) -> Any:
+    """The same with the texts bounded and printable, and at most so many levels."""
+    if isinstance(node, str):
+        return bounded(node)
+    if not isinstance(node, list | dict):
+        return node
+    if not levels:
+        raise RecordError(f"nested deeper than {DEEPEST} levels")
+    if isinstance(node, list):
+        return [_plain(entry, levels - 1) for entry in node]
+    return {bounded(key): _plain(value, levels - 1) for key, value in node.items()}
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return fields
 
 
 def _refuse(name: str) -> NoReturn:
@@ -102,4 +166,13 @@ def _refuse(name: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
+    if not math.fabs(number) <= LARGEST_NUMBER:
+        raise ValueError(f"{text} is too large a number")
+    return number
+
+
+def _whole(text: str) -> int:
+    # Longer ones are refused before they are read, which takes the square of their length.
+    if len(text) > 300 or abs(int(text)) > LARGEST_NUMBER:
+        raise ValueError(f"{bounded(text, 20)} is too large a number")
+    return int(text)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bench.records.statistics import median_interval, ratio_interval, root_mean_square, standard_error
+from bench.schema import PASSES
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,14 @@ class Quantity:
     shown: tuple[str, float] | None = ("", 1.0)
     """The unit in which people read it, and how many of it a `unit` is; None: left out of tables."""
 
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name}={value!r:.80}: must be a number")
+        if self.measured_pass not in (None, *PASSES):
+            raise ValueError(f"measured_pass={self.measured_pass!r}: must be one of {', '.join(PASSES)}")
+
     @property
     def samples(self) -> int | None:
         """How many."""
@@ -69,27 +79,27 @@ class Quantity:
 
 def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Quantity:
     """The median of samples with its 95 % bootstrap interval; `fields` are further ones of the quantity."""
-    raw = np.asarray(samples, dtype=float)
+    raw = _numbers(metric, samples)
     interval = median_interval(raw)
     return Quantity(metric, interval.median, unit, interval.low, interval.high, "95%", raw, **fields)
 
 
 def spread(samples: ArrayLike, **fields: Any) -> Quantity:
     """The interquartile range of samples over their median, in percent."""
-    lower, middle, upper = np.percentile(np.asarray(samples, dtype=float), [25, 50, 75])
+    lower, middle, upper = np.percentile(_numbers("spread", samples), [25, 50, 75])
     return Quantity("spread", float(100 * (upper - lower) / middle), "%", shown=None, **fields)
 
 
 def mean(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
     """The mean of all samples with its standard error."""
-    raw = np.ravel(np.asarray(samples, dtype=float))
+    raw = np.ravel(_numbers(metric, samples))
     value, error = float(raw.mean()), standard_error(raw)
     return Quantity(metric, value, "1", value - error, value + error, "standard error", raw, **fields)
 
 
 def root_of_mean_square(metric: str, trials: ArrayLike, **fields: Any) -> Quantity:
     """The root of the mean square of `(trials, ...)` with its standard error; `raw` has that of each trial."""
-    squares = np.square(np.asarray(trials, dtype=float))
+    squares = np.square(_numbers(metric, trials))
     raw = np.sqrt(squares.reshape(len(squares), -1).mean(axis=1))
     estimate = root_mean_square(trials)
     low, high = estimate.value - estimate.error, estimate.value + estimate.error
@@ -98,7 +108,7 @@ def root_of_mean_square(metric: str, trials: ArrayLike, **fields: Any) -> Quanti
 
 def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: Any) -> Quantity:
     """How many times faster `label` is than `baseline`, from the times of both in the same rounds."""
-    of_baseline, of_label = (np.asarray(samples[key], dtype=float) for key in (baseline, label))
+    of_baseline, of_label = (_numbers(key, samples[key]) for key in (baseline, label))
     ratio = ratio_interval(of_baseline, of_label)
     return Quantity(
         "speedup",
@@ -113,3 +123,11 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
         verdict=ratio.verdict,
         **fields,
     )
+
+
+def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:
+    """Samples as an array; text and truth are none, even where they look like numbers."""
+    raw = np.asarray(samples)
+    if raw.dtype.kind not in "fiu" or not raw.size:
+        raise TypeError(f"{name}: must be numbers, is {samples!r:.80}")
+    return raw.astype(float)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -95,6 +96,11 @@ class Record:
             raise RecordError(f"status={self.status}: a cell that is not ok carries no measurements")
 
     @property
+    def file_name(self) -> str:
+        """Of its file, and of that of its samples."""
+        return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
+
+    @property
     def terminal(self) -> bool:
         """Whether the outcome stands, so that the cell need not run again."""
         return self.status not in RETRIED
@@ -110,19 +116,55 @@ class Record:
         if unknown or missing:
             raise RecordError(f"unknown fields {unknown}, missing fields {missing}")
         _check_types("", fields, get_type_hints(cls))
-        _check_types("config.", fields["config"], _CONFIG)
-        _check_types("config.bench.", fields["config"]["bench"], {"name": str})
-        against = fields["config"]["bench"].get("against", [])
-        _check_types("config.bench.", {"against": against}, {"against": list[dict[str, Any]]})
-        for other in against:
-            _check_types("config.bench.against.", other, {"label": str, "attention": dict})
+        for name, pattern in _IDS.items():
+            if not re.fullmatch(pattern, fields[name]):
+                raise RecordError(f"{name}={fields[name][:80]!r}: must match {pattern}")
         for name in ("started", "ended"):
             _check_time(name, fields[name])
+        _check_config(fields["config"])
+        _check_types("machine.", fields.get("machine", {}), _MACHINE)
+        _check_types("numerics.", fields.get("numerics", {}), _NUMERICS)
+        for label, facts in fields.get("mechanisms", {}).items():
+            _check_types(f"mechanisms.{label}.", facts, _MECHANISM)
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
 
 
-# What every reader relies on.
-_CONFIG = {"label": str, "attention": dict, "bench": dict, "inputs": dict, "seq_len": int, "batch_size": int}
+# What readers rely on. Names are texts and sizes whole numbers, where they are known.
+_CELL = {"label": str, "attention": dict, "impl": str | None}
+_CONFIG = _CELL | {
+    "bench": dict,
+    "inputs": dict,
+    "seq_len": int,
+    "batch_size": int,
+    "num_heads": int | None,
+    "head_dim": int | None,
+    "dtype": str | None,
+    "causal": bool | None,
+    "device": str | None,
+    "seed": int | None,
+}
+_MACHINE = {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None}
+_NUMERICS = {"threads": int | None}
+_MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
+# They are parts of file names and of queries.
+_IDS = {"record_id": "[0-9a-f]{16,64}", "cell_id": "[0-9a-f]{16,64}", "sweep_id": "[0-9a-z]{0,64}"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    _check_types("config.", config, _CONFIG)
+    _check_types("config.bench.", config["bench"], {"name": str})
+    _check_types("config.inputs.", config["inputs"], {"name": str | None, "weights": str | None})
+    against = config["bench"].get("against", [])
+    _check_types("config.bench.", {"against": against}, {"against": list[dict[str, Any]]})
+    for prefix, cell in (("config.", config), *(("config.bench.against.", other) for other in against)):
+        _check_types(prefix, cell, _CELL)
+        _check_types(f"{prefix}attention.", cell["attention"], {"name": str})
+    for name in ("seq_len", "batch_size"):
+        if config[name] < 1:
+            raise RecordError(f"config.{name}={config[name]}: must be at least 1")
+    if not _is_a(tokens := config["seq_len"] * config["batch_size"], int):
+        raise RecordError(f"config.seq_len * batch_size={tokens}: must be {_words(int)}")
 
 
 def _is_required(declared: dataclasses.Field[Any]) -> bool:
@@ -133,8 +175,11 @@ def _check_types(prefix: str, values: Mapping[str, Any], hints: Mapping[str, Any
     required = prefix != ""
     for name, hint in hints.items():
         if (required or name in values) and not _is_a(values.get(name), hint):
-            wanted = getattr(hint, "__name__", str(hint))
-            raise RecordError(f"{prefix}{name}={str(values.get(name))[:80]!r}: must be {wanted}")
+            raise RecordError(f"{prefix}{name}={str(values.get(name))[:80]!r}: must be {_words(hint)}")
+
+
+def _words(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint)).replace("int", "int of 64 bits")
 
 
 def _is_a(value: Any, hint: Any) -> bool:
@@ -149,12 +194,18 @@ def _is_a(value: Any, hint: Any) -> bool:
     if kind is Any:
         return True
     if isinstance(value, bool):
-        return False
+        return kind is bool
+    if kind is int:
+        return isinstance(value, int) and -(2**63) <= value < 2**63
     return isinstance(value, int | float if kind is float else kind)
 
 
 def _check_time(name: str, value: str) -> None:
+    """As it is written, so that times sort as texts do."""
     try:
-        datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
+        fine = time.utcoffset() == timedelta(0) and time.isoformat() == value and time >= EPOCH
     except ValueError:
-        raise RecordError(f"{name}={value[:80]!r}: must be a time in ISO 8601") from None
+        fine = False
+    if not fine:
+        raise RecordError(f"{name}={value[:80]!r}: must be a UTC time in ISO 8601, since 1970")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.records.files import decode, encode
+from bench.errors import bounded, one_line
+from bench.records.files import decode, encode, read_file
 from bench.records.record import Record, RecordError
 
 
@@ -18,20 +21,23 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            _lock(file.fileno(), exclusively=True)  # says to whoever clears up that this is being written
+            # Says to whoever clears up that this is being written.
+            with contextlib.suppress(OSError):
+                _lock(file.fileno(), exclusively=True)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)  # half a file on a full disk keeps others from being whole
+        with contextlib.suppress(OSError):  # half a file on a full disk is room for nothing else
+            temporary.unlink()
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
 def _lock(descriptor: int, *, exclusively: bool) -> None:
-    """A lock on a file or folder, which ends with its holder; raises OSError where an exclusive one cannot be had."""
+    """A lock on a file or folder, which ends with its holder; raises OSError where it cannot be had at once."""
     import fcntl  # records are read where there is none, too
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
@@ -46,7 +52,7 @@ class Store:
 
     def write(self, record: Record) -> Path:
         """Save one record under a name of its own."""
-        path = self.records_dir / f"{record.cell_id[:16]}-{record.record_id[:16]}.json"
+        path = self.records_dir / record.file_name
         data, samples = encode(record)
         with self.writing():
             if samples is not None:
@@ -74,31 +80,50 @@ class Store:
     def _locked(self, *, exclusively: bool) -> Iterator[None]:
         folder = os.open(self.records_dir, os.O_RDONLY)
         try:
-            _lock(folder, exclusively=exclusively)
+            # A file system without locks keeps nobody from writing, only from clearing up.
+            with contextlib.nullcontext() if exclusively else contextlib.suppress(OSError):
+                _lock(folder, exclusively=exclusively)
             yield
         finally:
             os.close(folder)
 
     def load(self) -> list[Record]:
-        """All readable records, oldest first; a file that is no record is named on stderr and left out."""
-        return self._read("*.json")
+        """All readable records, oldest first; a file that is no record is named on stderr and left out.
+
+        Raises:
+            OSError: a folder of the store is something else, or cannot be read.
+        """
+        return self._read("")
 
     def find(self, cell_id: str) -> Record | None:
         """The record that stands for a cell, if there is one."""
         return latest(self.of_cell(cell_id)).get(cell_id)
 
     def of_cell(self, cell_id: str) -> list[Record]:
-        """All attempts at a cell, oldest first."""
-        return [record for record in self._read(f"{cell_id[:16]}-*.json") if record.cell_id == cell_id]
+        """All attempts at a cell, oldest first; raises as `load` does."""
+        return [record for record in self._read(f"{cell_id[:16]}-") if record.cell_id == cell_id]
 
-    def _read(self, pattern: str) -> list[Record]:
-        records = []
-        for path in sorted(self.records_dir.glob(pattern)):
+    def readable(self, prefix: str = "") -> Iterator[tuple[Path, Record]]:
+        """The records of files whose name begins with `prefix`, in the order of their names; else as `load`."""
+        for name in self._names(prefix):
+            path = self.records_dir / name
             try:
-                records.append(decode(path.read_bytes(), (self.samples_dir / path.name).read_bytes))
-            except (RecordError, OSError) as error:
-                print(f"{path}: skipped, {error}", file=sys.stderr)
+                yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
+            except RecordError as error:
+                print(f"{bounded(str(path))}: skipped, {one_line(error)}", file=sys.stderr)
+
+    def _read(self, prefix: str) -> list[Record]:
+        records = [record for _, record in self.readable(prefix)]
         return sorted(records, key=lambda record: (record.ended, record.record_id))
+
+    def _names(self, prefix: str) -> list[str]:
+        for folder in (self.records_dir, self.samples_dir):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        if not self.records_dir.is_dir():
+            return []
+        names = os.listdir(self.records_dir)
+        return sorted(name for name in names if name.startswith(prefix) and name.endswith(".json"))
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:

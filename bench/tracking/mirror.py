@@ -7,9 +7,10 @@ import itertools
 import logging
 import os
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from bench.errors import bounded, one_line
 from bench.measures import flatten
 from bench.measures.summary import benchmark, features, summarise
 from bench.quiet import QUIET
-from bench.records.record import FAILED, Record
+from bench.records.record import FAILED, Record, RecordError
 from bench.records.store import latest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
@@ -69,7 +71,8 @@ class Mirror:
     def sync(self, records: Iterable[Record]) -> int:
         """Mirror all records that are not there yet; returns how many that were.
 
-        Give it every record: those that a later attempt replaces are tagged `superseded`.
+        Give it every record: those that a later attempt replaces are tagged `superseded`. One that MLflow refuses is
+        named on stderr and left out.
         """
         by_id = {record.record_id: record for record in records}
         standing = {record.record_id for record in latest(by_id.values()).values()}
@@ -77,6 +80,7 @@ class Mirror:
         cell_ids = {record.cell_id for record in by_id.values()}
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
         with self._writing() as experiment:
+            written = 0
             runs: dict[str, Run] = {}
             for run in experiment.search("tags.kind = 'cell'" + one_cell):
                 record_id = run.data.tags["record_id"]
@@ -88,10 +92,10 @@ class Mirror:
             for record_id, record in by_id.items():
                 superseded = str(record_id not in standing).lower()
                 if record_id not in runs:
-                    experiment.write_cell(record, superseded)
+                    written += experiment.write_cell(record, superseded)
                 elif runs[record_id].data.tags.get("superseded") != superseded:
                     experiment.client.set_tag(runs[record_id].info.run_id, "superseded", superseded)
-            return len(by_id.keys() - runs.keys())
+            return written
 
     def summary(self, sweep_id: str, records: Iterable[Record], figures: Sequence[Path], table: str) -> None:
         """Write the runs that show a sweep as a whole, in place of those that an earlier call wrote.
@@ -174,19 +178,30 @@ class _Experiment:
             token = page.token or ""
         return runs
 
-    def write_cell(self, record: Record, superseded: str) -> None:
-        d = record.measurements.get("features")
+    def write_cell(self, record: Record, superseded: str) -> bool:
+        """Returns whether MLflow takes it."""
+        from mlflow.exceptions import MlflowException
+
+        d = features(record) if "features" in record.measurements else None
         size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
         name = f"{record.config['label']} {size} {record.config['bench']['name']}"
-        tags = _cell_tags(record) | {"kind": "cell", "superseded": superseded}
+        told, reason = _told(record)
+        tags = _cell_tags(record, reason) | {"kind": "cell", "superseded": superseded}
         times = _milliseconds(record.started), _milliseconds(record.ended)
-        with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
-            self._log(run_id, [record], params=flatten(record.config))
+        try:
+            with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
+                self._log(run_id, _metrics(record, told), params=flatten(record.config))
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            print(f"warning: MLflow mirror: {record.file_name}: left out, {one_line(error)}", file=sys.stderr)
+            return False
+        return True
 
     def write_curve(self, line: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
-        tags = {**sweep, "kind": "curve", "attention": records[0].config["label"]}
+        tags = {**sweep, "kind": "curve", "attention": _text(records[0].config["label"])}
         with self._run(line, tags, ended, ended) as run_id:
-            self._log(run_id, records)
+            self._log(run_id, [metric for record in records for metric in _metrics(record, _told(record)[0])])
 
     def write_summary(
         self,
@@ -214,33 +229,48 @@ class _Experiment:
         self, name: str, tags: Mapping[str, str], started: int, ended: int, status: str = "FINISHED"
     ) -> Iterator[str]:
         """A run that is RUNNING until all of it is written; times in milliseconds since 1970."""
-        run = self.client.create_run(self.id, start_time=started, tags=dict(tags), run_name=name[:MAX_VALUE])
-        yield run.info.run_id
+        run = self.client.create_run(self.id, start_time=started, tags=dict(tags), run_name=_text(name))
+        try:
+            yield run.info.run_id
+        except Exception:
+            with suppress(Exception):  # else the next sync does it
+                self.client.delete_run(run.info.run_id)
+            raise
         self.client.set_terminated(run.info.run_id, status, ended)
 
-    def _log(self, run_id: str, records: Sequence[Record], params: Mapping[str, Any] | None = None) -> None:
-        from mlflow.entities import Metric, Param
+    def _log(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, Any] | None = None) -> None:
+        from mlflow.entities import Param
 
-        metrics = [
-            Metric(_metric_name(key), value, _milliseconds(record.ended), _step(record))
-            for record in records
-            for key, value in summarise(record).items()
-        ]
-        named = {_name(key): str(value)[:MAX_VALUE] for key, value in (params or {}).items()}
+        named = {_name(key): _text(value) for key, value in (params or {}).items()}
         entered = [Param(*item) for item in list(named.items())[:MAX_PARAMS]]
         self.client.log_batch(run_id, metrics[:MAX_METRICS], entered)
         for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
             self.client.log_batch(run_id, metrics[start : start + MAX_METRICS])
 
 
-def _cell_tags(record: Record) -> dict[str, str]:
+def _told(record: Record) -> tuple[dict[str, float], str | None]:
+    """The numbers of a record, or the reason why it has none."""
+    try:
+        return summarise(record), record.reason
+    except RecordError as error:
+        return {}, one_line(error)
+
+
+def _metrics(record: Record, told: Mapping[str, float]) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    at = _milliseconds(record.ended), _step(record)
+    return [Metric(_metric_name(key), value, *at) for key, value in told.items()]
+
+
+def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
     tags = {
         "sweep_id": record.sweep_id,
         "cell_id": record.cell_id,
         "record_id": record.record_id,
         "attempt": record.attempt,
         "status": record.status,
-        "reason": record.reason,
+        "reason": reason,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
@@ -248,7 +278,11 @@ def _cell_tags(record: Record) -> dict[str, str]:
         "torch": record.machine.get("torch"),
         "git_sha": record.code.get("git_sha"),
     }
-    return {key: str(value)[:MAX_VALUE] for key, value in tags.items() if value is not None}
+    return {key: _text(value) for key, value in tags.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    return bounded(str(value), MAX_VALUE)
 
 
 def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -284,7 +318,7 @@ def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
     keys = sorted({key for pair in mixed for cell in pair for key in cell})
     axes: list[str] = []
     while mixed:
-        told_apart = {key: [pair for pair in mixed if pair[0].get(key) != pair[1].get(key)] for key in keys}
+        told_apart = {key: [pair for pair in mixed if pair[0].get(key, ...) != pair[1].get(key, ...)] for key in keys}
         best = max(keys, key=lambda key: len(told_apart[key]))
         axes.append(best)
         mixed = [pair for pair in mixed if pair not in told_apart[best]]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.errors import bounded
 from bench.measures import flatten
 from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record
@@ -290,7 +291,7 @@ def test_nothing_that_a_user_may_name_breaks_the_mirror(results_dir):
     assert len(found) == len(labels)
     assert all(run.info.status == "FINISHED" and 1.5 in run.data.metrics.values() for run in found)
     assert all(math.isfinite(value) for run in found for value in run.data.metrics.values())
-    assert Counter(run.data.tags["attention"] for run in found) == Counter(label[:500] for label in labels)
+    assert Counter(run.data.tags["attention"] for run in found) == Counter(bounded(label, 500) for label in labels)
 
 
 def test_a_folder_with_any_name(tmp_path, empty_database):
