@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
+from bench.errors import one_line
 from bench.execution import processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.plan.cell import Cell
@@ -21,8 +23,9 @@ from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
 from bench.plan.sources import digest
 from bench.quiet import QUIET
+from bench.records.files import decode, encode
 from bench.records.outcomes import classify_exit, count_oom_kills
-from bench.records.record import Record
+from bench.records.record import Record, RecordError
 
 TASK = "bench.execution.child"
 STDERR_TAIL = 4000
@@ -89,9 +92,21 @@ def run_cell(
         overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
         **result,
     )
+    record = _readable(record)
     if interrupt is not None:
         interrupt.record = record  # type: ignore[attr-defined]
         raise interrupt
+    return record
+
+
+def _readable(record: Record) -> Record:
+    """The record, or one that says why what it measured cannot be kept: numbers or sizes that no reader takes."""
+    data, samples = encode(record)
+    try:
+        decode(record.file_name, data, lambda: samples or b"")
+    except RecordError as error:
+        reason = f"what was measured is no record: {one_line(error)}"
+        return dataclasses.replace(record, status="error", reason=reason, phase="teardown", measurements={})
     return record
 
 
