@@ -50,7 +50,12 @@ def scrubbed(text: str) -> str:
     own = os.path.expanduser("~").rstrip("/")
     if own not in ("", "~"):
         text = re.sub(rf"{re.escape(own)}(?![\w.-])", "~", text)
-    text = _BEFORE_A_HOST.sub("", _ANY_HOME.sub("~", text))
+    return without_credentials(_ANY_HOME.sub("~", text))
+
+
+def without_credentials(text: str) -> str:
+    """The text without names and passwords, tokens and keys in its URLs."""
+    text = _BEFORE_A_HOST.sub("", text)
     return _IN_A_QUERY.sub(lambda found: f"{found[1]}..." if is_secret(found[1]) else found[0], text)
 
 
