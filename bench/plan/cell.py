@@ -206,7 +206,7 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
     """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
-    defaults, takes_float = _hyperparameters(attention_zoo.attention_class(attention["name"]))
+    defaults, takes_float = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
     values = {**defaults, **attention}
     return {key: _plain(value, key in takes_float) for key, value in {"name": None, **values}.items()}
 
