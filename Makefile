@@ -11,7 +11,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow mutants docs lint figures tables ui pack unpack list clean
+.PHONY: help demo test test-commands test-slow test-faults mutants docs lint figures tables ui pack unpack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,13 +28,16 @@ demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the fi
 	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands and not faults"
 
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
-	$(BIN)/python -m pytest -n auto -m "commands and not slow"
+	$(BIN)/python -m pytest -n auto -m "commands and not slow and not faults"
 
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not faults"
+
+test-faults: $(INSTALLED)  ## run the tests that break disks, processes and configurations on purpose
+	$(BIN)/python -m pytest -n auto --dist worksteal -m faults
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
 	$(BIN)/python tests/mutation.py $(FAMILIES)

@@ -89,28 +89,8 @@ class Loader(ConfigLoaderImpl):
         raw: Any = OmegaConf.to_container(config, resolve=False)
         node = raw.pop("hydra")
         require_data(raw)
-        if node != self._own:  # it is not yet known while it is loaded itself
-            self._require_own(node)
+        _require_own(node)
         return config
-
-    @functools.cached_property
-    def _own(self) -> dict[str, Any]:
-        """Hydra's node as `conf/` has it."""
-        config = super().load_configuration(NAME, [], RunMode.RUN)
-        return OmegaConf.to_container(config.hydra, resolve=False)  # type: ignore[return-value]
-
-    def _require_own(self, node: dict[str, Any]) -> None:
-        """Refuse what would make Hydra run code, or do something else than a sweep."""
-        for key, value in node.items():
-            if key not in _WRITTEN and _without(value) != _without(self._own.get(key)):
-                raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")
-        for key in PLUGINS:
-            target = (node[key] or {}).get("_target_")
-            if target not in Plugins.instance().class_name_to_class:
-                raise ConfigError(f"hydra.{key}._target_={shown(target)}: must be a plugin of Hydra")
-            for name, value in leaves(node[key]):
-                if name != "_target_" and (name.startswith("_") or "._" in name):
-                    raise ConfigError(f"hydra.{key}.{name}={shown(value)}: not allowed, configs are data")
 
     def _process_config_searchpath(
         self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository
@@ -121,6 +101,28 @@ class Loader(ConfigLoaderImpl):
         for source in repo.get_sources():
             if not source.available():
                 raise ConfigError(f"hydra.searchpath: {source.path} is not there")
+
+
+@functools.cache
+def _own() -> dict[str, Any]:
+    """Hydra's node as `conf/` has it."""
+    config = ConfigLoaderImpl(create_config_search_path(str(CONF))).load_configuration(NAME, [], RunMode.RUN)
+    return OmegaConf.to_container(config.hydra, resolve=False)  # type: ignore[return-value]
+
+
+def _require_own(node: dict[str, Any]) -> None:
+    """Refuse what would make Hydra run code, or do something else than a sweep."""
+    own = _own()
+    for key, value in node.items():
+        if key not in _WRITTEN and _without(value) != _without(own.get(key)):
+            raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")
+    for key in PLUGINS:
+        target = (node[key] or {}).get("_target_")
+        if target not in Plugins.instance().class_name_to_class:
+            raise ConfigError(f"hydra.{key}._target_={shown(target)}: must be a plugin of Hydra")
+        for name, value in leaves(node[key]):
+            if name != "_target_" and (name.startswith("_") or "._" in name):
+                raise ConfigError(f"hydra.{key}.{name}={shown(value)}: not allowed, configs are data")
 
 
 def _without(value: Any) -> Any:
