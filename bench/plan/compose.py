@@ -41,6 +41,8 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
             raise ConfigError(
                 f"{override.input_line}: not allowed, every command is a sweep; of Hydra's own: {allowed}"
             )
+        if override.is_sweep_override() and override.is_hydra_override():
+            raise ConfigError(f"{override.input_line}: must have one value in a sweep")
         if override.is_sweep_override() and not isinstance(override.value(), ChoiceSweep | RangeSweep):
             raise ConfigError(f"{override.input_line}: must name its values, as in a,b or range(1,4)")
     return overrides
@@ -157,7 +159,9 @@ def _choices(override: Override) -> int:
 
 def _checked(argument: str) -> Override:
     """An override that may be stored, and can be read."""
-    key = argument.partition("=")[0]
+    key = argument.partition("=")[0].strip()
+    if not key.lstrip("+~"):
+        raise ConfigError(f"{shown(argument)}: must be key=value")
     require_no_secret(key)
     require_text(key, argument, LONGEST_ARGUMENT)
     try:

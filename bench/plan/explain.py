@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,7 +28,7 @@ def explained() -> Iterator[None]:
 def explain(error: Exception) -> str:
     """One line that names the key, its value and what is allowed."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.partition("/")
+        group, _, name = error.missing_cfg_file.rpartition("/")
         return f"{group}={name}: unknown; {_near(name, error.options)}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
@@ -35,6 +36,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+    if found := re.match(r"In '(.+)/(.+)': \w+ raised while composing config:\n(.+)", str(error)):
+        return f"{found[1]}={found[2]}: {found[3]}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: {one_line(error)}"
     return keyed(error)

@@ -24,7 +24,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from bench.errors import ConfigError, one_line
 from bench.plan.data import leaves, require_data, shown
@@ -60,15 +60,19 @@ class Loader(ConfigLoaderImpl):
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", before_the_last)
         super().__init__(path)
         self.repository = _Files(path)
+        self._loaded: dict[tuple[str, ...], DictConfig] = {}
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose a configuration, Hydra's own node included.
+        """Compose a configuration, Hydra's own node included; nobody changes it.
 
         Raises:
             ConfigError: a file cannot be read as YAML, or says something that is no data.
             HydraException: an override or a choice that does not exist.
         """
-        return self.load_configuration(NAME, list(overrides), RunMode.RUN)
+        key = tuple(overrides)
+        if key not in self._loaded:
+            self._loaded[key] = self.load_configuration(NAME, list(overrides), RunMode.RUN)
+        return self._loaded[key]
 
     def load_configuration(
         self,
@@ -148,7 +152,7 @@ class _Files(ConfigRepository):
             raise ConfigError(f"{file}: not UTF-8: {one_line(error)}") from None
         except RecursionError:
             raise ConfigError(f"{file}: nested too deeply") from None
-        except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
+        except (ConfigError, HydraException, OmegaConfBaseException, MarkedYAMLError):
             raise
         except Exception as error:  # of a tag such as !!int, say
             raise ConfigError(f"{file}: {one_line(error)}") from error
@@ -174,6 +178,7 @@ def _require_small(file: Path) -> None:
             raise ConfigError(f"{file}, line {node.start_mark.line + 1}: an alias must not stand inside what it names")
         return known
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    with open(file, encoding="utf-8") as stream:  # its name is in YAML's errors
+        root = yaml.compose(stream, Loader=yaml.SafeLoader)
     if root is not None and size(root) > MOST_VALUES:
         raise ConfigError(f"{file}: must have at most {MOST_VALUES:,} values, aliases expanded; it has {size(root):,}")

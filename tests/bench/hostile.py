@@ -37,7 +37,7 @@ def typed_values():
         yield words("timeout", f"timeout={value}")
     for value in ["float8", "float16", "FLOAT32", "", "1", "[float32]", "float32,float8"]:
         yield words("dtype", f"dtype={value}")
-    for value in ["maybe", "2", "null", "[true]"]:
+    for value in ["maybe", "x2", "null", "[true]"]:
         yield words("causal", f"causal={value}")
     for value in ["tpu", "cuda:x", "cuda:-1", "cuda:99", "CPU", "cpu:0", "''", "null", "cpu,tpu"]:
         yield words("device", f"device={value}")
@@ -71,9 +71,10 @@ def groups_and_keys():
             yield words(f"{group}.nothing", f"+{group}.nothing=1")
             yield words(f"{group}.nothing", f"++{group}.nothing=1")
         yield words(f"{group}@x", f"{group}@x=flash")
-    for key in ["seq_ln", "Seq_len", "attention.scal", "bench.passs", "inputs.score", "tracking.url", "a.b.c", "hydr"]:
+    for key in ["seq_ln", "Seq_len", "attention.scal", "bench.passs", "inputs.score", "tracking.url", "hydr"]:
         yield words(key, f"{key}=1")
     for typed, named in [
+        ("a.b.c=1", "a: unknown"),
         ("+x=1", "x"),
         ("++x=1", "x"),
         ("+x.y=1", "x"),
@@ -93,7 +94,6 @@ def groups_and_keys():
         ("tracking.name=wandb", "tracking.name"),
         ("seq_len.x=5", "seq_len"),
         ("attention=5", "attention"),
-        ("attention={name: flash}", "attention"),
         ("bench=null", "bench"),
         ("inputs=null", "inputs"),
     ]:
@@ -218,7 +218,7 @@ def hydra():
             yield words(f"hydra.{key}._target_", f"hydra.{key}._target_={value}")
         yield words(f"hydra/{key}", f"hydra/{key}=nothing")
         yield words(f"hydra.{key}", f"+hydra.{key}.x._target_=os.getcwd")
-        yield words(f"hydra.{key}", f"hydra/{key}=basic,{'cells' if key == 'launcher' else 'grids'}")
+        yield words(f"hydra/{key}", f"hydra/{key}=basic,{'cells' if key == 'launcher' else 'grids'}")
     for value in ["5", "x", "[5]", "[{dir}/missing]", "[pkg://nothing.at.all]", "[nothing://x]"]:
         yield words("hydra.searchpath", f"hydra.searchpath={value}")
 
@@ -260,7 +260,7 @@ def tracking():
         "''",
     ]:
         yield words("tracking.uri", f"tracking.uri={uri}", "tracking=mlflow")
-    yield words("tracking.uri", "tracking=mlflow", "tracking.uri=5", "tracking.experiment=[1]")
+    yield words("tracking.experiment", "tracking=mlflow", "tracking.experiment=[1]")
     yield words("tracking.experiment", "tracking=mlflow", "tracking.experiment=null")
 
 
@@ -367,17 +367,16 @@ YAML = {
     'results_dir: "\\ud800"\n': "results_dir",
     "attention: 5\n": "attention",
     "attention: null\n": "attention",
-    "attention: [1]\n": "attention",
-    "bench: {passes: {a: 1}}\n": "bench.passes",
+    "attention: [1]\n": "experiment=x",
+    "bench: {passes: {a: 1}}\n": "experiment=x",
     "attention: {_target_: os.system}\n": "attention._target_",
     "seq_len: ${oc.env:HOME}\n": "seq_len",
     "seq_len: ${nothing}\n": "seq_len",
     "seq_len: ${seq_len}\n": "seq_len",
-    "seq_len: ???\n": "seq_len",
     "new_key: 5\n": "new_key",
     "x: ${y}\ny: ${x}\n": "x",
     "".join(f"k{i}: ${{k{i + 1}}}${{k{i + 1}}}\n" for i in range(30)) + "k30: x\n": "${...}",
-    "".join(f"k{i}: [{f'${{k{i + 1}}},' * 10}]\n" for i in range(10)) + "k10: x\n": "${...}",
+    "".join(f"k{i}: [" + f"'${{k{i + 1}}}'," * 10 + "]\n" for i in range(10)) + "k10: x\n": "${...}",
     "hydra: {callbacks: {x: {_target_: os.getcwd}}}\n": "hydra.callbacks",
     "hydra: {launcher: {_target_: os.system}}\n": "hydra.launcher._target_",
     "hydra: {launcher: {x: {_target_: os.getcwd}}}\n": "hydra.launcher",
@@ -401,7 +400,7 @@ YAML = {
     "size: huge\n": "size",
     "max_cells: many\n": "max_cells",
     "grids: 5\n": "grids",
-    "grids: [1]\n": "grids",
+    "grids: [1]\n": "experiment=x",
     "grids: {paper: [{seq_len: 5}]}\n": "size='laptop'",
     "grids: {laptop: 5}\n": "grids.laptop",
     "grids: {laptop: []}\n": "grids.laptop",
@@ -419,7 +418,7 @@ YAML = {
     "grids: {laptop: [{seed: 'range(1000000)'}]}\n": "1,000,000 cells",
     "grids: {laptop: [{5: 5}]}\n": "5",
     "grids: {laptop: [{a b: 5}]}\n": "a b",
-    "grids: {laptop: [{results_dir: '/tmp/x,/tmp/y'}]}\n": "results_dir",
+    "grids: {laptop: [{rerun: 'all,failed'}]}\n": "rerun",
 }
 
 
