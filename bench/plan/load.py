@@ -59,8 +59,13 @@ class Loader(ConfigLoaderImpl):
             before_the_last = SearchPathQuery(provider="schema")
             path.prepend("command-line", f"file://{os.path.abspath(folder)}", before_the_last)
         super().__init__(path)
+        self.folder = None if folder is None else os.path.abspath(folder)
         self.repository = _Files(path)
         self._loaded: dict[tuple[str, ...], DictConfig] = {}
+
+    def __reduce__(self) -> tuple[type[Loader], tuple[str | None]]:
+        """Launchers send it to other processes, and Hydra's sources of files cannot be pickled."""
+        return Loader, (self.folder,)
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose a configuration, Hydra's own node included; nobody changes it.
