@@ -1,12 +1,14 @@
 """Whatever is typed: one line that names the key, exit code 2, nothing started and nothing written."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import time
 
 import psutil
 import pytest
-from command import TINY, command, environment
+from command import command, environment
 from hostile import IN_PROCESS, PLUGINS
 
 from bench.__main__ import main
@@ -36,6 +38,12 @@ def prepared(hostile, folder):
     own = [f"results_dir={folder}/runs"] if "results_dir" not in keys else []
     own += ["tracking=none"] if not any(key.startswith(("tracking", "~tracking")) for key in keys) else []
     return [*own, *typed]
+
+
+def processor_time():
+    """Seconds that the processes that this one has waited for have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree(folder):
@@ -80,9 +88,9 @@ def test_the_real_command_says_one_line(case, tmp_path):
     before = tree(tmp_path)
     more = {"ATTENTION_ZOO_PLUGINS": hostile.plugins} if hostile.plugins else {}
     path = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
-    began = time.monotonic()
+    began, used = time.monotonic(), processor_time()
     process = subprocess.Popen(
-        command(*TINY, *typed) if "--cfg" not in typed else command(*typed),
+        command(*typed),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,12 +98,14 @@ def test_the_real_command_says_one_line(case, tmp_path):
         env=environment(**more) | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     children = set()
-    while process.poll() is None and time.monotonic() - began < 60:
-        children |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    while process.poll() is None and time.monotonic() - began < 6 * LONGEST_S:  # a shared machine may be slow
+        with contextlib.suppress(psutil.Error):
+            children |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
         time.sleep(0.05)
-    out, err = process.communicate(timeout=10)
+    process.kill()
+    out, err = process.communicate()
     require_one_line(hostile, process.returncode, out, err)
-    assert time.monotonic() - began < LONGEST_S
+    assert processor_time() - used < LONGEST_S
     assert not children
     runs = str(tmp_path / "runs")
     assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
