@@ -159,11 +159,12 @@ def _choices(override: Override) -> int:
 
 def _checked(argument: str) -> Override:
     """An override that may be stored, and can be read."""
-    key = argument.partition("=")[0].strip()
-    if not key.lstrip("+~"):
+    key, _, value = argument.partition("=")
+    if not key.strip(" +~"):
         raise ConfigError(f"{shown(argument)}: must be key=value")
     require_no_secret(key)
-    require_text(key, argument, LONGEST_ARGUMENT)
+    require_text("a key of the command line", key)
+    require_text(key, value, LONGEST_ARGUMENT)
     try:
         return _parsed(argument)
     except RecursionError:
