@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from bench.errors import one_line
@@ -13,6 +14,7 @@ def main() -> None:
     try:
         from bench import app
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("interrupted: nothing was started", file=sys.stderr)
         sys.exit(130)
     except BaseException as error:  # a plugin raises what it likes, and may even end the process

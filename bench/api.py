@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
-
 from bench.errors import one_line
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
-from bench.plan.compose import CONF, compose_jobs, expand, grid_choices
+from bench.plan.compose import compose_jobs, expand, grid_choices
+from bench.plan.explain import explained
+from bench.plan.load import Loader
 from bench.records.record import Record
 from bench.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
-__all__ = ["exit_code", "expand", "launch", "print_table", "run"]
+__all__ = ["exit_code", "finish", "launch", "planned", "print_table", "run"]
 
 
 def run(overrides: Sequence[str] = ()) -> list[Record]:
@@ -26,34 +25,34 @@ def run(overrides: Sequence[str] = ()) -> list[Record]:
     Raises:
         ConfigError: a configuration that cannot be run, before anything is measured.
     """
-
-    def load(job: list[str]) -> DictConfig:
-        return compose("config", job, return_hydra_config=True)
-
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        grids = compose("config", grid_choices(overrides))
-        composed = compose_jobs(load, expand(grids, overrides))
-    return _run(plan(composed, overrides))
+    return launch(planned(Loader(), overrides))
 
 
-def launch(
-    load: Callable[[list[str]], DictConfig],
-    jobs: Sequence[Sequence[str]],
-    overrides: Sequence[str],
-    show: Callable[[Sequence[Record]], None] = lambda records: None,
-) -> list[Record]:
-    """Run the jobs of a command line as one sweep, and return the record of each cell.
-
-    Args:
-        load: composes a configuration, with Hydra's own node, from overrides.
-        jobs: the overrides of each job.
-        overrides: the command line, for the records.
-        show: gets the records as soon as all are there.
+def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
+    """The sweep that a command line asks for.
 
     Raises:
-        ConfigError: a configuration that cannot be run, before anything is measured.
+        ConfigError: a configuration that cannot be run.
     """
-    return _run(plan(compose_jobs(load, jobs), overrides), show)
+    with explained():
+        jobs = expand(loader.load(grid_choices(overrides)), overrides)
+        return plan(compose_jobs(loader.load, jobs), overrides)
+
+
+def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
+    """Run a sweep, mirror it, and return the record of each cell; `show` gets them as soon as all are there."""
+    # The table comes before the figures, which take long and may fail.
+    tracker = Tracker(sweep.settings)
+    records = run_sweep(sweep, tracker.sync)
+    show(records)
+    finish(sweep, records, tracker)
+    return records
+
+
+def finish(sweep: Sweep, records: Sequence[Record], tracker: Tracker) -> None:
+    """Draw the sweep's figures and mirror it as a whole."""
+    if tracker.wants_summary(records):
+        tracker.finish(sweep.sweep_id, records, _figures(sweep, records))
 
 
 def print_table(records: Sequence[Record]) -> None:
@@ -64,16 +63,6 @@ def print_table(records: Sequence[Record]) -> None:
     """
     require_any_supported(records)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
-
-
-def _run(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
-    # The table comes before the figures, which take long and may fail.
-    tracker = Tracker(sweep.settings)
-    records = run_sweep(sweep, tracker.sync)
-    show(records)
-    if tracker.wants_summary(records):
-        tracker.finish(sweep.sweep_id, records, _figures(sweep, records))
-    return records
 
 
 def _figures(sweep: Sweep, records: Sequence[Record]) -> list[Path]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 LONGEST_LINE = 700
 
 
@@ -42,3 +45,33 @@ def keyed(error: BaseException) -> str:
     """The first line of an error's message, after the configuration key that it is about."""
     key = getattr(error, "full_key", None)
     return f"{key}: {one_line(error)}" if key else one_line(error)
+
+
+def is_secret(key: str) -> bool:
+    """Whether a value of that name is nobody's business: `hub.api_key`, `hfToken`; not `tokens_per_batch`."""
+    return _SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()) is not None
+
+
+def scrubbed(text: str) -> str:
+    """The text as records may keep it: no home folder, no credentials in URLs."""
+    own = os.path.expanduser("~").rstrip("/")
+    if own not in ("", "~"):
+        text = re.sub(rf"{re.escape(own)}(?![\w.-])", "~", text)
+    return without_credentials(_ANY_HOME.sub("~", text))
+
+
+def without_credentials(text: str) -> str:
+    """The text without names and passwords, tokens and keys in its URLs."""
+    text = _BEFORE_A_HOST.sub("", text)
+    return _IN_A_QUERY.sub(lambda found: f"{found[1]}..." if is_secret(found[1]) else found[0], text)
+
+
+# Whole words only.
+_SECRET = re.compile(
+    r"(?<![a-z])(?:token|password|passwd|passphrase|pwd|secrets?|credentials?|auth|authorization|signature|apikey"
+    r"|(?:api|access|account|private|secret|ssh|encryption)[^a-z0-9]?key)(?![a-z])"
+)
+_ANY_HOME = re.compile(r"(?:/home/|/Users/|\b[A-Z]:\\Users\\)[^\s/\\:'\",;)]+")
+# What may stand between :// and @: a name, a password, neither with a slash in it.
+_BEFORE_A_HOST = re.compile(r"(?<=://)[^\s/'\"]*@")
+_IN_A_QUERY = re.compile(r"([?&][\w.-]{1,80}=)[^\s&'\"#]+")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
+import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bench.errors import ConfigError, one_line
+from bench.errors import ConfigError, is_secret, one_line
 
 DTYPES = ("float64", "float32", "bfloat16")
 PASSES = ("forward", "backward", "forward_backward")
@@ -17,14 +19,19 @@ Settings = TypeVar("Settings")
 
 
 def setting(
-    default: Any, *, minimum: float | None = None, choices: tuple[str, ...] | None = None, condition: bool = True
+    default: Any,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    condition: bool = True,
 ) -> Any:
     """A field with its bounds.
 
     `condition` says whether cells that differ in it measure something else, so that no figure mixes them; False for
     what says only how well, how far or which part is measured.
     """
-    metadata = {"minimum": minimum, "choices": choices, "condition": condition}
+    metadata = {"minimum": minimum, "maximum": maximum, "choices": choices, "condition": condition}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -36,22 +43,69 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
     Raises:
         ConfigError: an unknown key, a value of another type or out of bounds.
     """
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    for key, value in values.items():
+        if key not in fields:
+            what = "" if is_secret(str(key)) else f"={value!r}"
+            raise ConfigError(f"{prefix}{key}{what}: unknown; known are {', '.join(fields)}")
+    hints = _hints(schema)  # type: ignore[arg-type]
+    values = {
+        key: float(value) if type(value) is int and _takes_float(hints[key]) else value for key, value in values.items()
+    }
+    if all(key in values or not _required(field) for key, field in fields.items()) and all(
+        _is_exactly(value, hints[key]) for key, value in values.items()
+    ):
+        settings: Any = schema(**values)
+    else:
+        settings = _converted(schema, values, prefix)
+    for name, field in fields.items():
+        _check_bounds(prefix + name, getattr(settings, name), field.metadata)
+    return settings
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if type(value) is int else value
+
+
+def _takes_float(hint: Any) -> bool:
+    return float in (hint, *typing.get_args(hint))
+
+
+def _is_exactly(value: Any, hint: Any) -> bool:
+    """Whether a value is of the declared type already: then OmegaConf, a hundred times slower, would only copy it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_exactly(value, argument) for argument in arguments)
+    if origin is list:
+        return type(value) is list and all(_is_exactly(item, arguments[0]) for item in value)
+    if origin is dict:
+        return type(value) is dict and all(type(key) is arguments[0] for key in value)
+    return type(value) is hint
+
+
+@functools.cache
+def _hints(schema: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(schema)
+    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+
+
+def _converted(schema: type, values: Mapping[str, Any], prefix: str) -> Any:
+    """An instance with each value made what its field declares, as far as that loses nothing."""
     # Whoever reads records only needs neither.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    for key, value in values.items():
-        if key not in fields:
-            raise ConfigError(f"{prefix}{key}={value!r}: unknown; known are {', '.join(fields)}")
     try:
-        settings: Any = OmegaConf.to_object(OmegaConf.merge(_structured(schema), dict(values)))  # type: ignore[arg-type]
+        return OmegaConf.to_object(OmegaConf.merge(_structured(schema), dict(values)))
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         raise ConfigError(f"{prefix}{key}={values.get(key)!r}: {one_line(error)}") from None
-    for name, field in fields.items():
-        _check_bounds(prefix + name, getattr(settings, name), field.metadata)
-    return settings
 
 
 @functools.cache
@@ -62,7 +116,7 @@ def _structured(schema: type) -> Any:
 
 
 def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    minimum, choices = metadata.get("minimum"), metadata.get("choices")
+    minimum, maximum, choices = (metadata.get(bound) for bound in ("minimum", "maximum", "choices"))
     if value is None:
         return
     if isinstance(value, list) and not value:
@@ -72,3 +126,5 @@ def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={item!r}: must be one of {', '.join(choices)}")
         if minimum is not None and not (math.isfinite(item) and item >= minimum):
             raise ConfigError(f"{key}={item!r}: must be a number of at least {minimum}")
+        if maximum is not None and item > maximum:
+            raise ConfigError(f"{key}={item!r}: must be a number of at most {maximum}")

@@ -1,4 +1,4 @@
-"""How Hydra hands over: the sweeper expands an experiment's grids, the launcher gets all jobs at once.
+"""The suite to launchers and sweepers from elsewhere: a sweeper for experiments' grids, a launcher of whole sweeps.
 
 Hydra loads plugins from the package `hydra_plugins` only, and scans it in every program that uses Hydra: what takes
 long to import is imported when it is needed.
@@ -30,28 +30,25 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch all jobs at once."""
-        from bench.api import expand
+        from bench.plan.compose import expand
 
         assert self.launcher is not None and self.config is not None
         return self.launcher.launch(expand(self.config, arguments), initial_job_idx=0)
 
 
 class CellLauncher(Launcher):
-    """Hands all jobs to `bench.api` together, so that a mistake anywhere stops the sweep before it starts."""
+    """Runs all jobs together, so that a mistake anywhere stops the sweep before it starts."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what `launch` needs."""
-        self.hydra_context, self.config = hydra_context, config
+        self.task_function, self.config = task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the sweep; ends the process with its exit code."""
-        from bench.api import exit_code, launch, print_table
+        """Run the jobs as one sweep."""
+        from bench.launchers import Job
 
-        def load(overrides: list[str]) -> DictConfig:
-            return self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
-
-        records = launch(load, job_overrides, self.config.hydra.overrides.task, print_table)
-        raise SystemExit(exit_code(records))
+        assert isinstance(self.task_function, Job)
+        return self.task_function.together(self.config.hydra.overrides.hydra, job_overrides)
 
 
 # Scanning the package registers the classes; these names let a configuration choose them.

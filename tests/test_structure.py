@@ -27,7 +27,7 @@ ROOMS = {
     "frame": r"analysis\.(frame|gate_cost|table)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|__main__|papers|zoo_page))?",
+    "front doors": r"bench(\.(api|app|launchers|__main__|papers|zoo_page))?",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
-from bench.errors import one_line
+from bench.errors import one_line, scrubbed
 from bench.execution import processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.plan.cell import Cell
@@ -178,7 +178,7 @@ def _without_result(code: int, oom_kills: int) -> tuple[str, str]:
 def _tail(file: Path) -> str:
     with contextlib.suppress(OSError), open(file, "rb") as written:
         written.seek(max(0, file.stat().st_size - STDERR_TAIL))
-        return written.read().decode(errors="replace").replace(str(Path.home()), "~")
+        return scrubbed(written.read().decode(errors="replace"))
     return ""
 
 

@@ -8,9 +8,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bench.errors import ConfigError
@@ -46,7 +45,7 @@ class Sweep:
         return hashlib.sha256("".join(sorted(cell.cell_id for cell in self.cells)).encode()).hexdigest()[:16]
 
 
-def plan(composed: Sequence[tuple[DictConfig, Variant]], overrides: Sequence[str]) -> Sweep:
+def plan(composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str]) -> Sweep:
     """Validate every configuration of a sweep before anything is measured.
 
     Args:

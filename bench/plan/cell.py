@@ -194,13 +194,18 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
     """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
-    parameters = inspect.signature(attention_zoo.attention_class(attention["name"]).__init__).parameters
-    defaults = attention_zoo.hyperparameters(attention["name"])
-    values = {**{key: value for key, value in defaults.items() if _is_data(value)}, **attention}
-    takes_float = {
-        name for name, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float)
-    }
+    defaults, takes_float = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
+    values = {**defaults, **attention}
     return {key: _plain(value, key in takes_float) for key, value in {"name": None, **values}.items()}
+
+
+@functools.cache
+def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str, Any], frozenset[str]]:
+    """The defaults of a mechanism that a configuration can say, and which of its hyperparameters are floats."""
+    parameters = inspect.signature(mechanism.__init__).parameters
+    floats = (key for key, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float))
+    defaults = attention_zoo.hyperparameters(mechanism.info.name)
+    return {key: value for key, value in defaults.items() if _is_data(value)}, frozenset(floats)
 
 
 def _complete_inputs(inputs: dict[str, Any]) -> dict[str, Any]:

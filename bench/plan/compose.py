@@ -7,36 +7,58 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bench.errors import ConfigError
+from bench.errors import ConfigError, one_line
 from bench.plan.cell import Variant
+from bench.plan.data import require_no_secret, require_text, shown
+from bench.plan.load import CONF, PLUGINS
 
-CONF = Path(__file__).parents[2] / "conf"
 NOT_OF_A_CELL = ("hydra", "grids")
-OF_THE_GRIDS = ("experiment", "size", "max_cells")
-# What Hydra would do beside composing: run code that a configuration names, or something else than a sweep.
-NOT_DATA = ("hydra.mode", "hydra.callbacks", "hydra.launcher._target_", "hydra.sweeper._target_")
+OF_THE_GRIDS = ("experiment", "size", "max_cells", "grids")
+# What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
+OF_HYDRA = ("hydra.searchpath", *(f"hydra.{plugin}" for plugin in PLUGINS))
+LONGEST_ARGUMENT = 100_000
+
+
+def parsed(arguments: Sequence[str]) -> list[Override]:
+    """The overrides of a command line or of a grid.
+
+    Raises:
+        ConfigError: one cannot be read, is not to be stored, or is no data.
+    """
+    overrides = [_checked(argument) for argument in arguments]
+    for override in overrides:
+        key = override.key_or_group.replace("/", ".")
+        if override.is_hydra_override() and not key.startswith(OF_HYDRA):
+            allowed = ", ".join(OF_HYDRA)
+            raise ConfigError(
+                f"{override.input_line}: not allowed, every command is a sweep; of Hydra's own: {allowed}"
+            )
+        if override.is_sweep_override() and override.is_hydra_override():
+            raise ConfigError(f"{override.input_line}: must have one value in a sweep")
+        if override.is_sweep_override() and not isinstance(override.value(), ChoiceSweep | RangeSweep):
+            raise ConfigError(f"{override.input_line}: must name its values, as in a,b or range(1,4)")
+    return overrides
 
 
 def grid_choices(arguments: Sequence[str]) -> list[str]:
-    """The overrides that decide which grids there are; the rest belong to the jobs.
+    """The overrides that decide which grids there are and how they are run; the rest belong to the jobs.
 
     Raises:
         ConfigError: several experiments or sizes are asked for, or something that is no data.
     """
-    overrides = OverridesParser.create().parse_overrides(list(arguments))
-    for override in overrides:
-        if override.key_or_group.replace("/", ".").startswith(NOT_DATA):
-            raise ConfigError(f"{override.input_line}: not allowed, configs are data and every command is a sweep")
-    choices = [override for override in overrides if override.key_or_group in OF_THE_GRIDS]
+    overrides = parsed(arguments)
+    choices = [o for o in overrides if o.key_or_group.partition(".")[0] in OF_THE_GRIDS or o.is_hydra_override()]
     for choice in choices:
-        if choice.is_sweep_override() or isinstance(choice.value(), list):
+        several = choice.is_sweep_override() or isinstance(choice.value(), list)
+        if several and not choice.is_hydra_override():
             raise ConfigError(f"{choice.key_or_group}={choice.get_value_string()}: must have one value in a sweep")
     return [str(choice.input_line) for choice in choices]
 
@@ -49,38 +71,32 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: the experiment has no such size, several experiments or sizes are asked for, or too many jobs.
     """
-    parser = OverridesParser.create()
     grid_choices(arguments)
-    typed = {override.key_or_group for override in parser.parse_overrides(list(arguments))}
-    grids = config.get("grids") or {}
-    grids = OmegaConf.to_container(grids) if OmegaConf.is_config(grids) else grids
-    if not isinstance(grids, dict):
-        raise ConfigError(f"grids={grids!r}: must be grids by size")
-    if grids and config.size not in grids:
-        raise ConfigError(f"size={config.size!r}: must be one of {', '.join(map(str, grids))}")
+    overrides = parsed(arguments)
+    typed = {override.key_or_group for override in overrides}
     limit = config.max_cells
     if type(limit) is not int or limit < 1:  # before anything is expanded
-        raise ConfigError(f"max_cells={limit!r}: must be an integer, at least 1")
+        raise ConfigError(f"max_cells={shown(limit)}: must be an integer, at least 1")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
-    for grid in grids[config.size] if grids else [{}]:
-        swept = [f"{key}={value}" for key, value in grid.items() if key not in typed]
-        overrides = parser.parse_overrides([*swept, *arguments])
-        count = len(jobs) + math.prod(map(_choices, overrides))
+    for grid in _grids(config):
+        swept = parsed([f"{key}={'null' if value is None else value}" for key, value in grid.items()])
+        together = [*(override for override in swept if override.key_or_group not in typed), *overrides]
+        count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
             raise ConfigError(f"max_cells={limit}: the sweep has {count:,} cells; max_cells={count} allows them")
-        jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(overrides, max_batch_size=None)[0])))
+        jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(together, max_batch_size=None)[0])))
     return [list(job) for job in jobs]
 
 
 def compose_jobs(
     load: Callable[[list[str]], DictConfig], jobs: Sequence[Sequence[str]]
-) -> list[tuple[DictConfig, Variant]]:
-    """The configuration of every job with the variant of its mechanism.
+) -> list[tuple[dict[str, Any], Variant]]:
+    """The configuration of every job, as plain data, with the variant of its mechanism.
 
     `load` composes a configuration that includes Hydra's own node. It takes a tenth of a second, so it is called once
     for each choice of groups, and values are set on copies.
     """
-    bases: dict[tuple[str, ...], tuple[DictConfig, Variant]] = {}
+    bases: dict[tuple[str, ...], tuple[dict[str, Any], Variant]] = {}
     variants: dict[str, Variant] = {}
     composed = []
     for job in jobs:
@@ -88,23 +104,43 @@ def compose_jobs(
         choices = tuple(text for text, override in overrides if not _is_value(override))
         if choices not in bases:
             loaded = load(list(choices))
-            plain = OmegaConf.masked_copy(loaded, [str(key) for key in loaded if key not in NOT_OF_A_CELL])
-            name = loaded.hydra.runtime.choices.attention
+            name = loaded.hydra.runtime.choices.get("attention")
+            if name is None:
+                raise ConfigError("attention: must be chosen, the name of a file in attention/")
             if name not in variants:
                 # An experiment, or a key added beside the groups, may change what the variant's own file says.
                 alone = all(map(_is_choice, map(_parsed, choices))) and not loaded.hydra.runtime.choices.experiment
-                own = (loaded if alone else load([f"attention={name}"])).attention
+                own = (loaded if alone else load([*_searchpath(choices), f"attention={name}"])).attention
                 variants[name] = Variant(name, OmegaConf.to_container(own))  # type: ignore[arg-type]
-            bases[choices] = plain, variants[name]
+            bases[choices] = _plain(loaded), variants[name]
         base, variant = bases[choices]
-        config = copy.deepcopy(base)
-        OmegaConf.set_struct(config, True)
-        for _, override in overrides:
-            if _is_value(override):
-                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        values = [(override.key_or_group, override.value()) for _, override in overrides if _is_value(override)]
         keys = frozenset(override.key_or_group for _, override in overrides)
-        composed.append((config, dataclasses.replace(variant, overridden=keys)))
+        composed.append((_with(base, values), dataclasses.replace(variant, overridden=keys)))
     return composed
+
+
+def _grids(config: DictConfig) -> list[dict[str, Any]]:
+    """The grids of the chosen size, each by keys; one of nothing where there are none."""
+    grids = config.get("grids") or {}
+    grids = OmegaConf.to_container(grids) if OmegaConf.is_config(grids) else grids
+    if not isinstance(grids, dict):
+        raise ConfigError(f"grids={shown(grids)}: must be grids by size")
+    if not grids:
+        return [{}]
+    if config.size not in grids:
+        raise ConfigError(f"size={shown(config.size)}: must be one of {', '.join(map(str, grids))}")
+    of_size = grids[config.size]
+    if not isinstance(of_size, list) or not of_size:
+        raise ConfigError(f"grids.{config.size}={shown(of_size)}: must be a list of grids")
+    for index, grid in enumerate(of_size):
+        key = f"grids.{config.size}[{index}]"
+        if not isinstance(grid, dict) or any(isinstance(value, dict) for value in grid.values()):
+            raise ConfigError(f"{key}={shown(grid)}: must be values by key, written as on the command line")
+        for name in grid:
+            if str(name).partition(".")[0] in OF_THE_GRIDS or str(name).startswith("hydra"):
+                raise ConfigError(f"{key}.{name}: must not be swept over")
+    return of_size
 
 
 def _choices(override: Override) -> int:
@@ -114,13 +150,37 @@ def _choices(override: Override) -> int:
         assert value.start is not None and value.stop is not None
         if value.step == 0:
             raise ConfigError(f"{override.input_line}: a range's step must not be 0")
-        return max(0, math.ceil((value.stop - value.start) / value.step))
+        try:
+            return max(0, math.ceil((value.stop - value.start) / value.step))
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{override.input_line}: a range must be of finite numbers") from None
     return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
+def _checked(argument: str) -> Override:
+    """An override that may be stored, and can be read."""
+    key, _, value = argument.partition("=")
+    if not key.strip(" +~"):
+        raise ConfigError(f"{shown(argument)}: must be key=value")
+    require_no_secret(key)
+    require_text("a key of the command line", key)
+    require_text(key, value, LONGEST_ARGUMENT)
+    try:
+        return _parsed(argument)
+    except RecursionError:
+        raise ConfigError(f"{shown(argument)}: nested too deeply") from None
+    except (HydraException, ValueError, OverflowError) as error:
+        raise ConfigError(f"{shown(argument).strip(chr(39))}: {one_line(error)}") from None
+
+
 @functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+@functools.lru_cache(maxsize=2**16)
 def _parsed(override: str) -> Override:
-    return OverridesParser.create().parse_override(override)
+    return _parser().parse_override(override)
 
 
 @functools.cache
@@ -139,3 +199,37 @@ def _is_choice(override: Override) -> bool:
 
 def _is_plain(override: Override) -> bool:
     return override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
+
+
+def _searchpath(choices: Sequence[str]) -> list[str]:
+    return [choice for choice in choices if choice.startswith("hydra.searchpath=")]
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """The keys of a cell, with interpolations as they are written."""
+    container: Any = OmegaConf.to_container(config, resolve=False)
+    return {key: value for key, value in container.items() if key not in NOT_OF_A_CELL}
+
+
+def _with(base: dict[str, Any], values: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A copy with values set, as Hydra would set them."""
+    config = copy.deepcopy(base)
+    if all(_set(config, key, value) for key, value in values):
+        return config
+    merged = OmegaConf.create(base)
+    OmegaConf.set_struct(merged, True)
+    for key, value in values:
+        OmegaConf.update(merged, key, value, merge=True)
+    return _plain(merged)
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> bool:
+    """Replace a plain value that is there; what takes more than that is left to OmegaConf, twenty times slower."""
+    *path, last = key.split(".")
+    node: Any = config
+    for name in path:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or last not in node or isinstance(node[last], dict) or isinstance(value, dict):
+        return False
+    node[last] = value
+    return True

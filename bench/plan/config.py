@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 from bench import measures
 from bench.errors import ConfigError, keyed
 from bench.inputs import source
+from bench.plan.data import LARGEST, leaves, require_data
 from bench.schema import DTYPES, checked, setting
 
-LARGEST = 2**63 - 1
+YEAR_S = 365 * 86400
 
 
 @dataclass
@@ -45,8 +47,8 @@ class Config:
     device: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
     impl: str = setting("auto", choices=("auto", "reference", "fused"))
     seed: int = setting(0, minimum=0)
-    repeats: int = setting(10, minimum=1)
-    timeout: float = setting(600.0, minimum=0)
+    repeats: int = setting(10, minimum=1, maximum=1_000_000)
+    timeout: float = setting(600.0, minimum=0, maximum=YEAR_S)
     rerun: str = setting("failed", choices=("failed", "all"))
     results_dir: str = "runs"
     size: str = setting("laptop", choices=("laptop", "paper"))
@@ -62,6 +64,7 @@ def check(values: Mapping[str, Any]) -> Config:
     config = checked(Config, _plain(values))
     if not config.results_dir.strip():
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
+    _require_addressable(config)
     config.bench = measures.check(config.bench)
     config.inputs = _inputs(config.inputs)
     tracking = {"name": "mlflow", **config.tracking}
@@ -78,28 +81,28 @@ def split(config: Config) -> list[Config]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain containers, with interpolations between keys resolved and everything that runs code refused."""
-    if not isinstance(values, DictConfig):
-        values = OmegaConf.create(dict(values))
-    raw = OmegaConf.to_container(values, resolve=False)
-    for key, value in _leaves(raw, ""):
-        if isinstance(value, str) and "${" in value and ":" in value:
-            raise ConfigError(f"{key}={value!r}: must not use a resolver")
-        if key.rsplit(".", 1)[-1].startswith("_") and not key.startswith("hydra"):
-            raise ConfigError(f"{key}={value!r}: keys that start with _ are not allowed, configs are data")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ConfigError(f"{key}={value}: must fit into 64 bits")
+    raw: Any = OmegaConf.to_container(values, resolve=False) if isinstance(values, DictConfig) else values
+    require_data(raw)
+    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(raw)):
+        return dict(raw)
     try:
-        return OmegaConf.to_container(values, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+        return OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)  # type: ignore
     except OmegaConfBaseException as error:
         raise ConfigError(keyed(error)) from None
 
 
-def _leaves(node: Any, key: str) -> list[tuple[str, Any]]:
-    if isinstance(node, dict):
-        return [leaf for name, child in node.items() for leaf in _leaves(child, f"{key}.{name}".lstrip("."))]
-    if isinstance(node, list):
-        return [leaf for index, child in enumerate(node) for leaf in _leaves(child, f"{key}[{index}]")]
-    return [(key, node)]
+def _require_addressable(config: Config) -> None:
+    """Refuse sizes of which no machine can hold one tensor."""
+    batch_size = config.batch_size or max(1, config.tokens_per_batch // config.seq_len)
+    sizes = {
+        "seq_len": config.seq_len,
+        "batch_size" if config.batch_size else "tokens_per_batch": batch_size,
+        "num_heads": config.num_heads,
+        "head_dim": config.head_dim,
+    }
+    if math.prod(sizes.values()) * 8 > LARGEST:
+        key = max(sizes, key=lambda key: sizes[key])
+        raise ConfigError(f"{key}={getattr(config, key)}: too large, no machine can address query, key and value")
 
 
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:

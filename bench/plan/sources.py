@@ -60,7 +60,7 @@ def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
 
 def forget() -> None:
     """Read every file anew: a plan that is made later may find other code."""
-    for cached in (closure, _content, _imported):
+    for cached in (closure, calls, _content, _imported):
         cached.cache_clear()
 
 
@@ -81,7 +81,8 @@ def changed(sources: Iterable[Sequence[str]]) -> str | None:
     return None
 
 
-def calls(sources: Iterable[Source], method: str) -> bool:
+@functools.cache
+def calls(sources: tuple[Source, ...], method: str) -> bool:
     """Whether one of the files calls a method of this name."""
     return any(f".{method}(".encode() in _content(Path(source.path)) for source in sources)
 

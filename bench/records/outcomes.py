@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from bench.errors import IncorrectError, NonFiniteError, message, one_line
+from bench.errors import IncorrectError, NonFiniteError, message, one_line, scrubbed
 
 # What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
 OUT_OF_MEMORY = (
@@ -31,7 +31,7 @@ OUT_OF_MEMORY = (
 def classify(error: BaseException) -> tuple[str, str]:
     """The status and reason of an exception that ended a cell; an unknown one is an `error`, never `oom`."""
     kind = type(error).__name__
-    text = one_line(error)
+    text = scrubbed(one_line(error))
     if kind == "UnsupportedError":
         return "unsupported", text
     if isinstance(error, NonFiniteError):

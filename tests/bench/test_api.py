@@ -36,7 +36,7 @@ def fail(*args, **kwargs):
 def test_a_figure_that_cannot_be_drawn_costs_a_warning(finished, monkeypatch, capsys):
     sweep, records, summaries = finished
     monkeypatch.setattr(analysis, "figures", fail)
-    assert api._run(sweep, api.print_table) == records
+    assert api.launch(sweep, api.print_table) == records
     assert summaries == [[]]
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and "Axis limits cannot be NaN or Inf" in printed.err
@@ -47,7 +47,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(finished, monkeypatch,
     sweep, records, _ = finished
     monkeypatch.setattr(analysis, "figures", lambda *args: [])
     monkeypatch.setattr(Mirror, "summary", fail)
-    assert api._run(sweep, api.print_table) == records
+    assert api.launch(sweep, api.print_table) == records
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and "Axis limits" in printed.err
     assert printed.out.startswith("| status")
@@ -56,7 +56,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(finished, monkeypatch,
 def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch):
     sweep, records, summaries = finished
     monkeypatch.setattr(analysis, "figures", lambda *args: list(args))
-    api._run(sweep)
+    api.launch(sweep)
     ((results_dir, folder, cell_ids),) = summaries
     assert folder.parent.parent == results_dir and folder.name == sweep.sweep_id
     assert cell_ids == {record.cell_id for record in records}

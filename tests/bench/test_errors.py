@@ -1,0 +1,82 @@
+"""What is said of an error, and what is never kept of it."""
+
+import time
+
+import pytest
+
+from bench.errors import is_secret, scrubbed
+
+PRIVATE = [
+    ("cannot open /srv/people/ada/data/x.txt", "cannot open ~/data/x.txt"),
+    ("/srv/people/ada", "~"),
+    ("/srv/people/adam/x and /srv/people/ada.old", "/srv/people/adam/x and /srv/people/ada.old"),
+    ("File '/home/ada/x.py', line 3", "File '~/x.py', line 3"),
+    ("/Users/ada/x:/home/bob", "~/x:~"),
+    (r"C:\Users\ada\x", r"~\x"),
+    ("http://ada:hunter2@host:80/x", "http://host:80/x"),
+    ("postgresql+psycopg2://ada:p@ss@host/db", "postgresql+psycopg2://host/db"),
+    ("two: http://a:b@c and s3://key@bucket/d", "two: http://c and s3://bucket/d"),
+    ("GET https://host/x?access_token=abc&n=1#top", "GET https://host/x?access_token=...&n=1#top"),
+    ("http://host/?n=1&api_key=abc", "http://host/?n=1&api_key=..."),
+]
+HARMLESS = ["ada@host", "q @ k.mT", "http://host/@x", "/homes/x", "seq_len=64", "https://host/x?monkeys=3", ""]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch):
+    monkeypatch.setenv("HOME", "/srv/people/ada")
+
+
+@pytest.mark.parametrize(("text", "kept"), PRIVATE)
+def test_no_home_folder_and_no_credential_is_kept(text, kept):
+    assert scrubbed(text) == kept
+    assert scrubbed(kept) == kept
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_everything_else_is_kept(text):
+    assert scrubbed(text) == text
+
+
+SECRETS = [
+    "token",
+    "hub.api_key",
+    "hfToken",
+    "inputs.hf_token",
+    "+x.password",
+    "DB_PASSWD",
+    "aws-secret-access-key",
+    "++a.auth",
+]
+NO_SECRETS = [
+    "tokens_per_batch",
+    "bench.num_tokens",
+    "key",
+    "attention.num_keys",
+    "inputs.author",
+    "tracking.uri",
+    "seed",
+]
+
+
+@pytest.mark.parametrize("key", SECRETS)
+def test_the_words_of_a_key_say_that_it_is_a_secret(key):
+    assert is_secret(key)
+
+
+@pytest.mark.parametrize("key", NO_SECRETS)
+def test_words_that_only_look_alike_do_not(key):
+    assert not is_secret(key)
+
+
+@pytest.mark.parametrize("home", ["/", ""])
+def test_a_home_that_is_everything_is_none(home, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert scrubbed("/usr/lib/x.py / y") == "/usr/lib/x.py / y"
+
+
+@pytest.mark.parametrize("text", ["a" * 10**6, "://" * 10**5, "?" * 10**6, "&token" * 10**5, "/home/" * 10**5])
+def test_it_takes_a_moment_whatever_the_text(text):
+    began = time.process_time()
+    scrubbed(text)
+    assert time.process_time() - began < 5

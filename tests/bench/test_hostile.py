@@ -1,0 +1,112 @@
+"""Whatever is typed: one line that names the key, exit code 2, nothing started and nothing written."""
+
+import contextlib
+import os
+import resource
+import subprocess
+import time
+
+import psutil
+import pytest
+from command import command, environment
+from hostile import IN_PROCESS, PLUGINS
+
+from bench.__main__ import main
+from bench.execution import sweep
+
+LONGEST_S = 10
+
+
+def name(case):
+    family, hostile = case
+    return f"{family}: {' '.join(hostile.typed)[:60]}".encode("unicode_escape").decode()
+
+
+def prepared(hostile, folder):
+    """What is typed, when the files lie in the folder."""
+    for path, content in hostile.files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str):
+            file.write_text(content)
+        elif content.startswith(b"-> "):
+            file.symlink_to(content[3:].decode())
+        else:
+            file.write_bytes(content)
+    typed = [word.replace("{dir}", str(folder)) for word in hostile.typed]
+    keys = {word.partition("=")[0] for word in typed}
+    own = [f"results_dir={folder}/runs"] if "results_dir" not in keys else []
+    own += ["tracking=none"] if not any(key.startswith(("tracking", "~tracking")) for key in keys) else []
+    return [*own, *typed]
+
+
+def processor_time():
+    """Seconds that the processes that this one has waited for have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def tree(folder):
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def require_one_line(hostile, code, out, err):
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: ") and err.count("\n") == 1 and len(err) < 1000, err
+    assert hostile.named in err
+    assert "hunter2" not in err
+
+
+@pytest.mark.parametrize("case", IN_PROCESS, ids=name)
+def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
+    _, hostile = case
+    typed = prepared(hostile, tmp_path)
+    before = tree(tmp_path)
+    real = sweep.run_cell
+    monkeypatch.setattr(
+        sweep, "run_cell", lambda cell, *args, **more: real(cell, *args, **more) if cell.unsupported else 1 / 0
+    )
+    monkeypatch.setattr("sys.argv", ["bench", *typed])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    require_one_line(hostile, ended.value.code, printed.out, printed.err)
+    runs = str(tmp_path / "runs")
+    assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
+
+
+def test_there_are_many():
+    assert len({tuple(hostile.typed) for _, hostile in IN_PROCESS}) >= 250
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", [*PLUGINS, *IN_PROCESS[::4]], ids=name)
+def test_the_real_command_says_one_line(case, tmp_path):
+    _, hostile = case
+    typed = prepared(hostile, tmp_path)
+    before = tree(tmp_path)
+    more = {"ATTENTION_ZOO_PLUGINS": hostile.plugins} if hostile.plugins else {}
+    path = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
+    began, used = time.monotonic(), processor_time()
+    process = subprocess.Popen(
+        command(*typed),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment(**more) | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    children = set()
+    while process.poll() is None and time.monotonic() - began < 6 * LONGEST_S:  # a shared machine may be slow
+        with contextlib.suppress(psutil.Error):
+            children |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+        time.sleep(0.05)
+    process.kill()
+    out, err = process.communicate()
+    require_one_line(hostile, process.returncode, out, err)
+    assert processor_time() - used < LONGEST_S
+    assert not children
+    runs = str(tmp_path / "runs")
+    assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
+    assert not list(tmp_path.glob("runs/records/*"))

@@ -1,0 +1,92 @@
+"""A tracking server that is not there, or is no good, costs seconds, once, and one line; never a cell."""
+
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from synthetic_records import everything
+
+from bench.errors import ConfigError
+from bench.plan.config import Config
+from bench.tracking.tracker import PATIENCE, Tracker
+
+ERROR_500 = b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_set_anything(monkeypatch):
+    for name in PATIENCE:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+
+
+def tracker(results_dir, uri):
+    tracking = {"name": "mlflow", "experiment": "x", "uri": uri}
+    return Tracker(Config({}, {}, {}, tracking, results_dir=str(results_dir)))
+
+
+@contextmanager
+def server(answer):
+    """Accepts everybody; answers each with `answer`, or not at all. Yields its address and who came."""
+    came = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                came.append(connection)
+                if answer:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", came
+    for connection in came:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [None, b"", ERROR_500, b"nonsense\r\n\r\n"], ids=["gone", "silent", "500", "nonsense"]
+)
+def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with server(answer) as (address, came):
+        mirror = tracker(tmp_path, "http://127.0.0.1:1" if answer is None else address)
+        began = time.monotonic()
+        mirror.sync(list(everything())[:1])
+        contacts = len(came)
+        mirror.sync(list(everything())[:2])
+        mirror.finish("sweep", list(everything())[:2], [])
+        assert time.monotonic() - began < 30 and len(came) == contacts
+    printed = capsys.readouterr().err
+    warnings = [line for line in printed.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1 and "the records are safe" in warnings[0]
+
+
+def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    tracker(tmp_path, "http://127.0.0.1:1")
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == PATIENCE["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
+
+
+@pytest.mark.parametrize(
+    "uri", ["foo://x", "http://", "http://h:99999", "sqlite://", "sqlite:///no/such/folder/x.db", "x"]
+)
+def test_an_address_that_no_store_can_have_is_refused(uri, tmp_path):
+    with pytest.raises(ConfigError, match=r"^tracking\.uri="):
+        tracker(tmp_path, uri)
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://h:80", "https://h/x", "sqlite:///{}/x.db", "file:///{}", "postgresql+psycopg2://h/x"]
+)
+def test_an_address_of_a_store_is_not(uri, tmp_path):
+    assert tracker(tmp_path, uri.format(tmp_path)).mirror is not None
