@@ -325,6 +325,10 @@ def mechanisms():
         key = typed.partition("=")[0]
         plus = "+" if key == "foo" else ""
         yield words(f"attention.{key}", f"attention={name}", f"{plus}attention.{typed}")
+
+
+def unsupported():
+    """What no mechanism of the sweep can do: findings with a record each, and one line where there is nothing else."""
     yield words("head_dim=48", "attention=polysketch_srht_r32", "head_dim=48")
     yield words("local=true", "attention=polysketch_random_local_r32")
     yield words("causal=true", "attention=linformer", "causal=true")
@@ -502,6 +506,7 @@ FAMILIES = (
     tracking,
     benchmarks,
     mechanisms,
+    unsupported,
     files,
     results,
 )

@@ -80,8 +80,11 @@ def test_there_are_many():
     assert len({tuple(hostile.typed) for _, hostile in IN_PROCESS}) >= 250
 
 
+WITHOUT_A_RECORD = [case for case in IN_PROCESS if case[0] != "unsupported"]
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("case", [*PLUGINS, *IN_PROCESS[::4]], ids=name)
+@pytest.mark.parametrize("case", [*PLUGINS, *WITHOUT_A_RECORD[::4]], ids=name)
 def test_the_real_command_says_one_line(case, tmp_path):
     _, hostile = case
     typed = prepared(hostile, tmp_path)
