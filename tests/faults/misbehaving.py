@@ -519,15 +519,6 @@ def names(stage):
     return {f"odd_{stage}_{name}": name for name, (_, ends, _) in KINDS.items() if stage in ends}
 
 
-for _stage in STAGES:
-    for _name, _kind in names(_stage).items():
-        _register(_name, _stage, KINDS[_kind][0])
-for _kind, _deed in AGAINST_THE_SWEEP.items():
-    _register(f"odd_{_kind}", "forward", _deed)
-for _number in range(FINE):
-    _register(f"odd_fine_{_number}", "none", None)
-
-
 @once
 def _start_a_family(x):
     start_process(x)
@@ -535,4 +526,17 @@ def _start_a_family(x):
     start_daemon(x)
 
 
-_register("odd_family", "forward", _start_a_family)
+def _register_all():
+    for stage in STAGES:
+        for name, kind in names(stage).items():
+            _register(name, stage, KINDS[kind][0])
+    for kind, deed in AGAINST_THE_SWEEP.items():
+        _register(f"odd_{kind}", "forward", deed)
+    for number in range(FINE):
+        _register(f"odd_fine_{number}", "none", None)
+    _register("odd_family", "forward", _start_a_family)
+
+
+# Tests import this for `KINDS`, and must not find such mechanisms in the zoo.
+if __name__ in os.environ.get("ATTENTION_ZOO_PLUGINS", ""):
+    _register_all()

@@ -176,7 +176,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
         return planned("attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY)
 
     def record(cell, status="ok", **_):
-        times = {"started": "2026-01-01", "ended": "2026-01-01", "duration_s": 1.0}
+        times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00+00:00") | {"duration_s": 1.0}
         return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
 
     ran = []
