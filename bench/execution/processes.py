@@ -103,6 +103,7 @@ class Server:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
+                cwd=_working_directory(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -212,7 +213,7 @@ def _working_directory() -> str:
 
 
 def _search_path() -> list[str]:
-    return [os.path.abspath(folder) for folder in sys.path]
+    return [folder or _working_directory() for folder in sys.path]
 
 
 def _limits() -> list[Any]:

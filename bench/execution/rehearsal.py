@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
@@ -25,10 +26,13 @@ from bench.measures.workbench import build_attention
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
 
-PATIENCE_S = {"attention": 20.0, "inputs": 60.0}
+PATIENCE_S = {"attention": 10.0, "inputs": 60.0}
 # What a mechanism is built from; a seed decides nothing about whether it can be.
 BUILT_FROM = ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl")
 READ_FROM = ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed")
+
+# What refuses a setting names it first; other mistakes are the cell's own.
+KEY = re.compile(r"[\w.]+[=:]")
 
 Answer = dict[str, str]
 
@@ -137,6 +141,8 @@ def _tried(question: dict[str, Any]) -> Answer:
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
     except BaseException as error:  # a constructor may raise what it likes
-        if isinstance(error, ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)):
-            return {"refused": one_line(error)}
+        refusals = ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)
+        line = one_line(error)
+        if isinstance(error, refusals) and KEY.match(line):
+            return {"refused": line}
     return {}

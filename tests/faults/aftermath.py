@@ -71,7 +71,7 @@ class Sweep:
         """Every file in `records/`, each of which must be a whole record with its samples."""
         samples = self.results / "samples"
         paths = sorted((self.results / "records").glob("*.json"))
-        return [decode(path.read_bytes(), (samples / path.name).read_bytes) for path in paths]
+        return [decode(path.name, path.read_bytes(), (samples / path.name).read_bytes) for path in paths]
 
     def ok(self):
         """How many `ok` records each cell has."""

@@ -8,7 +8,7 @@ from misbehaving import AGAINST_THE_SWEEP, FINE, KINDS, STAGES, names
 
 pytestmark = pytest.mark.faults
 
-TIMEOUT_S = 12
+TIMEOUT_S = 6
 SETTINGS = [f"timeout={TIMEOUT_S}", "bench.passes=[forward_backward]", "bench.memory_limit=0.3", "repeats=1"]
 LONGEST_REASON = 1000
 
