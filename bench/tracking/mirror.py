@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "attention-zoo"
 LOCK_TIMEOUT_S = 600.0
+# What goes wrong is an exception, which is said in one line; these would print its stack beside it.
+LOGGERS = {"alembic": logging.WARNING, "sqlalchemy": logging.CRITICAL, "mlflow": logging.CRITICAL}
 # What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
@@ -135,8 +137,10 @@ class Mirror:
 
     def _open(self) -> _Experiment:
         os.environ.update(QUIET)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
         from mlflow import MlflowClient
+
+        for chatty, level in LOGGERS.items():
+            logging.getLogger(chatty).setLevel(level)
 
         if self.database and not self.database.exists():
             _create_database(self.database, self.artifacts_uri)

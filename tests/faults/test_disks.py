@@ -71,7 +71,9 @@ def assert_said(result, sweep, disk):
     refused = result.returncode == 2 and "error: results_dir=" in result.stderr and not sweep.records()
     assert result.returncode == 1 or refused, context
     said = [line for line in lines(result.stderr) if FULL in line]
-    assert said and all(str(disk.folder) in line or "results_dir" in line for line in said), context
+    # What a cell could not write lies in a scratch folder that nobody knows.
+    named = (str(disk.folder), "results_dir", "its result could not be written")
+    assert said and all(any(name in line for name in named) for line in said), context
 
 
 def break_at_all(numbers, shim, folder, once=False, **settings):
@@ -102,8 +104,8 @@ SHARES = 4
 @pytest.mark.parametrize("once", [False, True], ids=["from then on", "once"])
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_sweep_goes_on_later(shim, tmp_path, once, share, promise):
     calls = undisturbed(shim, tmp_path / "counted", cells=2)
-    # What fails once is often the same as what fails from then on.
-    numbers = range(1 + share, calls + 1, 2 * SHARES if once else SHARES)
+    # Every second one, in each of the two ways the other half: what fails once is often what fails from then on.
+    numbers = range(1 + share + SHARES * once, calls + 1, 2 * SHARES)
     break_at_all(numbers, shim, tmp_path, once, cells=2)
     promise(
         "A disk that is full, at whichever write (the system call fails with ENOSPC), is one line that says so and exit"
