@@ -1,12 +1,13 @@
 """What the tests marked `faults` promise and measure, and the page that is made of it: `docs/reliability.md`.
 
-The page is written when all of these tests, and no others, were run and none failed: by `make test-faults`.
+Every run of `-m faults` writes the rows of the tests that it ran: `make test-faults` all of them.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ HEAD = """# What holds when things break
 
 Each row is one promise, what was measured, and the test that measures it: `pytest TEST` runs that one,
 `make test-faults` runs all and writes this page. Repetitions of a test are added up; of seconds the longest is given.
+A test that has not been run, or has failed, says so.
 
 | promised | measured | test |
 |---|---|---|
@@ -55,10 +57,25 @@ class Page:
         if report.when == "call" or report.skipped:
             self.reports.append(report)
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the page if every test that belongs on it has passed."""
-        if exitstatus == pytest.ExitCode.OK and _is_whole(session.config):
-            PAGE.write_text(HEAD + "".join(_rows(self.reports)) + f"\nMeasured on {_machine()}.\n")
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the rows of the tests that were run whole; a run of all of them leaves no other."""
+        config = session.config
+        if (
+            self.reports
+            and config.option.markexpr == "faults"
+            and not config.option.keyword
+            and "[" not in "".join(config.args)
+        ):
+            everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+            rows = ({} if everything else rows_of(PAGE)) | dict(_rows(self.reports))
+            lines = (f"| {row} | `{test}` |\n" for test, row in sorted(rows.items()))
+            PAGE.write_text(HEAD + "".join(lines) + f"\nMeasured on {_machine()}.\n")
+
+
+def rows_of(page: Path) -> dict[str, str]:
+    """What a page says of each test."""
+    text = page.read_text() if page.exists() else ""
+    return {test: row for row, test in re.findall(r"^\| (.*) \| `(tests/.+::\w+)` \|$", text, re.MULTILINE)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,24 +90,20 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     session.config.stash[COLLECTED] = {_test(item.nodeid) for item in items if item.get_closest_marker("faults")}
 
 
-def _is_whole(config: pytest.Config) -> bool:
-    everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
-    return everything and config.option.markexpr == "faults" and not config.option.keyword
-
-
 def _test(nodeid: str) -> str:
     """A test without its parameters."""
     return nodeid.partition("[")[0]
 
 
-def _rows(reports: Iterable[pytest.TestReport]) -> Iterable[str]:
+def _rows(reports: Iterable[pytest.TestReport]) -> Iterable[tuple[str, str]]:
     by_test: dict[str, list[pytest.TestReport]] = defaultdict(list)
     for report in reports:
         by_test[_test(report.nodeid)].append(report)
-    for test, own in sorted(by_test.items()):
+    for test, own in by_test.items():
         said = [value for report in own for key, value in report.user_properties if key == KEY]
         text = said[0][0] if said else test.rpartition("test_")[2].replace("_", " ")
-        yield f"| {text} | {_measured(own, [figures for _, figures in said])} | `{test}` |\n"
+        failed = any(report.failed for report in own)
+        yield test, f"{text} | {'failed' if failed else _measured(own, [figures for _, figures in said])}"
 
 
 def _measured(reports: list[pytest.TestReport], said: list[Figures]) -> str:

@@ -96,7 +96,7 @@ class _Rehearsal:
             if select.select([self._replies], [], [], PATIENCE_S[kind])[0] and (line := self._replies.readline()):
                 answer: Answer = json.loads(line)
                 return answer
-        except processes.LostServer:
+        except (processes.LostServer, ValueError):  # a mechanism may even have written there
             pass
         self.close()
         return None
