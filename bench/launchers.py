@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from bench.records.record import Record
 from bench.records.store import Store, latest
 from bench.tracking.tracker import Tracker
 
+THREADS = "OMP_NUM_THREADS"
 OWN = {"launcher": "hydra_plugins.cell_sweeps.CellLauncher", "sweeper": "hydra_plugins.cell_sweeps.GridSweeper"}
 
 
@@ -41,9 +43,15 @@ class Job:
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
         self.worst = 0
+        self.threads = os.environ.get(THREADS)
 
     def __call__(self, config: DictConfig) -> int:
         """Run the job that Hydra is at as a sweep of its own; returns its exit code."""
+        # Launchers give their workers fewer threads; the cell is a process of its own, and what was planned has these.
+        if self.threads is None:
+            os.environ.pop(THREADS, None)
+        else:
+            os.environ[THREADS] = self.threads
         given = HydraConfig.get().overrides
         self.worst = max(code := exit_code(launch(_sweep(self.loader, given.hydra, [given.task]))), self.worst)
         return code
