@@ -67,10 +67,6 @@ def _required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _as_float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
-
-
 def _takes_float(hint: Any) -> bool:
     return float in (hint, *typing.get_args(hint))
 

@@ -4,29 +4,17 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import torch
 
-from attention_zoo import AttentionInfo, register
+from attention_zoo import register
 from attention_zoo.v_mean import VMean
-
-
-def _info(name):
-    return AttentionInfo(
-        name=name,
-        paper="none",
-        approximates="softmax",
-        causal=True,
-        padding=True,
-        cross=True,
-        random=False,
-        complexity="O(n h)",
-    )
 
 
 def _fake(name, ending):
     class Fake(VMean):
-        info = _info(name)
+        info = replace(VMean.info, name=name)
 
         def _attend(self, query, key, value, padding):
             return ending(super()._attend(query, key, value, padding))
@@ -37,7 +25,7 @@ def _fake(name, ending):
 
 def _fake_at_birth(name, constructor):
     class Fake(VMean):
-        info = _info(name)
+        info = replace(VMean.info, name=name)
 
         def __init__(self, **common):
             super().__init__(**common)

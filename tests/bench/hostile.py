@@ -18,6 +18,86 @@ def words(named, *typed, **more):
     return Hostile(list(typed), named, **more)
 
 
+# Whole sentences: what is typed, and how the line begins or what it says beside the key.
+SENTENCES = {
+    "attention=flsh": "attention=flsh: unknown; did you mean flash",
+    "attention=flash,flsh": "attention=flsh",
+    "attention.name=../../etc/passwd": "attention='../../etc/passwd'",
+    "attention.name=os.system": "attention='os.system'",
+    "bench=latncy": "bench=latncy: unknown; did you mean latency",
+    "experiment=nothing": "experiment=nothing",
+    "tracking=wandb": "tracking=wandb",
+    "inputs.name=os.system": "inputs.name='os.system'",
+    "seq_ln=5": "seq_ln: unknown; did you mean seq_len",
+    "+x=1": "x=1: unknown",
+    "seq_len=abc": "seq_len='abc'",
+    "seq_len=0": "seq_len=0: must be",
+    "seq_len=-4": "seq_len=-4: must be",
+    "seq_len=1.5": "seq_len=1.5",
+    "seq_len=${foo}": "seq_len",
+    "seq_len=${oc.env:HOME}": "seq_len='${oc.env:HOME}': must not use a resolver",
+    "seq_len=[1,2": "seq_len=[1,2",
+    "num_heads=0": "num_heads=0",
+    "batch_size=0": "batch_size=0",
+    "tokens_per_batch=100 batch_size=null": "tokens_per_batch=100: must be at least seq_len",
+    "dtype=float8": "dtype='float8': must be one of",
+    "causal=maybe": "causal='maybe'",
+    "device=tpu": "device='tpu'",
+    "impl=fast": "impl='fast'",
+    "impl=reference,fast": "impl='fast'",
+    "repeats=0": "repeats=0",
+    "timeout=abc": "timeout='abc'",
+    "timeout=-1": "timeout=-1",
+    "timeout=nan": "timeout=nan",
+    "rerun=sometimes": "rerun='sometimes'",
+    "max_cells=0": "max_cells=0: must be",
+    "max_cells=abc seed=range(0,1000000000)": "max_cells='abc': must be",
+    "seed=range(0,1000000)": "max_cells=10000: the sweep has 1,000,000 cells; max_cells=1000000 allows them",
+    "seed=1,2,3 max_cells=2": "max_cells=2: the sweep has 3 cells",
+    "experiment=decode max_cells=5": "max_cells=5: the sweep has",
+    "grids=5": "grids=5: must be grids by size",
+    "seq_len=9223372036854775808": "seq_len=9223372036854775808: must fit into 64 bits",
+    "seed=1,100000000000000000000000000": "seed=100000000000000000000000000: must fit into 64 bits",
+    "results_dir=": "results_dir='': must be a folder",
+    "hydra.mode=RUN": "hydra.mode=RUN: not allowed",
+    "hydra.launcher._target_=os.system": "hydra.launcher._target_='os.system': must be a plugin of Hydra",
+    "hydra.sweeper._target_=os.system": "hydra.sweeper._target_='os.system': must be a plugin of Hydra",
+    "+hydra.callbacks.x._target_=os.getcwd": "hydra.callbacks.x._target_=os.getcwd: not allowed",
+    "+hydra/callbacks=mine": "hydra/callbacks=mine: not allowed",
+    "seed=range(0,10,0)": "seed=range(0,10,0): a range's step must not be 0",
+    "--nope": "--nope: unknown",
+    "size=huge": "size='huge'",
+    "size=laptop,paper": "size=laptop,paper: must have one value",
+    "experiment=demo,decode": "experiment=demo,decode: must have one value",
+    "experiment=[demo,decode]": "experiment=[demo,decode]: must have one value",
+    "seed=-1": "seed=-1",
+    "results_dir=a,b": "results_dir='b': must have one value",
+    "bench.passes=[sideways]": "bench.passes='sideways'",
+    "bench.passes=[]": "bench.passes=[]",
+    "bench.passes=forward": "bench.passes='forward'",
+    "bench.memory_limit=-1": "bench.memory_limit=-1",
+    "bench=spectral_norm bench.num_features=0": "bench.num_features=0",
+    "bench=compare": "attention=flash: bench=compare needs two or more",
+    "inputs.score_scale=0": "inputs.score_scale=0",
+    "inputs=pretrained inputs.weights=stolen": "inputs.weights='stolen'",
+    "inputs=pretrained inputs.layer=-1": "inputs.layer=-1",
+    "attention=polynomial attention.degree=3": "attention.degree=3: must be even",
+    "attention=polynomial attention.degre=4": "attention.degre: unknown; did you mean degree",
+    "attention=polynomial +attention.foo=4": "attention.foo=4: unknown; polynomial takes degree",
+    "attention=polysketch attention.sketch=none": "attention.sketch='none': must be one of gaussian",
+    "attention=polysketch attention.sketch_size=0": "attention.sketch_size=0",
+    "attention=performer attention.num_features=many": "attention.num_features='many'",
+    "attention=flash impl=fused attention.backend=warp": "attention.backend='warp'",
+}
+
+
+def sentences():
+    """Lines that say more than the key."""
+    for typed, named in SENTENCES.items():
+        yield words(named, *typed.split())
+    yield words("$(rm -rf .)", "attention=$(rm -rf .)")
+
+
 INTEGERS = ["seq_len", "tokens_per_batch", "num_heads", "head_dim", "repeats"]
 BAD_INTEGERS = ["abc", "0", "-1", "1.5", "null", "[1]", "{a: 1}", "true1", "1e400", "nan", "''", "9223372036854775808"]
 HUGE = "1" * 40
@@ -280,7 +360,7 @@ def benchmarks():
     yield words("bench.steps", "bench=decode", "bench.steps=0")
     yield words("bench.measured_pass", "bench=compare", "attention=flash,softmax", "bench.measured_pass=all")
     yield words(
-        "contradicts bench.num_features=64",
+        "attention.sketch_size=32: contradicts bench.num_features=64",
         "bench=flops",
         "attention=polysketch",
         "attention.sketch_size=32",
@@ -329,10 +409,12 @@ def mechanisms():
 
 def unsupported():
     """What no mechanism of the sweep can do: findings with a record each, and one line where there is nothing else."""
-    yield words("head_dim=48", "attention=polysketch_srht_r32", "head_dim=48")
-    yield words("local=true", "attention=polysketch_random_local_r32")
-    yield words("causal=true", "attention=linformer", "causal=true")
-    yield words("impl=fused", "attention=performer", "impl=fused")
+    yield words("head_dim=48: must be a power of two", "attention=polysketch_srht_r32", "head_dim=48")
+    yield words(
+        "local=true: polysketch has exact diagonal blocks only with causal", "attention=polysketch_random_local_r32"
+    )
+    yield words("causal=true: linformer cannot", "attention=linformer", "causal=true")
+    yield words("impl=fused: performer has reference only", "attention=performer", "impl=fused")
 
 
 GLOBAL = "# @package _global_\n"
@@ -496,6 +578,7 @@ def plugins():
 
 
 FAMILIES = (
+    sentences,
     typed_values,
     groups_and_keys,
     syntax,
@@ -510,5 +593,16 @@ FAMILIES = (
     files,
     results,
 )
-IN_PROCESS = [(family.__name__, hostile) for family in FAMILIES for hostile in family()]
+
+
+def _once():
+    """What two families have in common is tried once, with what the first of them expects."""
+    cases = {}
+    for family in FAMILIES:
+        for hostile in family():
+            cases.setdefault((*hostile.typed, *hostile.files.items()), (family.__name__, hostile))
+    return list(cases.values())
+
+
+IN_PROCESS = _once()
 PLUGINS = [(plugins.__name__, hostile) for hostile in plugins()]

@@ -90,10 +90,8 @@ def test_there_are_many():
 WITHOUT_A_RECORD = [case for case in IN_PROCESS if case[0] != "unsupported"]
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("case", [*PLUGINS, *WITHOUT_A_RECORD[::4]], ids=name)
-def test_the_real_command_says_one_line(case, tmp_path, promise):
-    _, hostile = case
+def require_one_line_of_the_command(hostile, tmp_path):
+    """Runs the command in a process of its own; the seconds of processor time that it took."""
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
     more = {"ATTENTION_ZOO_PLUGINS": hostile.plugins} if hostile.plugins else {}
@@ -116,16 +114,29 @@ def test_the_real_command_says_one_line(case, tmp_path, promise):
     process.kill()
     out, err = process.communicate()
     require_one_line(hostile, process.returncode, out, err)
-    assert processor_time() - used < LONGEST_S
+    took = processor_time() - used
+    assert took < LONGEST_S
     assert not children
     runs = str(tmp_path / "runs")
     assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
-    assert not list(tmp_path.glob("runs/records/*"))
+    return took
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("case", PLUGINS, ids=name)
+def test_a_plugin_that_cannot_be_imported_is_one_line(case, tmp_path):
+    require_one_line_of_the_command(case[1], tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("case", WITHOUT_A_RECORD[::4], ids=name)
+def test_the_real_command_says_one_line(case, tmp_path, promise):
+    took = require_one_line_of_the_command(case[1], tmp_path)
     promise(
-        "A mistake in a configuration, a folder, a plugin or a flag is one line with its key and exit code 2, before a"
-        " cell starts; nothing is written outside the results folder",
+        "A mistake in a configuration, a folder or a flag is one line with its key and exit code 2, before a cell"
+        " starts; nothing is written outside the results folder",
         commands=1,
         tracebacks=0,
         cells_started=0,
-        processor_time=processor_time() - used,
+        processor_time=took,
     )

@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from attention_zoo import AttentionInfo, UnsupportedError, register
+from attention_zoo import UnsupportedError, register
 from attention_zoo.v_mean import VMean
 
 STAGES = ("init", "forward", "backward")
@@ -488,16 +489,7 @@ class _InBackward(torch.autograd.Function):
 
 def _register(name, stage, deed):
     class Odd(VMean):
-        info = AttentionInfo(
-            name=name,
-            paper="none",
-            approximates="softmax",
-            causal=True,
-            padding=True,
-            cross=True,
-            random=False,
-            complexity="O(n h)",
-        )
+        info = replace(VMean.info, name=name)
 
         def __init__(self, **common):
             super().__init__(**common)
