@@ -24,7 +24,8 @@ class ElsewhereLauncher(Launcher):
             job = folder / f"{index}.pickle"
             job.write_bytes(pickle.dumps((self, list(overrides), index)))
             command = [sys.executable, "-c", f"from {__name__} import work; work({str(job)!r})"]
-            ended = subprocess.run(command)
+            # As joblib does, whose workers share the processors.
+            ended = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "7"})
             done = pickle.loads(job.read_bytes()) if ended.returncode == 0 else RuntimeError("the job died")
             status = JobStatus.FAILED if isinstance(done, Exception) else JobStatus.COMPLETED
             results.append(JobReturn(list(overrides), status=status, _return_value=done))
