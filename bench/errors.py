@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+
+from tqdm import tqdm
 
 LONGEST_LINE = 700
 
@@ -31,6 +34,11 @@ def message(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """The first line of an error's message, bounded; its type where there is none."""
     return bounded((message(error).splitlines() or [type(error).__name__])[0].strip())
+
+
+def say(line: str) -> None:
+    """Print a line to stderr, above the progress bar where one is shown."""
+    tqdm.write(line, file=sys.stderr)
 
 
 def bounded(text: str, longest: int = LONGEST_LINE) -> str:

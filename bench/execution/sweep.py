@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from bench.errors import ConfigError
+from bench.errors import ConfigError, say
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.interrupts import Interrupts
 from bench.execution.rehearsal import rehearse
@@ -135,11 +134,10 @@ class _Measuring:
                     self._on_records(self._store.of_cell(cell.cell_id))
                 bar.update()
                 if not quiet:
-                    bar.write(line(record), file=sys.stderr)
+                    say(line(record))
         return records
 
     def _one(self, cell: Cell, bar: tqdm[NoReturn]) -> Record:
-        say = functools.partial(bar.write, file=sys.stderr)
         with hold(self._store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
             attempts = self._store.of_cell(cell.cell_id)
             # Another sweep has measured the cell since this one began, and how that ended is as good as new.

@@ -6,11 +6,10 @@ import contextlib
 import errno
 import functools
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bench.errors import bounded, one_line
+from bench.errors import bounded, one_line, say
 from bench.records.files import decode, encode, read_file
 from bench.records.record import Record, RecordError
 
@@ -110,7 +109,7 @@ class Store:
             try:
                 yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
             except RecordError as error:
-                print(f"{bounded(str(path))}: skipped, {one_line(error)}", file=sys.stderr)
+                say(f"{bounded(str(path))}: skipped, {one_line(error)}")
 
     def _read(self, prefix: str) -> list[Record]:
         records = [record for _, record in self.readable(prefix)]

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from bench.errors import bounded, one_line
+from bench.errors import bounded, one_line, say
 from bench.measures import flatten
 from bench.measures.summary import benchmark, features, summarise
 from bench.quiet import QUIET
@@ -198,7 +197,7 @@ class _Experiment:
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            print(f"warning: MLflow mirror: {record.file_name}: left out, {one_line(error)}", file=sys.stderr)
+            say(f"warning: MLflow mirror: {record.file_name}: left out, {one_line(error)}")
             return False
         return True
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.errors import ConfigError, one_line, without_credentials
+from bench.errors import ConfigError, one_line, say, without_credentials
 from bench.plan.config import Config
 from bench.records.record import Record
 from bench.table import table
@@ -72,7 +71,7 @@ class Tracker:
 
     def _give_up(self, error: Exception) -> None:
         what = without_credentials(one_line(error))
-        print(f"warning: {what}; the records are safe, the next sweep mirrors them", file=sys.stderr)
+        say(f"warning: {what}; the records are safe, the next sweep mirrors them")
         self.mirror = None
 
 
