@@ -117,7 +117,11 @@ def _added(said: list[Figures]) -> Iterable[str]:
         values = [figures[name] for figures in said if name in figures]
         words = name.replace("_", " ")
         whole = all(isinstance(value, int) for value in values)
-        yield f"{sum(values)} {words}" if whole else f"{words} {max(values):.1f} s"
+        yield f"{sum(values)} {words}" if whole else f"{words} {_seconds(max(values))} s"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _machine() -> str:
