@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attention_zoo.checks import check_bool, check_choice, check_int, require
 from attention_zoo.ops.decoding import KeyValueCache, State
+from attention_zoo.ops.fused_softmax import refusal_of
 from attention_zoo.ops.masking import visible_rows
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
@@ -177,8 +178,8 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        """Why the fast path cannot take this input; None if it can."""
-        raise NotImplementedError
+        """Why the fast path cannot take this input; None if it can. By default that is `ops.fused_softmax`."""
+        return refusal_of(query)
 
     def _fuses_here(self, seq_len: int) -> bool:
         """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""

@@ -10,10 +10,12 @@ from torch.nn import functional
 
 from attention_zoo.base import ALL, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
+from attention_zoo.ops.fused_softmax import attend, hidden_bias, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.sampled import SampledAttention
 
 FIXED_BLOCKS = 5  # the first, the last, and the window of three
+GATHERED = 2**19  # numbers of keys copied together on a CPU
 
 
 @register
@@ -43,6 +45,7 @@ class BigBird(SampledAttention):
         cross=False,
         random=True,
         complexity="O(n w (5 + r) h)",
+        implementations=("reference", "fused"),
     )
 
     def __init__(self, *, block_size: int = 64, num_random_blocks: int = 3, **common: Any) -> None:
@@ -80,6 +83,54 @@ class BigBird(SampledAttention):
         is_new[..., 0] = True
         visible = gathered(visible.mT) & is_new.repeat_interleave(w, dim=2)[..., None]
         return masked_softmax(query @ gathered(key).mT, visible.mT) @ gathered(value)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        n, w, scale = query.shape[2], self.block_size, self.head_dim**-0.5
+        last = max(self._num_blocks(n) - 1, 1) * w
+        edges = torch.cat([query[:, :, :w], query[:, :, last:]], dim=2)
+        out, _, backend = attend(edges, key, value, scale=scale, bias=padding_bias(padding, key.dtype))
+        if last == w:
+            return out, backend
+        middle = self._fused_middle(query[:, :, w:last], key, value, padding)
+        return torch.cat([out[:, :, :w], middle, out[:, :, w:]], 2), backend
+
+    def _fused_middle(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """Attention of the queries of whole blocks, with blocks in the place of heads."""
+        batch, h = len(query), self.head_dim
+        seen = self.key_blocks(self._num_blocks(key.shape[2]), key.device)
+        bias = hidden_bias(self._hidden(seen, key.shape[2], padding).flatten(1, 2)[:, :, None], key.dtype)
+        queries = query.reshape(batch, -1, self.block_size, h)
+        keys, values = (self._by_block(x).flatten(1, 2) for x in (key, value))
+        first = torch.arange(self.num_heads, device=key.device)[:, None, None] * self._num_blocks(key.shape[2])
+        seen = (first + seen).flatten(0, 1)
+        # As many blocks as stay in the cache, for what they see is copied together.
+        size = (
+            len(seen) if key.device.type != "cpu" else max(1, GATHERED // (batch * seen.shape[1] * self.block_size * h))
+        )
+        outs = []
+        for start in range(0, len(seen), size):
+            some = slice(start, start + size)
+            near = [
+                x.index_select(1, seen[some].flatten()).view(batch, -1, seen.shape[1] * self.block_size, h)
+                for x in (keys, values)
+            ]
+            outs.append(attend(queries[:, some], *near, scale=h**-0.5, bias=bias[:, some]).out)
+        return torch.cat(outs, 1).view_as(query)
+
+    def _by_block(self, x: Tensor) -> Tensor:
+        """A block of `(batch, heads, n, h)` in a row, the last one filled up with zeros."""
+        return (
+            functional.pad(x, (0, 0, 0, -x.shape[2] % self.block_size)).unflatten(2, (-1, self.block_size)).flatten(3)
+        )
+
+    def _hidden(self, seen: Tensor, n: int, padding: Tensor | None) -> Tensor:
+        """Which keys of the blocks `seen` are not there, `(batch or 1, heads, blocks - 2, (5 + r) w)`."""
+        w = self.block_size
+        positions = (seen[..., None] * w + torch.arange(w, device=seen.device)).flatten(2)
+        repeated = seen == 0
+        repeated[..., 0] = False
+        hidden = (repeated.repeat_interleave(w, dim=2) | (positions >= n))[None]
+        return hidden if padding is None else hidden | padding[:, positions.clamp_max(n - 1)]
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """Softmax over the entries of `pattern`."""

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_int
+from attention_zoo.ops.fused_softmax import ENTRIES, attend, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import place_rows
+from attention_zoo.ops.sampling import assign_rows, place_rows, take_rows
 from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import masked_mean, mean_weights
 
 # The sampled keys of all queries take `num_samples` times the memory of K; this many times that is gathered
 # at once.
 GATHERED_KEYS = 8
+# A product of matrices scores so many keys in the time in which one is gathered and scored.
+KEYS_PER_SAMPLE = 40
 
 
 @register
@@ -52,6 +55,7 @@ class Informer(SampledAttention):
         data_dependent=True,
         complexity="O(n (U + u) h)",
         size="num_features",
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -74,6 +78,14 @@ class Informer(SampledAttention):
         mean = masked_mean(value, padding).expand_as(value)
         exact = row_weights @ value
         return mean.scatter(2, rows.expand_as(exact), exact)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        count, samples = self.counts(query.shape[2])
+        dense = key.shape[2] < KEYS_PER_SAMPLE * samples
+        rows = self.sparsity(query, key, padding, from_all_scores=dense).topk(count).indices
+        bias = padding_bias(padding, key.dtype)
+        exact = attend(take_rows(query, rows), key, value, scale=self.head_dim**-0.5, bias=bias)
+        return assign_rows(masked_mean(value, padding).expand_as(value), rows, exact.out), exact.backend
 
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
@@ -100,30 +112,27 @@ class Informer(SampledAttention):
         return min(rows, seq_len), self.num_samples or rows
 
     @torch.no_grad()
-    def sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None = None) -> Tensor:
+    def sparsity(
+        self, query: Tensor, key: Tensor, padding: Tensor | None = None, *, from_all_scores: bool = False
+    ) -> Tensor:
         """M, `(batch, heads, seq_len)`, for scores without 1/sqrt(h); -inf at padded queries.
 
-        A query whose samples are all padding gets 0, the least that M can be.
+        A query whose samples are all padding gets 0, the least that M can be. With `from_all_scores` its scores are
+        taken from those of all keys, some queries at a time, instead of computed from gathered keys.
         """
         n = query.shape[2]
         _, samples = self.counts(n)
         noise = self._noise((n, samples), query.device)
         step = max(1, GATHERED_KEYS * n // samples)
-        chunks = zip(query.split(step, dim=2), noise.split(step), strict=True)
-        statistic = torch.cat([self._chunk_sparsity(q, key, padding, u) for q, u in chunks], dim=2)
+        sampled_scores = _scores_of_gathered_keys
+        if from_all_scores:
+            step, sampled_scores = max(1, ENTRIES // (query.shape[:2].numel() * n)), _gathered_scores
+        statistics = []
+        for queries, u in zip(query.split(step, dim=2), noise.split(step), strict=True):
+            indices = self._sample_keys(u, n, padding)
+            statistics.append(_max_minus_mean(sampled_scores(queries, key, indices), indices, padding))
+        statistic = torch.cat(statistics, dim=2)
         return statistic if padding is None else statistic.masked_fill(padding[:, None], -torch.inf)
-
-    def _chunk_sparsity(self, query: Tensor, key: Tensor, padding: Tensor | None, noise: Tensor) -> Tensor:
-        samples = self._sample_keys(noise, key.shape[2], padding)
-        sampled_keys = _gather(key, samples.flatten(1)).unflatten(2, noise.shape)
-        scores = (sampled_keys @ query[..., None]).squeeze(-1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if padding is None:
-            return scores.amax(-1) - scores.mean(-1)
-        hidden = padding.take_along_dim(samples.flatten(1), 1).unflatten(1, noise.shape)[:, None]
-        count = (~hidden).sum(-1)
-        mean = scores.masked_fill(hidden, 0).sum(-1) / count.clamp_min(1)
-        return (scores.masked_fill(hidden, -torch.inf).amax(-1) - mean).masked_fill(count == 0, 0)
 
     def _sample_keys(self, noise: Tensor, n: int, padding: Tensor | None) -> Tensor:
         """Indices of keys, `(batch or 1, queries, samples)`.
@@ -148,9 +157,29 @@ class Informer(SampledAttention):
         return 2 * seq_len * (samples + 2 * rows + 1) * self.head_dim
 
 
-def _gather(key: Tensor, indices: Tensor) -> Tensor:
-    """The keys at `indices`, `(batch or 1, count)`: `(batch, heads, count, h)`."""
+def _scores_of_gathered_keys(query: Tensor, key: Tensor, indices: Tensor) -> Tensor:
+    """`<q_i, k_s>` for the keys at `indices`, `(batch or 1, queries, U)`: `(batch, heads, queries, U)`."""
+    flat = indices.flatten(1)
     if len(indices) == 1:
         # Copies whole rows: four to eight times as fast as number by number.
-        return key.index_select(2, indices[0])
-    return key.take_along_dim(indices[:, None, :, None], 2)
+        keys = key.index_select(2, flat[0])
+    else:
+        keys = take_rows(key, flat[:, None].expand(-1, key.shape[1], -1))
+    return (keys.unflatten(2, indices.shape[1:]) @ query[..., None]).squeeze(-1)
+
+
+def _gathered_scores(query: Tensor, key: Tensor, indices: Tensor) -> Tensor:
+    """The same from the scores of all keys."""
+    scores = query @ key.mT
+    return scores.gather(3, indices[:, None].expand(*query.shape[:2], -1, -1))
+
+
+def _max_minus_mean(scores: Tensor, indices: Tensor, padding: Tensor | None) -> Tensor:
+    """The sparsity of queries with sampled scores `(batch, heads, queries, U)`; sampled padding is left out."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if padding is None:
+        return scores.amax(-1) - scores.mean(-1)
+    hidden = padding.take_along_dim(indices.flatten(1), 1).unflatten(1, indices.shape[1:])[:, None]
+    count = (~hidden).sum(-1)
+    mean = scores.masked_fill(hidden, 0).sum(-1) / count.clamp_min(1)
+    return (scores.masked_fill(hidden, -torch.inf).amax(-1) - mean).masked_fill(count == 0, 0)

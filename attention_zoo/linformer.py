@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
+from attention_zoo.ops.fused_softmax import attend, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
 
@@ -44,6 +45,7 @@ class Linformer(Attention):
         random=True,
         complexity="O(n k h); unreduced O(n^2 h)",
         size="projection_dim",
+        implementations=("reference", "fused"),
     )
 
     E: Tensor
@@ -100,6 +102,17 @@ class Linformer(Attention):
         if self.unreduced:
             projected = projection.T @ projected
         return self._weights(query, key, padding) @ projected
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        key_projection, value_projection = self._projections(key)
+        bias = None
+        projected = value_projection @ zero_padding(value, padding)
+        if self.unreduced:
+            projected, bias = value_projection.T @ projected, padding_bias(padding, key.dtype)
+        else:
+            key = key_projection @ zero_padding(key, padding)
+        out, _, backend = attend(query, key, projected, scale=self.head_dim**-0.5, bias=bias)
+        return out, backend
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """`softmax(Q (E K)^T / sqrt(h)) F`, or `D^-1 A S S^T`; entries may be negative."""

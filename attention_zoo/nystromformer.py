@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,18 @@ from torch.nn import functional
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int, require
+from attention_zoo.ops.fused_softmax import attend, hidden_bias, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
+from attention_zoo.ops.sampling import take_rows
+
+
+class Landmarks(NamedTuple):
+    """Means of segments, in at least float32."""
+
+    query: Tensor  # Ql, (batch, heads, m, h)
+    key: Tensor  # Kl, (batch, heads, m, h)
+    exists: Tensor  # (batch, 1, 1, m) bool: of a segment that is not empty
+    kernel: Tensor  # A, (batch, heads, m, m)
 
 
 @register
@@ -48,6 +59,7 @@ class Nystromformer(Attention):
         random=False,
         complexity="O(n m h + m^2 h + m^3)",
         size="num_landmarks",
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -76,6 +88,22 @@ class Nystromformer(Attention):
         summary = inverse @ (to_landmarks @ value).to(inverse.dtype)
         return from_landmarks @ summary.to(value.dtype) + self._convolve(value, padding)
 
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        landmarks = self._landmarks(query, key, padding)
+        scale = self.head_dim**-0.5
+        from_keys, _, _ = attend(
+            landmarks.query.to(key.dtype), key, value, scale=scale, bias=padding_bias(padding, key.dtype)
+        )
+        summary = times_pseudo_inverse(landmarks.kernel, self.iterations, from_keys.to(landmarks.kernel.dtype))
+        out, _, backend = attend(
+            query,
+            landmarks.key.to(key.dtype),
+            summary.to(value.dtype),
+            scale=scale,
+            bias=None if padding is None else hidden_bias(~landmarks.exists, key.dtype),
+        )
+        return out if self.conv_weight is None else out + self._convolve(value, padding), backend
+
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
     ) -> Tensor:
@@ -89,18 +117,28 @@ class Nystromformer(Attention):
 
     def _factors(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """F `(batch, heads, n, m)`, Z `(batch, heads, m, m)` in at least float32, B `(batch, heads, m, n)`."""
+        landmarks = self._landmarks(query, key, padding)
+        query, query_landmarks = (x * self.head_dim**-0.5 for x in (query, landmarks.query.to(query.dtype)))
+        from_landmarks = masked_softmax(query @ landmarks.key.to(key.dtype).mT, landmarks.exists)
+        visible = visible_keys(1, key.shape[2], False, padding, key.device)
+        to_landmarks = masked_softmax(query_landmarks @ key.mT, visible)
+        return from_landmarks, pseudo_inverse(landmarks.kernel, self.iterations), to_landmarks
+
+    def _landmarks(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Landmarks:
         n = key.shape[2]
-        query = query * self.head_dim**-0.5
-        visible = visible_keys(n, n, False, padding, key.device)
-        members, filled = segments(visible[:, 0, 0], min(self.num_landmarks, n))
-        query_landmarks, key_landmarks = (segment_means(tokens, members, filled) for tokens in (query, key))
+        m, scale = min(self.num_landmarks, n), self.head_dim**-0.5
+        if padding is None and n % m == 0:
+            precision = torch.promote_types(query.dtype, torch.float32)
+            queries, keys = (x.unflatten(2, (m, -1)).mean(3, dtype=precision) for x in (query, key))
+            exists = torch.ones(1, 1, 1, m, dtype=torch.bool, device=key.device)
+            return Landmarks(queries, keys, exists, (queries * scale @ keys.mT).softmax(-1))
+        visible = visible_keys(1, n, False, padding, key.device)
+        members, filled = segments(visible[:, 0, 0], m)
+        queries, keys = (segment_means(tokens, members, filled) for tokens in (query, key))
         exists = filled.any(-1)[:, None, None]
         # A landmark that does not exist has a zero row and column in A, hence in Z: it drops out.
-        kernel = masked_softmax(query_landmarks @ key_landmarks.mT, exists & exists.mT)
-        query_landmarks, key_landmarks = query_landmarks.to(query.dtype), key_landmarks.to(key.dtype)
-        from_landmarks = masked_softmax(query @ key_landmarks.mT, exists)
-        to_landmarks = masked_softmax(query_landmarks @ key.mT, visible)
-        return from_landmarks, pseudo_inverse(kernel, self.iterations), to_landmarks
+        kernel = masked_softmax(queries * scale @ keys.mT, exists & exists.mT)
+        return Landmarks(queries, keys, exists, kernel)
 
     def _convolve(self, value: Tensor, padding: Tensor | None) -> Tensor:
         """The depthwise convolution of `(batch, heads, n, ...)` along n; zero without one."""
@@ -121,6 +159,8 @@ class Nystromformer(Attention):
         landmarks = 2 * m * -(-n // m) * h
         products = 2 * h * (4 * n * m + 2 * m * m)
         inverse = m * m + self.iterations * 4 * 2 * m**3
+        if self._fuses_here(seq_len):  # the last step and Z only as they act on the h columns of B V
+            inverse -= 4 * 2 * m**3 - 7 * 2 * m * m * h + 2 * m * m * h
         convolution = 2 * n * h * (self.conv_kernel_size or 0)
         return landmarks + products + inverse + convolution
 
@@ -149,9 +189,10 @@ def segment_means(tokens: Tensor, members: Tensor, filled: Tensor) -> Tensor:
 
     In at least float32.
     """
-    gathered = tokens.take_along_dim(members.flatten(1)[:, None, :, None], 2).unflatten(2, members.shape[1:])
+    gathered = take_rows(tokens, members.flatten(1)[:, None].expand(-1, tokens.shape[1], -1))
+    gathered = gathered.unflatten(2, members.shape[1:])
     precision = torch.promote_types(tokens.dtype, torch.float32)
-    total = gathered.masked_fill(~filled[:, None, ..., None], 0).sum(3, dtype=precision)
+    total = (gathered * filled[:, None, ..., None]).sum(3, dtype=precision)
     return total / filled.sum(-1).clamp_min(1)[:, None, :, None]
 
 
@@ -162,9 +203,28 @@ def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
     """
     largest_column_sum = kernel.sum(-2, keepdim=True).amax(-1, keepdim=True)
     inverse = kernel.mT / largest_column_sum.masked_fill(largest_column_sum == 0, 1)
-    identity = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    kernels, inverse = kernel.flatten(0, -3), inverse.flatten(0, -3)
     for _ in range(iterations):
-        product = kernel @ inverse
-        inner = 15 * identity - product @ (7 * identity - product)
-        inverse = inverse @ (13 * identity - product @ inner) / 4
-    return inverse
+        product = kernels @ inverse
+        # In the products' own passes over memory: at m = 256 these sums would take a tenth of the time.
+        inner = torch.baddbmm(product, product, product, beta=-7)
+        inner.diagonal(dim1=-2, dim2=-1).add_(15)
+        outer = torch.baddbmm(product, product, inner, beta=0, alpha=-1 / 4)
+        outer.diagonal(dim1=-2, dim2=-1).add_(13 / 4)
+        inverse = inverse @ outer
+    return inverse.view_as(kernel)
+
+
+def times_pseudo_inverse(kernel: Tensor, iterations: int, x: Tensor) -> Tensor:
+    """`pseudo_inverse(kernel, iterations) @ x`, whose last step is four products with the columns of x only.
+
+    A recurrence of `P = A Z` alone would take half of the products, and lose a digit: it does not notice where the
+    rounded P is no longer A Z.
+    """
+    inverse = pseudo_inverse(kernel, iterations - 1)
+
+    def times_product(y: Tensor) -> Tensor:
+        return kernel @ (inverse @ y)
+
+    inner = 15 * x - times_product(7 * x - times_product(x))
+    return inverse @ (13 * x - times_product(inner)) / 4

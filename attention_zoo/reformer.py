@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
+from attention_zoo.ops.fused_softmax import Attended, attend, hidden_bias, is_blind, merge
+from attention_zoo.ops.sampling import take_rows
 from attention_zoo.sampled import SampledAttention
 
 # Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
@@ -56,6 +59,7 @@ class Reformer(SampledAttention):
         data_dependent=True,
         complexity="O(n r (m + n / m) h), r rounds",
         approximately_causal=True,
+        implementations=("reference", "fused"),
     )
 
     def __init__(self, *, num_hashes: int = 2, bucket_size: int = 64, **common: Any) -> None:
@@ -69,6 +73,38 @@ class Reformer(SampledAttention):
         weights, _, alone = self._weights(query, order, padding)
         out = _unsort(weights @ _chunks(_sort(value, order), m, m), order).sum(2)
         return torch.where(alone[..., None], value, out)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        precision = torch.promote_types(query.dtype, torch.float32)
+        unit = F.normalize(query.to(precision), dim=-1, eps=1e-6).to(query.dtype)
+        rounds = [self._round(query, unit, value, order, padding) for order in self._order(query, padding).unbind(2)]
+        out, lse, backend = functools.reduce(merge, rounds)
+        alone = is_blind(lse) if padding is None else is_blind(lse) & ~padding[:, None]
+        return torch.where(alone[..., None], value, out), backend
+
+    def _round(self, query: Tensor, key: Tensor, value: Tensor, order: Tensor, padding: Tensor | None) -> Attended:
+        """What one round gives, whose sorted positions are `order`, `(batch, heads, n)`."""
+        batch, heads, n, h = query.shape
+        m = min(self.bucket_size, n)
+        chunks = (_chunks(take_rows(x, order), m, back) for x, back in ((query, 0), (key, m), (value, m)))
+        bias = hidden_bias(self._hidden(order, m, padding), query.dtype)
+        out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, bias=bias.flatten(0, 1))
+        back = _inverse(order)
+        out = take_rows(out.view(batch, heads, -1, h)[:, :, :n], back)
+        return Attended(out, lse.reshape(batch, heads, -1).take_along_dim(back, 2), backend)
+
+    def _hidden(self, order: Tensor, m: int, padding: Tensor | None) -> Tensor:
+        """Which keys of its chunk and the one before a query does not see, `(batch, heads, chunks, m, 2m)`.
+
+        The leading dimensions are 1 where nothing depends on them.
+        """
+        if not self.causal and padding is None:
+            order = torch.arange(order.shape[-1], device=order.device)[None, None]
+        at, seen = _chunks(order[..., None], m), order[..., None]
+        if padding is not None:
+            seen = seen.masked_fill(padding[:, None].expand_as(order).take_along_dim(order, 2)[..., None], -1)
+        seen = _chunks(seen, m, m, fill=-1).mT
+        return (seen < 0) | (seen == at) | (seen > at if self.causal else False)
 
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
@@ -145,9 +181,16 @@ def _sort(x: Tensor, order: Tensor) -> Tensor:
     return x[:, :, None].take_along_dim(order[..., None], 3)
 
 
+def _inverse(order: Tensor) -> Tensor:
+    """The inverse of permutations in the last dimension."""
+    return torch.empty_like(order).scatter_(
+        -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    )
+
+
 def _unsort(chunks: Tensor, order: Tensor) -> Tensor:
     """Undo `_chunks` and `_sort`, but for the sum over rounds: `(batch, heads, rounds, n, ...)`."""
-    return chunks.flatten(3, 4)[:, :, :, : order.shape[-1]].take_along_dim(order.argsort(-1)[..., None], 3)
+    return chunks.flatten(3, 4)[:, :, :, : order.shape[-1]].take_along_dim(_inverse(order)[..., None], 3)
 
 
 def _chunks(x: Tensor, m: int, back: int = 0, fill: float = 0) -> Tensor:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_zoo.base import Attention
+
+
+@torch.library.custom_op("attention_zoo::uniform_noise", mutates_args=())
+def uniform_noise(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Uniform noise in [0, 1), float32, drawn on the CPU; an operation, for no graph holds a generator."""
+    return torch.rand(shape, generator=torch.Generator("cpu").manual_seed(seed)).to(device)
+
+
+@uniform_noise.register_fake
+def _(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    return torch.empty(shape, device=device)
 
 
 class SampledAttention(Attention):
@@ -30,9 +42,11 @@ class SampledAttention(Attention):
         The CPU generator fills row by row, so a position's noise does not depend on how many positions follow
         it: appending padding to a sequence changes no draw before it.
         """
+        if torch.compiler.is_compiling():
+            return uniform_noise(self.seed, shape, device)
         cached = self._cached_noise
         if cached is None or cached.shape != shape or cached.device != device:
-            cached = self._cached_noise = torch.rand(shape, generator=self._generator()).to(device)
+            cached = self._cached_noise = uniform_noise(self.seed, shape, device)
         return cached
 
     def get_extra_state(self) -> Tensor:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_int
+from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_with_column_norms, hidden_bias, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys
-from attention_zoo.ops.sampling import place_rows, sample_without_replacement
+from attention_zoo.ops.sampling import assign_rows, place_rows, sample_without_replacement, take_rows
 from attention_zoo.sampled import SampledAttention
 
 
@@ -25,11 +26,6 @@ class Sketch(NamedTuple):
     unselected: Tensor  # (batch, heads, 1, n) bool: neither in J' nor padding
     fill: Tensor | None  # D^-1 g, (batch, heads, n, 1): the weight of each unselected key; None is zero
     exact_rows: tuple[Tensor, Tensor] | None  # J, (batch, d), and B_J, (batch, heads, d, n), to be assigned
-
-
-def assign_rows(matrix: Tensor, rows: Tensor, exact: Tensor) -> Tensor:
-    """`matrix` `(batch, heads, n, ...)` with `rows` `(batch, d)`, the same for all heads, set to `exact`."""
-    return matrix.scatter(2, rows[:, None, :, None].expand_as(exact), exact)
 
 
 @register
@@ -60,6 +56,7 @@ class Skeinformer(SampledAttention):
         data_dependent=True,
         complexity="O(n d h)",
         size="num_features",
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -84,8 +81,46 @@ class Skeinformer(SampledAttention):
             output = output + sketch.fill * (sketch.unselected.to(value.dtype) @ value)
         if sketch.exact_rows is not None:
             pilots, pilot_weights = sketch.exact_rows
-            output = assign_rows(output, pilots, pilot_weights @ value)
+            output = assign_rows(output, pilots[:, None], pilot_weights @ value)
         return output
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        batch, heads, n, _ = query.shape
+        noise, scale = self._batch_noise(query), self.head_dim**-0.5
+        visible = visible_keys(1, n, False, padding, query.device)
+        bias = padding_bias(padding, key.dtype)
+        importance, exact = torch.ones_like(noise[:, 1:]), None
+        if self.pilot_reuse:
+            pilots = self._draw_pilots(noise[:, 0], visible)
+            given = take_rows(query, pilots), key, value
+            if self.column_sampling == "uniform":
+                exact = attend(*given, scale=scale, bias=bias)
+            else:
+                exact, norms = attend_with_column_norms(*given, scale=scale, bias=bias)
+                importance = norms * torch.linalg.vector_norm(value.detach(), dim=3, dtype=norms.dtype)
+        elif self.column_sampling == "importance":
+            with torch.no_grad():
+                importance = self._importance(self._pilot(query, key, noise[:, 0], visible)[1], value)
+        columns = sample_without_replacement(importance, noise[:, 1:], self.num_features, visible[:, :, 0])
+        out, backend = self._attend_columns(query, key, value, columns, visible.expand(batch, heads, 1, n), bias)
+        return (out if exact is None else assign_rows(out, pilots, exact.out)), backend
+
+    def _attend_columns(
+        self, query: Tensor, key: Tensor, value: Tensor, columns: Tensor, visible: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, str]:
+        """The rows but those of the pilots."""
+        scale = self.head_dim**-0.5
+        keys, values = take_rows(key, columns), take_rows(value, columns)
+        selected = visible.take_along_dim(columns[:, :, None], 3)
+        hidden = None if bias is None else hidden_bias(~selected, key.dtype)
+        if self.row_normalization == "adaptive":
+            unselected = visible.scatter(3, columns[:, :, None], False)
+            keys, values, hidden = with_geometric_mean(keys, values, value, selected, unselected)
+        out, lse, backend = attend(query, keys, values, scale=scale, bias=hidden)
+        if self.row_normalization == "none":
+            whole = attend(query, key, value, scale=scale, bias=bias).lse
+            out = out * (lse - whole).exp()[..., None].to(out.dtype)
+        return out, backend
 
     def _output_rows(
         self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
@@ -142,9 +177,13 @@ class Skeinformer(SampledAttention):
 
     def _pilot(self, query: Tensor, key: Tensor, noise: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """J, `(batch, d)`, uniform over what is not padding, and `B_J = softmax(Q_J K^T / sqrt(h))`."""
-        pilots = sample_without_replacement(torch.ones_like(noise), noise, self.num_features, visible[:, 0, 0])
+        pilots = self._draw_pilots(noise, visible)[:, 0]
         scores = self._scores(query.take_along_dim(pilots[:, None, :, None], 2), key)
         return pilots, masked_softmax(scores, visible)
+
+    def _draw_pilots(self, noise: Tensor, visible: Tensor) -> Tensor:
+        """J, `(batch, 1, d)`."""
+        return sample_without_replacement(torch.ones_like(noise), noise, self.num_features, visible[:, 0, 0])[:, None]
 
     @torch.no_grad()
     def _importance(self, pilot_weights: Tensor, value: Tensor | None) -> Tensor:
@@ -204,3 +243,31 @@ def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> t
     g = (log_g - log_max).exp()
     row_sum = (a.sum(-1, keepdim=True) + others * g).masked_fill(count == 0, 1)
     return (a / row_sum).to(scores.dtype), (g / row_sum).to(scores.dtype)
+
+
+def with_geometric_mean(
+    keys: Tensor, values: Tensor, value: Tensor, selected: Tensor, unselected: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Equation 6 as a softmax over the columns and one key more, which stands for all that were not selected.
+
+    `log g` is the mean of the scores of the columns, and so the score of the mean of their keys; as many keys as are
+    not selected are one with the logarithm of their number added to its score, and with the mean of their values.
+
+    Args:
+        keys: `(batch, heads, d, h)`, of the columns; so is `values`.
+        value: `(batch, heads, n, h)`.
+        selected: `(batch, heads, 1, d)` bool, False at surplus columns.
+        unselected: `(batch, heads, 1, n)` bool.
+
+    Returns:
+        Keys and values `(batch, heads, d + 1, h)` and the bias of the scores, `(batch, heads, 1, d + 1)`.
+    """
+    precision = torch.promote_types(keys.dtype, torch.float32)
+    shown = selected.to(precision)
+    mean_key = shown @ keys.to(precision) / shown.sum(-1, keepdim=True).clamp_min(1)
+    others = unselected.sum(-1, keepdim=True)
+    mean_value = unselected.to(value.dtype) @ value / others.clamp_min(1)
+    log_others = others.to(precision).log().clamp_min(HIDDEN)
+    bias = torch.cat([torch.zeros_like(shown).masked_fill(~selected, HIDDEN), log_others], -1)
+    keys, values = torch.cat([keys, mean_key.to(keys.dtype)], 2), torch.cat([values, mean_value.to(values.dtype)], 2)
+    return keys, values, bias

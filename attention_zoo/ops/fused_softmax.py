@@ -1,0 +1,277 @@
+"""Softmax attention that also answers its log-sum-exp, by PyTorch's kernels (Dao et al. 2022, FlashAttention).
+
+Whatever is a softmax over some keys can be put together from it: results over disjoint keys merge by their
+log-sum-exp, and the weight of any key is `exp(score - lse)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
+HIDDEN = -1e30
+# Weights in memory together, few enough for the caches of a CPU.
+ENTRIES = 2**20
+# Columns that a kernel likes to be added together.
+ALIGNED = 8
+# What the flash kernel takes on a GPU.
+FLASH_DTYPES, LARGEST_FLASH_DIM = (torch.float16, torch.bfloat16), 256
+
+aten = torch.ops.aten
+
+
+class Attended(NamedTuple):
+    """`softmax(scale Q K^T + bias) V`, `(batch, heads, queries, h)`, and `lse`, `(batch, heads, queries)`.
+
+    `lse` is the logarithm of the sum of the exponentials of a row, in at least float32. A row that sees no key has
+    zeros, and an `lse` of about `HIDDEN`. `backend` is the name of the kernel that ran.
+    """
+
+    out: Tensor
+    lse: Tensor
+    backend: str
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, bias: Tensor | None = None
+) -> Attended:
+    """Softmax attention and its log-sum-exp; gradients flow through both.
+
+    Memory is linear in the lengths, masks included, and no other device is waited for.
+
+    Args:
+        query: `(batch, heads, queries, h)`.
+        key: `(batch, heads, keys, h)`; so is `value`.
+        scale: factor of the scores.
+        causal: query i sees keys j <= i only.
+        bias: added to the scores, broadcastable to `(batch, heads, queries, keys)`; no gradient flows to it. Keys with
+            `HIDDEN` are not seen (`hidden_bias`).
+    """
+    return _attend(query, key, value, bias, scale, causal, with_norms=False)[0]
+
+
+def attend_with_column_norms(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, bias: Tensor | None = None
+) -> tuple[Attended, Tensor]:
+    """`attend`, and the norm over the queries of each key's weights, `(batch, heads, keys)`, without a gradient."""
+    return _attend(query, key, value, bias, scale, False, with_norms=True)
+
+
+def attend_by_reference(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp of `attend` with all scores in memory."""
+    scores = (query @ key.mT * scale).to(torch.promote_types(query.dtype, torch.float32))
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
+    out = scores.softmax(-1).to(value.dtype) @ value
+    lse = scores.logsumexp(-1)
+    return out.masked_fill(is_blind(lse)[..., None], 0), lse
+
+
+def is_blind(lse: Tensor) -> Tensor:
+    """Which rows see no key."""
+    return lse < HIDDEN / 2
+
+
+def merge(first: Attended, second: Attended) -> Attended:
+    """Join what the same queries got of disjoint keys."""
+    share = (second.lse - first.lse).sigmoid()[..., None]
+    out = torch.lerp(first.out, second.out, share.to(first.out.dtype))
+    return Attended(out, torch.logaddexp(first.lse, second.lse), first.backend)
+
+
+def hidden_bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """`HIDDEN` where `hidden`, 0 elsewhere."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, HIDDEN)
+
+
+def padding_bias(padding: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """`hidden_bias` of `(batch, keys)` padding, `(batch, 1, 1, keys)`; None for None."""
+    return None if padding is None else hidden_bias(padding[:, None, None], dtype)
+
+
+def refusal_of(query: Tensor) -> str | None:
+    """Why no kernel takes such an input; None if one does."""
+    if query.device.type != "cpu" and query.dtype == torch.float64:
+        return f"PyTorch's kernels take no {query.dtype} on {query.device.type}"
+    return None
+
+
+def backend_of(query: Tensor, bias: Tensor | None) -> str:
+    """The name of the kernel that takes such an input: a CPU has flash; on a GPU it takes 16 bits and no bias."""
+    h = query.shape[-1]
+    fits = query.dtype in FLASH_DTYPES and h <= LARGEST_FLASH_DIM and h % ALIGNED == 0
+    return "flash" if query.device.type == "cpu" or (bias is None and fits) else "efficient"
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, causal: bool, *, with_norms: bool
+) -> tuple[Attended, Tensor]:
+    query, key, value = _autocast(query, key, value)
+    backend = backend_of(query, bias)
+    if bias is not None:
+        bias = bias.to(torch.promote_types(query.dtype, torch.float32))
+    out, lse, norms = _Attend.apply(query, key, value, bias, scale, causal, backend, with_norms)
+    return Attended(out, lse, backend), norms
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        causal: bool,
+        backend: str,
+        with_norms: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        norms, rest = query.new_empty(0), []
+        if with_norms and query.device.type == "cpu":
+            out, lse, norms = _rows_and_norms(query, key, value, bias, scale)
+        else:
+            out, lse, *rest = _forward(query, key, value, bias, scale, causal, backend)
+            if with_norms:
+                norms = _norms(query, key, bias, lse, scale)
+        if bias is not None:
+            _clear(out, is_blind(lse))
+        ctx.save_for_backward(query, key, value, bias, out, lse, *rest)
+        ctx.settings, ctx.head_dim = (scale, causal, backend), query.shape[-1]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(norms)
+        return out, lse, norms
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, out, lse, *rest = ctx.saved_tensors
+        d_out, d_lse, _ = grads
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        if bias is not None:
+            d_out = d_out.masked_fill(is_blind(lse)[..., None], 0)
+        if d_lse is not None:
+            query, key, value, out, d_out = _with_lse_column(query, key, value, out, d_out, d_lse)
+        gradients = _backward(d_out, query, key, value, bias, out, lse, rest, *ctx.settings)
+        # Without the columns that were added.
+        return *(x[..., : ctx.head_dim] for x in gradients), None, None, None, None, None
+
+
+def _clear(out: Tensor, blind: Tensor) -> None:
+    """Zero the rows that are blind; a CPU is asked first, whether there are any: that costs less."""
+    if out.device.type != "cpu" or torch.compiler.is_compiling() or blind.any():
+        out.masked_fill_(blind[..., None], 0)
+
+
+def _rows_and_norms(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp and column norms in one pass over the weights, rows that fit into a cache at a time."""
+    precision = torch.promote_types(query.dtype, torch.float32)
+    keys, values = key.flatten(0, 1).to(precision), value.flatten(0, 1).to(precision)
+    outs, lses = [], []
+    squares = keys.new_zeros(len(keys), 1, keys.shape[1])
+    for rows in query.split(max(1, ENTRIES // squares.numel()), 2):
+        weights = torch.bmm(rows.flatten(0, 1).to(precision), keys.mT).mul_(scale)
+        if bias is not None:
+            weights.unflatten(0, key.shape[:2]).add_(bias)
+        largest = weights.amax(-1, keepdim=True)
+        total = weights.sub_(largest).exp_().sum(-1, keepdim=True)
+        outs.append(torch.bmm(weights, values).div_(total))
+        lses.append(largest + total.log())
+        squares.baddbmm_(total.square().reciprocal().mT, weights.square_())
+    out, lse = (torch.cat(x, 1).unflatten(0, key.shape[:2]) for x in (outs, lses))
+    return out.to(query.dtype), lse.squeeze(-1), squares.sqrt_().view(key.shape[:3])
+
+
+def _norms(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale: float) -> Tensor:
+    """Column norms by the log-sum-exp of the rows."""
+    scores = (query @ key.mT).to(lse.dtype) * scale
+    return (scores if bias is None else scores + bias).sub_(lse[..., None]).exp_().square_().sum(2).sqrt_()
+
+
+def _with_lse_column(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, d_out: Tensor, d_lse: Tensor
+) -> tuple[Tensor, ...]:
+    """The inputs of a backward kernel that adds `d lse_i / d s_ij = p_ij` to what it does.
+
+    It computes `d s_ij = p_ij (<d_out_i, v_j> - <d_out_i, out_i>)`: another column, 1 in V, `d_lse` in `d_out` and 0 in
+    `out`, adds `p_ij d_lse_i`.
+    """
+    query, key, out = (F.pad(x, (0, ALIGNED)) for x in (query, key, out))
+    value = F.pad(F.pad(value, (0, 1), value=1.0), (0, ALIGNED - 1))
+    d_out = F.pad(torch.cat([d_out, d_lse[..., None].to(d_out.dtype)], -1), (0, ALIGNED - 1))
+    return query, key, value, out, d_out
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, causal: bool, backend: str
+) -> list[Tensor]:
+    """Output, log-sum-exp and whatever else the backward kernel wants."""
+    if query.device.type == "cpu":
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        return list(kernel(query, key, value, 0.0, causal, attn_mask=bias, scale=scale))
+    if backend == "flash":
+        out, lse, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        return [out, lse, rest[4], rest[5]]
+    bias = _aligned(bias, query, key)
+    out, lse, *rest = aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, 0.0, causal, scale=scale
+    )
+    return [out, lse[..., : query.shape[2]], *rest]
+
+
+def _backward(
+    d_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    rest: list[Tensor],
+    scale: float,
+    causal: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = d_out, query, key, value
+    if query.device.type == "cpu":
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return kernel(*inputs, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
+    if backend == "flash":
+        lengths = query.shape[2], key.shape[2]
+        return aten._scaled_dot_product_flash_attention_backward(
+            *inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale
+        )
+    lse = F.pad(lse, (0, -lse.shape[-1] % 32))
+    wanted = [True, True, True, False]
+    bias = _aligned(bias, query, key)
+    return aten._scaled_dot_product_efficient_attention_backward(
+        *inputs, bias, out, lse, *rest, 0.0, wanted, causal, scale=scale
+    )[:3]
+
+
+def _aligned(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """The bias in memory whose rows begin where that kernel likes them to, expanded as it wants it."""
+    if bias is None:
+        return None
+    keys = key.shape[2]
+    padded = F.pad(bias.expand(*bias.shape[:3], keys), (0, -keys % 16))[..., :keys]
+    return padded.expand(*query.shape[:3], keys)
