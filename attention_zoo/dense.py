@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from attention_zoo.base import ALL, Attention, blocks_and_a_part
+from attention_zoo.ops.chunks import weighted_values_by_rows
 from attention_zoo.ops.decoding import KeyValueCache
 
 LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
@@ -18,7 +19,29 @@ class DenseAttention(Attention):
 
         A row sums to S / (bias + S) where the mechanism has a bias, else to 1.
         """
+        weights, total = self._weights_and_total(self._prepared(query), key, visible, *self._weight_parameters())
+        return (weights / total).to(query.dtype)
+
+    def _weights_and_total(
+        self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights and, `(batch, heads, queries, 1)`, what they are divided by, never zero.
+
+        Args:
+            query: as `_prepared` left it.
+            key: as `_normed` left it.
+            visible: may speak of the last keys only, or be None; the other keys are all visible.
+            parameters: `_weight_parameters`.
+        """
         raise NotImplementedError
+
+    def _prepared(self, query: Tensor) -> Tensor:
+        """What is done to each query alone before its weights are computed."""
+        return query
+
+    def _weight_parameters(self) -> tuple[Tensor, ...]:
+        """What the weights depend on beside queries and keys, and gradients may go to."""
+        return ()
 
     def _normed(self, key: Tensor) -> Tensor:
         """What is done to each key alone, once, before it is cached."""
@@ -29,6 +52,21 @@ class DenseAttention(Attention):
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         return self._weights(query, self._normed(key), visible)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        out = weighted_values_by_rows(
+            self._weights_and_total,
+            self._prepared(query),
+            self._normed(key),
+            value,
+            causal=self.causal,
+            padding=padding,
+            parameters=self._weight_parameters(),
+        )
+        return out, "rows"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return None
 
     def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.append(self._normed(key), value, padding)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
 from attention_zoo.dense import DenseAttention
-from attention_zoo.ops.masking import normalise_by_sum
+from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
+from attention_zoo.ops.powers import power_
 
 
 @register
 class Polynomial(DenseAttention):
-    """Exact polynomial attention with the n x n matrix in memory.
+    """Exact polynomial attention: by reference with the n x n matrix in memory, fused some rows at a time.
 
     The official code applies rotary embeddings before this layer norm, which makes the scores depend on absolute
     positions; where the norm goes is the model's choice, this class norms what it is given.
@@ -38,6 +39,7 @@ class Polynomial(DenseAttention):
         exact=True,
         complexity="O(n^2 h)",
         decode=True,
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -64,12 +66,16 @@ class Polynomial(DenseAttention):
     def _normed(self, key: Tensor) -> Tensor:
         return self.layernorm(key)
 
-    def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-        scores = (self.scale * self.layernorm(query)) @ key.transpose(-1, -2)
-        # In place: fresh n x n memory costs more than the arithmetic.
-        scores.masked_fill_(~visible, 0)
+    def _prepared(self, query: Tensor) -> Tensor:
+        return self.scale * self.layernorm(query)
+
+    def _weights_and_total(
+        self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        # In place: fresh memory costs more than the arithmetic.
+        scores = zero_hidden_(query @ key.mT, visible)
         # High powers overflow or vanish; those of a row relative to its largest score, or to the bias, do not.
         root = self.bias ** (1 / self.degree)
-        largest = torch.linalg.vector_norm(scores.detach(), torch.inf, dim=-1, keepdim=True)
-        unit = largest.clamp_min(max(root, torch.finfo(scores.dtype).tiny))
-        return normalise_by_sum(scores.div_(unit) ** self.degree, (root / unit) ** self.degree)
+        unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
+        weights = power_(scores.div_(unit), self.degree)
+        return weights, denominator(weights, (root / unit) ** self.degree)

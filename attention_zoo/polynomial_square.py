@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
 from attention_zoo.dense import DenseAttention
-from attention_zoo.ops.masking import normalise_by_sum
+from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
 
 # The thesis' largest; float32 holds f up to scores of about a million.
 MAX_DEGREE = 6
@@ -55,6 +55,7 @@ class PolynomialSquare(DenseAttention):
         cancels=True,
         complexity="O(n^2 h)",
         decode=True,
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -95,27 +96,36 @@ class PolynomialSquare(DenseAttention):
             with torch.no_grad():
                 self.coefficients.copy_(LARGEST_INITIAL_COEFFICIENT * unit)
 
-    def _polynomial(self, x: Tensor) -> Tensor:
-        """f(x), by Horner's rule."""
-        *lower, f = self.coefficients.to(x.dtype).unbind()
-        for coefficient in reversed(lower):
-            f = f * x + coefficient
-        return f
-
     def _normed(self, key: Tensor) -> Tensor:
         return self.layernorm(key)
 
-    def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-        scores = (self.scale * self.layernorm(query)) @ key.transpose(-1, -2)
+    def _prepared(self, query: Tensor) -> Tensor:
+        return self.scale * self.layernorm(query)
+
+    def _weight_parameters(self) -> tuple[Tensor, ...]:
+        return (self.coefficients,)
+
+    def _weights_and_total(
+        self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        scores = query @ key.mT
         # The terms of f cancel: in 16 bits little would be left of it.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         # After f, because a hidden score of zero would weigh a_0^2.
-        f = self._polynomial(scores + self.scale * self.alpha).masked_fill(~visible, 0)
+        f = zero_hidden_(polynomial(parameters[0], scores + self.scale * self.alpha if self.alpha else scores), visible)
         # Squares overflow; those relative to the largest of a row, or to the bias, do not.
         root = math.sqrt(self.bias)
-        largest = torch.linalg.vector_norm(f.detach(), torch.inf, dim=-1, keepdim=True)
-        unit = largest.clamp_min(max(root, torch.finfo(f.dtype).tiny))
-        return normalise_by_sum((f / unit) ** 2, (root / unit) ** 2).to(query.dtype)
+        unit = largest_magnitude(f).clamp_min(max(root, torch.finfo(f.dtype).tiny))
+        weights = (f / unit).square()
+        return weights, denominator(weights, (root / unit) ** 2)
+
+
+def polynomial(coefficients: Tensor, x: Tensor) -> Tensor:
+    """f(x) with `coefficients` a_0 to a_d, by Horner's rule."""
+    *lower, f = coefficients.to(x.dtype).unbind()
+    for coefficient in reversed(lower):
+        f = torch.addcmul(coefficient, f, x)
+    return f
 
 
 def _check_coefficients(degree: int | None, coefficients: Sequence[float] | None) -> tuple[float, ...]:

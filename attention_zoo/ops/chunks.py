@@ -1,17 +1,23 @@
-"""A function of keys from some of them at a time: what it computes in between is never there for all."""
+"""Functions of keys or of queries from some of them at a time: what is computed in between is never there for all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Function = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
+Weights = Callable[..., tuple[Tensor, Tensor]]
+
 KEYS_AT_ONCE = 4096
+# Weights in memory together: on a CPU they stay in its cache, a GPU has more and wants larger products.
+CPU_ENTRIES, GPU_ENTRIES = 2**20, 2**24
+LEAST_ROWS = 64
 
 
 def by_keys(
@@ -29,6 +35,101 @@ def by_keys(
         return function(key, query_features)
     pieces = [_Recomputed.apply(function, piece, query_features, *parameters) for piece in key.split(KEYS_AT_ONCE, 2)]
     return tuple(torch.cat(results, -1) for results in zip(*pieces, strict=True))
+
+
+def weighted_values_by_rows(
+    weights: Weights,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    padding: Tensor | None,
+    parameters: Sequence[Tensor] = (),
+) -> Tensor:
+    """`W V / t` for weights W and denominators t, some rows at a time; gradients compute them again.
+
+    Args:
+        weights: `weights(query, key, visible, *parameters)` gives W, `(batch, heads, queries, keys)`, and t, `(batch,
+            heads, queries, 1)`, of some queries and the keys up to the last that one of them sees. `visible` says
+            which of the *last* keys they see, broadcastable, or is None: all.
+        query: `(batch, heads, queries, h)`.
+        key: `(batch, heads, keys, h)`; so is `value`.
+        causal: query i sees keys j <= i only.
+        padding: `(batch, keys)` bool, True at padding.
+        parameters: what else the weights depend on and gradients go to.
+    """
+    return _WeightedValues.apply(weights, causal, query, key, value, padding, *parameters)
+
+
+class _Rows(NamedTuple):
+    """Some rows, how many keys are there for them, and which of the last of these are visible."""
+
+    rows: slice
+    keys: slice
+    visible: Tensor | None
+
+
+def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> Iterator[_Rows]:
+    keys, entries = key.shape[2], CPU_ENTRIES if query.device.type == "cpu" else GPU_ENTRIES
+    size = max(1, entries // (query.shape[:2].numel() * keys))
+    if causal:  # what is computed of the future is little
+        size = min(size, max(LEAST_ROWS, keys // 16))
+    for start in range(0, query.shape[2], size):
+        rows = slice(start, min(start + size, query.shape[2]))
+        width = rows.stop if causal else keys
+        visible = None if padding is None else ~padding[:, None, None, :width]
+        if causal:
+            here = torch.ones(width - start, width - start, dtype=torch.bool, device=query.device).tril()
+            visible = here if visible is None else visible & F.pad(here, (start, 0), value=True)
+        yield _Rows(rows, slice(width), visible)
+
+
+class _WeightedValues(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weights: Weights,
+        causal: bool,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.weights, ctx.causal = weights, causal
+        ctx.save_for_backward(query, key, value, padding, *parameters)
+        out = torch.empty_like(query)
+        for rows, keys, visible in _row_chunks(query, key, causal, padding):
+            w, total = weights(query[:, :, rows], key[:, :, keys], visible, *parameters)
+            out[:, :, rows] = _divided(w.to(value.dtype) @ value[:, :, keys], total)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, padding, *parameters = ctx.saved_tensors
+        totals = [torch.zeros_like(x) for x in (query, key, value, *parameters)]
+        for rows, keys, visible in _row_chunks(query, key, ctx.causal, padding):
+            (w, total), pull_back = torch.func.vjp(
+                lambda q, k, *p, visible=visible: ctx.weights(q, k, visible, *p),
+                *(query[:, :, rows], key[:, :, keys], *parameters),
+            )[:2]
+            weights, values = w.to(value.dtype), value[:, :, keys]
+            gradient = _divided(gradients[0][:, :, rows], total)
+            of_weights = gradient @ values.mT
+            of_total = -(of_weights * _divided(weights, total)).sum(-1, keepdim=True)
+            of_query, of_key, *of_parameters = pull_back((of_weights.to(w.dtype), of_total.to(total.dtype)))
+            totals[0][:, :, rows] = of_query
+            totals[1][:, :, keys] += of_key
+            totals[2][:, :, keys] += weights.mT @ gradient
+            for whole, part in zip(totals[3:], of_parameters, strict=True):
+                whole += part
+        return None, None, *totals[:3], None, *totals[3:]
+
+
+def _divided(x: Tensor, total: Tensor) -> Tensor:
+    return x / total.to(x.dtype)
 
 
 class _Recomputed(torch.autograd.Function):

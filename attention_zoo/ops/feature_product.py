@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attention_zoo.ops.powers import power_
+
 
 class Local(NamedTuple):
     """Exact weights `<query_i, key_j>^degree` that replace the implicit ones inside diagonal blocks.
@@ -29,9 +31,12 @@ class Local(NamedTuple):
 CPU_CACHE_BYTES = 2**21
 
 
-def default_block_size(device: torch.device) -> int:
-    """The fastest where it is free: a CPU likes blocks that stay in its cache, a GPU few and large kernels."""
-    return 128 if device.type == "cpu" else 512
+def default_block_size(device: torch.device, *, causal: bool, degree: int = 1) -> int:
+    """The fastest where it is free: a CPU likes blocks that stay in its cache, a GPU few and large kernels.
+
+    A causal block costs its square: without one, or where a state of squares costs more, blocks are longer.
+    """
+    return (128 if causal and degree == 1 else 256) if device.type == "cpu" else 512
 
 
 def feature_product(
@@ -63,7 +68,7 @@ def feature_product(
     Returns:
         `(batch, heads, queries, k)` in the dtype of `value`, in float32 for a 16-bit `value`.
     """
-    block_size = block_size or default_block_size(left.device)
+    block_size = block_size or default_block_size(left.device, causal=causal, degree=degree)
     local_query, local_key, local_degree = local or (None, None, 1)
     tensors = (left, right, value, local_query, local_key, log_scale)
     flat = [x if x is None else x.flatten(0, 1) for x in tensors]
@@ -98,6 +103,7 @@ def product_flops(
     block_size: int,
     degree: int = 1,
     inner: int | None = None,
+    width: int | None = None,
 ) -> int:
     """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
 
@@ -107,8 +113,11 @@ def product_flops(
         columns: of the value, the normaliser's included.
         causal: as in `feature_product`; so are `block_size` and `degree`.
         inner: the dimension of `local` queries and keys; None without.
+        width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
     """
     state = features**degree * columns
+    if width is not None:
+        state = width * (columns - 1) + features**degree
     total = 4 * seq_len * state
     if causal:
         widths = [rows.stop - rows.start for rows in _slices(seq_len, block_size)]
@@ -182,9 +191,9 @@ class _FeatureProduct(torch.autograd.Function):
             if rows.start:
                 out[:, rows] = _scaled(expand(left[:, rows], degree), block.query_scale) @ state.to(left.dtype)
             if local_query is None or local_key is None:
-                weights = _power((left[:, rows] @ right[:, rows].mT), degree)
+                weights = power_((left[:, rows] @ right[:, rows].mT), degree)
             else:
-                weights = _power(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
+                weights = power_(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
             out[:, rows] += _visible(weights, block.within) @ value[:, rows]
             if rows.stop < left.shape[1]:
                 _advance(state, right[:, rows], value[:, rows], block, degree)
@@ -224,11 +233,11 @@ class _FeatureProduct(torch.autograd.Function):
             scaled_grad = _scaled(grad[:, rows], block.query_scale)
             d_left[:, rows] += _pull_back(state.to(left.dtype), left[:, rows], scaled_grad, degree)
             scores = near_left[:, rows] @ near_right[:, rows].mT
-            weights = _visible(_power(scores.clone(), near_degree), block.within)
+            weights = _visible(power_(scores.clone(), near_degree), block.within)
             d_weights = grad[:, rows] @ value[:, rows].mT
             if d_scale is not None:
                 d_scale[:, rows] += (d_weights * weights).sum(-2)
-            slope = near_degree * _power(scores, near_degree - 1) if near_degree > 1 else 1
+            slope = near_degree * power_(scores, near_degree - 1) if near_degree > 1 else 1
             d_scores = _visible(d_weights * slope, block.within)
             d_near_left[:, rows] += d_scores @ near_right[:, rows]
             d_near_right[:, rows] += d_scores.mT @ near_left[:, rows]
@@ -299,12 +308,3 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 def _visible(weights: Tensor, within: Tensor | None) -> Tensor:
     return (weights if within is None else weights * within.to(weights.dtype)).tril()
-
-
-def _power(x: Tensor, degree: int) -> Tensor:
-    """`x^degree` in place, by squaring where it can."""
-    if degree == 2:
-        return x.square_()
-    if degree == 4:
-        return x.square_().square_()
-    return x.pow_(degree)
