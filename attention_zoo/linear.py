@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
+from attention_zoo.ops.block_product import normalised_block_product, refusal_of
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
@@ -26,8 +27,8 @@ class Linear(Attention):
 
     Args:
         eps: added to the sum of a row, which therefore is a little less than 1 after the division.
-        block_size: b of the causal block algorithm; speed depends on it, the result does not. None is 128 on a CPU and
-            512 on a GPU.
+        block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
+            128 on a CPU (256 if not causal), 512 on a GPU.
     """
 
     info = AttentionInfo(
@@ -40,6 +41,7 @@ class Linear(Attention):
         random=False,
         complexity="O(n h^2)",
         decode=True,
+        implementations=("reference", "fused"),
     )
 
     def __init__(self, *, eps: float = 1e-6, block_size: int | None = None, **common: Any) -> None:
@@ -61,6 +63,22 @@ class Linear(Attention):
             block_size=self.block_size,
         )
 
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        out = normalised_block_product(
+            query,
+            key,
+            value,
+            features=lambda x, _: (self.features(x), None),
+            padding=padding,
+            bias=self.eps,
+            causal=self.causal,
+            block_size=self.block_size or default_block_size(query.device, causal=self.causal),
+        )
+        return out, "blocks"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return refusal_of(query)
+
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
         return FeatureSums(batch_size, self.num_heads, self.head_dim, self.head_dim, device, dtype)
 
@@ -78,11 +96,15 @@ class Linear(Attention):
     @property
     def telling_length(self) -> int:
         """Several blocks and a part of one."""
-        return blocks_and_a_part(self.block_size or default_block_size(self.device))
+        return blocks_and_a_part(self.block_size or default_block_size(self.device, causal=self.causal))
 
     def _flops(self, seq_len: int) -> int:
         """Both products with the state, and the diagonal blocks of the causal form."""
         h = self.head_dim
         return product_flops(
-            seq_len, h, h + 1, causal=self.causal, block_size=self.block_size or default_block_size(self.device)
+            seq_len,
+            h,
+            h + 1,
+            causal=self.causal,
+            block_size=self.block_size or default_block_size(self.device, causal=self.causal),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
+from attention_zoo.ops.block_product import normalised_block_product, refusal_of
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
@@ -35,8 +37,8 @@ class Performer(Attention):
         eps: added to every feature, relative to the largest feature of its own query or key.
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
-        block_size: b of the block algorithm; speed depends on it, the result does not. None is 128 on a CPU and 512 on
-            a GPU.
+        block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
+            128 on a CPU (256 if not causal), 512 on a GPU.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
@@ -55,6 +57,7 @@ class Performer(Attention):
         complexity="O(n m h)",
         decode=True,
         size="num_features",
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -114,13 +117,15 @@ class Performer(Attention):
         """Take over the schedule of the state_dict being loaded; the projection is a buffer of its own."""
         self.seed, self._forwards = state.tolist()
 
-    def _stable_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`phi(x) exp(-t)` and the log scale `t = max_f log phi_f(x) sqrt(m)`, `(batch, heads, seq_len)`."""
+    def _stable_features(self, x: Tensor, projection: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`phi(x) exp(-t)` and the log scale `t = max_f log phi_f(x) sqrt(m)`, `(..., seq_len)`."""
         x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
-        exponents = x @ self.projection.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-        log_scale = exponents.amax(-1)
-        features = (exponents - log_scale[..., None]).exp() + self.eps
-        return features * self.num_features**-0.5, log_scale
+        exponents = x @ (self.projection if projection is None else projection).to(x.dtype).T
+        largest = exponents.amax(-1, keepdim=True)
+        # In place where nothing else needs it.
+        relative = (exponents - largest).exp() if torch.is_grad_enabled() else exponents.sub_(largest).exp_()
+        features = (relative + self.eps) * self.num_features**-0.5
+        return features, largest.squeeze(-1) - x.square().sum(-1) / 2
 
     def features(self, x: Tensor) -> Tensor:
         """`phi(x)`, `(batch, heads, seq_len, m)`: for eps = 0, `E <phi(q), phi(k)> = exp(scale <q, k>)`."""
@@ -142,6 +147,29 @@ class Performer(Attention):
             block_size=self.block_size,
             log_scale=log_scale if self.causal else None,
         )
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        self._count_forward()
+
+        def features(x: Tensor, parameters: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+            features, log_scale = self._stable_features(x, *(parameters or ()))
+            return features.to(x.dtype), log_scale
+
+        out = normalised_block_product(
+            query,
+            key,
+            value,
+            features=features,
+            parameters=[self.projection],
+            padding=padding,
+            bias=0,
+            causal=self.causal,
+            block_size=self.block_size or default_block_size(query.device, causal=self.causal),
+        )
+        return out, "blocks"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return refusal_of(query)
 
     def _visible_features(self, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         key_features, log_scale = self._stable_features(key)
@@ -178,12 +206,16 @@ class Performer(Attention):
     @property
     def telling_length(self) -> int:
         """Several blocks and a part of one."""
-        return blocks_and_a_part(self.block_size or default_block_size(self.device))
+        return blocks_and_a_part(self.block_size or default_block_size(self.device, causal=self.causal))
 
     def _flops(self, seq_len: int) -> int:
         """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
         m, h = self.num_features, self.head_dim
         product = product_flops(
-            seq_len, m, h + 1, causal=self.causal, block_size=self.block_size or default_block_size(self.device)
+            seq_len,
+            m,
+            h + 1,
+            causal=self.causal,
+            block_size=self.block_size or default_block_size(self.device, causal=self.causal),
         )
         return 4 * seq_len * m * h + product

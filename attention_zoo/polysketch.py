@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.ops.block_product import Squares, normalised_block_product, refusal_of
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product import Local, default_block_size, normalised_feature_product, product_flops
@@ -111,9 +114,17 @@ class SketchNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
-        for layernorm, (up, down) in zip(self.layernorms, (self.weights[:2], self.weights[2:]), strict=True):
-            x = _project(F.gelu(_project(layernorm(x), up), approximate="tanh"), down)
+        # One by one: a slice of a ParameterList makes parameters of its own of what `functional_call` puts there.
+        for layernorm, first in zip(self.layernorms, (0, 2), strict=True):
+            x = _project(
+                F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh"), self.weights[first + 1]
+            )
         return x
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Its parameters and buffers."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _project(x: Tensor, matrices: Tensor) -> Tensor:
@@ -135,7 +146,7 @@ class Polysketch(Attention):
         degree: p, a power of two.
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
-        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is 128 on
+        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is 256 on
             a CPU and 512 on a GPU.
         qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. The learned
             networks begin with a norm of their own, and have two more for the exact weights of queries and keys.
@@ -159,6 +170,7 @@ class Polysketch(Attention):
         complexity="O(n (r^2 h + b (r + h)))",
         decode=True,
         size="sketch_size",
+        implementations=("reference", "fused"),
     )
 
     def __init__(
@@ -214,18 +226,22 @@ class Polysketch(Attention):
         """The sketch L of queries or keys, before it is tensored with itself: `(batch, heads, seq_len, r)`."""
         return self.sketch(self.layernorm(x) * math.sqrt(self.scale))
 
+    def _features_with(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """`features` with other tensors in place of those of the layer norm and the sketch."""
+        of_norm, of_sketch = _tensors(self.layernorm), _tensors(self.sketch)
+        norm = dict(zip(of_norm, parameters[: len(of_norm)], strict=True))
+        sketch = dict(zip(of_sketch, parameters[len(of_norm) :], strict=True))
+        normed = functional_call(self.layernorm, norm, (x,))
+        return functional_call(self.sketch, sketch, (normed * math.sqrt(self.scale),))
+
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
         return query_norm(query) * self.scale, key_norm(key)
 
     def _block_size(self, device: torch.device) -> int:
-        return self.block_size or (1024 if self.local else default_block_size(device))
+        return self.block_size or (1024 if self.local else default_block_size(device, causal=self.causal, degree=2))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        local = None
-        if self.local:
-            exact_query, exact_key = self._local_inputs(query, key)
-            local = Local(exact_query, zero_padding(exact_key, padding), self.degree)
         return normalised_feature_product(
             self.features(query),
             zero_padding(self.features(key), padding),
@@ -234,8 +250,33 @@ class Polysketch(Attention):
             causal=self.causal,
             block_size=self._block_size(query.device),
             degree=2,
-            local=local,
+            local=self._local(query, key, padding),
         )
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        out = normalised_block_product(
+            query,
+            key,
+            value,
+            features=lambda x, given: (self.features(x) if given is None else self._features_with(x, given), None),
+            parameters=[*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()],
+            padding=padding,
+            bias=self.bias,
+            causal=self.causal,
+            block_size=self._block_size(query.device),
+            degree=2,
+            local=self._local(query, key, padding),
+        )
+        return out, "blocks"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return refusal_of(query)
+
+    def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
+        if not self.local:
+            return None
+        exact_query, exact_key = self._local_inputs(query, key)
+        return Local(exact_query, zero_padding(exact_key, padding), self.degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
         r, h = self.sketch_size if self.degree > 2 else self.head_dim, self.head_dim
@@ -286,14 +327,16 @@ class Polysketch(Attention):
 
     def _flops(self, seq_len: int) -> int:
         """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
+        features = self.sketch_size if self.degree > 2 else self.head_dim
         product = product_flops(
             seq_len,
-            self.sketch_size if self.degree > 2 else self.head_dim,
+            features,
             self.head_dim + 1,
             causal=self.causal,
             block_size=self._block_size(self.device),
             degree=2,
             inner=self.head_dim if self.local else None,
+            width=Squares(features).width if self._fuses_here(seq_len) else None,
         )
         return 2 * self._sketch_flops(self.degree // 2) * seq_len + product
 
