@@ -1,8 +1,8 @@
 """Plants one mistake after the other in a copy of the library, and sees whether the tests of its family notice.
 
 `python tests/mutation.py [family ...]` runs the mutants of `tests/mutants/FAMILY.toml` and writes the table
-`docs/mutants.md`. A family's tests are `tests/attention_zoo/test_FAMILY.py` and its cases in the contract tests, unless
-its file names others.
+`docs/mutants.md`. A family's tests are `tests/attention_zoo/test_FAMILY.py`, its cases in the contract tests and, where
+its file says `fused = true`, those in the tests of the fast paths, unless its file names others.
 """
 
 from __future__ import annotations
@@ -99,15 +99,20 @@ def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
 
 
 def selections(family: str) -> list[list[str]]:
-    """What is given to pytest, one call after the other: the family's own tests, its cases in the contract tests."""
+    """What is given to pytest, one call after the other: the family's own tests, then its cases in the shared ones."""
     settings = tomllib.loads((MUTANTS / f"{family}.toml").read_text())
     if "tests" in settings:
         return [settings["tests"]]
-    names = settings.get("contract", [family])
-    # In a test's id `-` or `]` follows a name: polynomial must not select polynomial_square.
-    contract = " or ".join(f"[{name}{end}" for name in names for end in "-]")
-    own, shared = f"tests/attention_zoo/test_{family}.py", "tests/attention_zoo/test_contract.py"
-    return [[own], [shared, "-k", contract]] if names else [[own]]
+    selected = [[f"tests/attention_zoo/test_{family}.py"]]
+    if settings.get("fused", False):
+        # Without those that compile: they take seconds each.
+        chosen = f"([{family}- or -{family}-) and not compiler"
+        selected.append(["tests/attention_zoo/test_fused.py", "-k", chosen])
+    if names := settings.get("contract", [family]):
+        # In a test's id `-` or `]` follows a name: polynomial must not select polynomial_square.
+        contract = " or ".join(f"[{name}{end}" for name in names for end in "-]")
+        selected.append(["tests/attention_zoo/test_contract.py", "-k", contract])
+    return selected
 
 
 def _run_selected(selected: list[list[str]]) -> tuple[str, str]:

@@ -39,3 +39,20 @@ def test_no_more_keys_at_a_time_are_looked_at(monkeypatch):
     key = torch.zeros(1, 1, 40, 8)
     chunks.by_keys(lambda keys, _: (lengths.append(keys.shape[2]), keys.mT)[1:], key, key)
     assert lengths == [7, 7, 7, 7, 7, 5]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_no_more_weights_at_a_time_are_in_memory(causal, monkeypatch):
+    """Nor, of causal ones, those of the future but for the rows that are computed together."""
+    monkeypatch.setattr(chunks, "CPU_ENTRIES", 1000)
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 4)
+    query, key, value = torch.randn(3, 2, 2, 40, 8).unbind()
+    sizes = []
+
+    def weights(query, key, visible):
+        sizes.append((query.shape[2], key.shape[2]))
+        return torch.ones(*query.shape[:3], key.shape[2]), torch.ones(*query.shape[:3], 1)
+
+    chunks.weighted_values_by_rows(weights, query, key, value, causal=causal, padding=None)
+    rows = [4] * 10 if causal else [6] * 6 + [4]
+    assert sizes == [(count, sum(rows[: i + 1]) if causal else 40) for i, count in enumerate(rows)]

@@ -18,6 +18,10 @@ HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 4
 LENGTH = 37  # no block size divides it, and it is several blocks long
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
+# What a fast path computes beyond the formula, because it is faster: the diagonal blocks of a causal mask whole (up to
+# a fifth at this length), the scores of all keys instead of those of sampled ones.
+MORE_WORK = {"informer": 5}
+
 # The decorator next to the function, so that the ids of its cases begin with the name: tests/mutation.py selects by it.
 every_case = pytest.mark.parametrize(
     "name, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in CASES]
@@ -129,7 +133,7 @@ def test_flops_are_those_of_a_counted_run(name, causal, length):
         except UnsupportedError:
             assert impl == "fused"
             continue  # a kernel that needs a GPU
-        assert attention.flops(1, length) == pytest.approx(counted, rel=0.05)
+        assert 0.95 < counted / attention.flops(1, length) < (1.05 if impl == "reference" else MORE_WORK.get(name, 1.2))
 
 
 # --- What it computes -----------------------------------------------------------------------------

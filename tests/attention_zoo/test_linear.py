@@ -171,7 +171,7 @@ def test_flops_are_those_of_the_products_that_run(causal, n, block_size):
     def added_product(state, left, right, **_):
         return 2 * math.prod(left) * right[-1]
 
-    attention = make(head_dim=32, causal=causal, block_size=block_size)
+    attention = make(head_dim=32, causal=causal, block_size=block_size, impl="reference")
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added_product}) as counter:
         attention(*qkv(n, 32))
     assert counter.get_total_flops() == attention.flops(2, n)

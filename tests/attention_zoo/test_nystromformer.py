@@ -219,20 +219,22 @@ def test_a_kernel_is_the_only_parameter_and_gets_its_gradient():
 # --- Precision and cost ---------------------------------------------------------------------------
 
 
-def test_bfloat16_is_good_to_its_digits_where_landmarks_nearly_coincide():
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+def test_bfloat16_is_good_to_its_digits_where_landmarks_nearly_coincide(impl):
     """A rounded to bfloat16 would not do: what little its rows differ by is what Z magnifies. A step is 2^-8."""
     query, key, value = qkv(256)
     given = [tensor.bfloat16() for tensor in (1 + query / 10, 1 + key / 10, value)]
-    attention = make(num_landmarks=64)
+    attention = make(num_landmarks=64, impl=impl)
     expected = attention(*(tensor.double() for tensor in given))
     assert (attention(*given).double() - expected).norm() < 2**-8 * expected.norm()
 
 
+@pytest.mark.parametrize("impl", ["reference", "fused"])
 @pytest.mark.parametrize("kernel_size", [None, 35])
-def test_flops_are_those_of_a_counted_run(kernel_size):
+def test_flops_are_those_of_a_counted_run(kernel_size, impl):
     generator = torch.Generator().manual_seed(0)
     given = torch.randn(3, 1, 2, 1024, 32, generator=generator)
-    attention = make(head_dim=32, num_landmarks=64, conv_kernel_size=kernel_size, dtype=torch.float32)
+    attention = make(head_dim=32, num_landmarks=64, conv_kernel_size=kernel_size, dtype=torch.float32, impl=impl)
     with torch.no_grad():
         counted = sum(count(lambda: attention(*given)).values())
     # It leaves out the counts of tokens of the mask, less than 2 n + m of 20 million.

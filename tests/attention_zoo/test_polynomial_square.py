@@ -273,11 +273,11 @@ def test_tiny_weights_keep_their_ratio_in_float32():
 
 
 def test_terms_that_cancel_are_not_added_in_16_bits():
-    """(x - 1)(x - 2)(x - 3) at scores that bfloat16 holds exactly, just beside the roots."""
+    """(x - 1)(x - 2)(x - 3)(x - 4) at scores that bfloat16 holds exactly, just beside the roots."""
     generator = torch.Generator().manual_seed(0)
     key = torch.randint(55, 240, (2, HEADS, N, 1), generator=generator).double() / 64
     query, value = torch.ones_like(key), torch.randn(key.shape, generator=generator, dtype=torch.float64).bfloat16()
-    coefficients = (-6.0, 11.0, -6.0, 1.0)
+    coefficients = (24.0, -50.0, 35.0, -10.0, 1.0)
     out = make(head_dim=1, coefficients=coefficients, dtype=torch.bfloat16)(query.bfloat16(), key.bfloat16(), value)
     expected = by_the_formula(query, key, value.double(), coefficients)
     # The weights, their products and the output round at 2^-9 of at most 1, a few times.
@@ -297,7 +297,7 @@ def test_a_hidden_key_does_not_weigh_f_of_zero():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_flops_are_those_of_the_products_that_run(causal):
-    attention = make(head_dim=32, degree=6, causal=causal)
+    attention = make(head_dim=32, degree=6, causal=causal, impl="reference")
     with FlopCounterMode(display=False) as counter:
         attention(*qkv(256, 32))
     assert counter.get_total_flops() == attention.flops(2, 256)

@@ -152,10 +152,11 @@ def test_all_columns_sampled_is_softmax(sampling, normalization, reuse, padded):
 
 
 @every_ablation
-def test_surplus_columns_weigh_nothing_however_large_the_padding(sampling, normalization, reuse):
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+def test_surplus_columns_weigh_nothing_however_large_the_padding(sampling, normalization, reuse, impl):
     """Four keys and six columns: two point to padding, whose exponentials overflow float64."""
     query, key, value = qkv()
-    mask, attention = scattered_padding(), make(sampling, normalization, reuse, num_features=6)
+    mask, attention = scattered_padding(), make(sampling, normalization, reuse, num_features=6, impl=impl)
     expected = attention(query, key, value, mask)
     for sign in (1, -1):
         hidden = torch.where(mask[:, None, :, None], sign * 1e5 * key, key)

@@ -414,7 +414,7 @@ def unsupported():
         "local=true: polysketch has exact diagonal blocks only with causal", "attention=polysketch_random_local_r32"
     )
     yield words("causal=true: linformer cannot", "attention=linformer", "causal=true")
-    yield words("impl=fused: performer has reference only", "attention=performer", "impl=fused")
+    yield words("impl=fused: v_mean has reference only", "attention=v_mean", "impl=fused")
 
 
 GLOBAL = "# @package _global_\n"

@@ -101,7 +101,8 @@ def test_every_variants_formula_agrees_with_a_counted_run(name, causal):
         pytest.skip("the formula is the algorithm's, what runs is the package's")
     length = 500  # no block size divides it
     try:
-        attention = build_attention(config(name, causal, length)).eval()
+        impl = "auto" if info.name == "flash" else "reference"  # fast paths: test_contract
+        attention = build_attention(config(name, causal, length, impl=impl)).eval()
         given = [torch.randn(1, 2, length, 64, generator=torch.Generator().manual_seed(i)) for i in range(3)]
         with torch.no_grad():
             counted = sum(count(lambda: attention(*given)).values())

@@ -1,0 +1,189 @@
+"""Every fast path that runs on a CPU against its reference, in double precision: outputs, gradients, masks, lengths."""
+
+import itertools
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import bigbird, informer
+from attention_zoo.ops import block_product, chunks, fused_softmax
+
+BATCH, HEADS, H, LONGEST = 3, 2, 8, 75
+SKEINFORMER = [
+    {"num_features": 6, "column_sampling": sampling, "row_normalization": normalization, "pilot_reuse": reuse}
+    for sampling, normalization, reuse in itertools.product(
+        ("importance", "uniform"), ("adaptive", "simple", "none"), (True, False)
+    )
+]
+CASES = [
+    ("linformer", {"projection_dim": 6}),
+    ("linformer", {"projection_dim": 6, "share_key_value": True}),
+    ("linformer", {"projection_dim": 6, "unreduced": True}),
+    ("nystromformer", {"num_landmarks": 5}),
+    ("nystromformer", {"num_landmarks": 5, "conv_kernel_size": 3}),
+    ("nystromformer", {"num_landmarks": 25, "iterations": 1}),
+    ("informer", {"num_features": 6}),
+    ("informer", {"num_features": 6, "num_samples": 1}),
+    ("informer", {"num_features": 6, "mask_samples": True, "use_sampling_factor": True}),
+    ("bigbird", {"block_size": 5}),
+    ("bigbird", {"block_size": 4, "num_random_blocks": 0}),
+    ("reformer", {"bucket_size": 8}),
+    ("reformer", {"bucket_size": 1, "num_hashes": 3}),
+    ("reformer", {"bucket_size": 8, "num_hashes": 1, "causal": True}),
+    ("polynomial", {"degree": 4}),
+    ("polynomial", {"degree": 6, "causal": True, "bias": 0.0, "qk_layernorm": False}),
+    ("polynomial_square", {"degree": 3, "alpha": 0.5, "bias": 0.5}),
+    ("polynomial_square", {"degree": 2, "causal": True, "trainable": True, "seed": 2}),
+    ("linear", {"block_size": 8}),
+    ("linear", {"block_size": 8, "causal": True}),
+    ("performer", {"num_features": 7, "block_size": 8}),
+    ("performer", {"num_features": 7, "block_size": 8, "causal": True, "scale": 3.0}),
+    ("performer", {"num_features": 7, "causal_algorithm": "cumulative_sum", "causal": True}),
+    ("polysketch", {"sketch_size": 7, "block_size": 8}),
+    ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "per_head": True}),
+    ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "bias": 0.0, "local": True, "degree": 8}),
+    ("polysketch", {"block_size": 16, "causal": True, "degree": 2}),
+    ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "degree": 8}),
+    ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "local": True, "causal": True}),
+    ("polysketch", {"sketch_size": 8, "block_size": 8, "sketch": "srht", "causal": True, "qk_layernorm": False}),
+    *(("skeinformer", ablation) for ablation in SKEINFORMER),
+]
+every_case = pytest.mark.parametrize(
+    ("name", "given"), CASES, ids=[f"{name}-" + ",".join(map(str, given.values())) for name, given in CASES]
+)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks of several rows, and a part of one, at the lengths of these tests."""
+    monkeypatch.setattr(chunks, "CPU_ENTRIES", 4000)
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 2)
+    monkeypatch.setattr(fused_softmax, "ENTRIES", 1000)
+    monkeypatch.setattr(block_product, "ENTRIES", 1000)
+    monkeypatch.setattr(block_product, "GROUP", 3)
+    monkeypatch.setattr(bigbird, "GATHERED", 4000)
+    monkeypatch.setattr(informer, "ENTRIES", 4000)
+    monkeypatch.setattr(informer, "GATHERED_KEYS", 1)
+
+
+def make(name, given, impl, **more):
+    settings = {"head_dim": H, "num_heads": HEADS, "max_seq_len": LONGEST, "dtype": torch.float64, **given, **more}
+    return attention_zoo.create(name, impl=impl, **settings)
+
+
+def qkv(n, keys=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (n, keys or n, keys or n)
+    return [torch.randn(BATCH, HEADS, m, H, generator=generator, dtype=torch.float64) for m in sizes]
+
+
+def padding_mask(n):
+    """Scattered, at the end, padding only."""
+    mask = torch.zeros(BATCH, n, dtype=torch.bool)
+    mask[0] = torch.rand(n, generator=torch.Generator().manual_seed(7)) < 0.4
+    mask[1, 2 * n // 3 :] = True
+    mask[2] = True
+    return mask
+
+
+def results(attention, tensors, mask):
+    """The output, and the gradients of query, key, value and parameters."""
+    leaves = [*(x.clone().requires_grad_() for x in tensors), *attention.parameters()]
+    out = attention(*leaves[:3], mask)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream, allow_unused=True, materialize_grads=True)]
+
+
+@every_case
+@pytest.mark.parametrize("n", [1, 2, 3, 37, LONGEST])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded):
+    tensors, mask = qkv(n), padding_mask(n) if padded else None
+    if mask is not None:
+        for x in tensors[1:]:
+            x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
+    reference, fused = make(name, given, "reference"), make(name, given, "fused")
+    expected, actual = (results(attention, tensors, mask) for attention in (reference, fused))
+    assert fused.executed.impl == "fused" and reference.executed.impl == "reference"
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * max(1, float(other.abs().max())))
+
+
+@every_case
+def test_output_is_the_dense_matrix_times_the_values(name, given):
+    query, key, value = qkv(LONGEST)
+    attention = make(name, given, "fused")
+    matrix = attention.attention_matrix(query, key, value=value)
+    torch.testing.assert_close(attention(query, key, value), matrix @ value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "given"), [case for case in CASES if attention_zoo.info(case[0]).cross])
+@pytest.mark.parametrize(("n", "keys"), [(1, 30), (30, 1), (20, 51)])
+def test_cross_attention(name, given, n, keys):
+    if given.get("causal"):
+        pytest.skip("as many keys as queries")
+    tensors, mask = qkv(n, keys), padding_mask(keys)
+    expected, actual = (results(make(name, given, impl), tensors, mask) for impl in ("reference", "fused"))
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_less_precision(name, given, dtype):
+    """Rows that a rounded comparison chose otherwise are few."""
+    tensors = [x.to(dtype) for x in qkv(LONGEST)]
+    exact, rounded = make(name, given, "reference"), make(name, given, "fused", dtype=dtype)
+    rounded.load_state_dict(exact.state_dict())
+    expected, actual = exact(*(x.double() for x in tensors)), rounded(*tensors)
+    assert actual.dtype == dtype
+    errors = (actual.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    allowed = {torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
+    share = 0.75 if exact.info.data_dependent or exact.info.cancels else 0.99
+    assert (errors < allowed).double().mean() >= share
+
+
+@pytest.mark.parametrize(("name", "given"), CASES[:14:2])
+def test_a_checkpoint_and_autocast_change_nothing(name, given):
+    tensors = [x.float().requires_grad_() for x in qkv(37)]
+    attention = make(name, given, "fused", dtype=torch.float32)
+
+    def gradients(call):
+        return torch.autograd.grad(call(*tensors).square().sum(), tensors, allow_unused=True, materialize_grads=True)
+
+    plain = gradients(attention)
+    again = gradients(lambda *x: torch.utils.checkpoint.checkpoint(attention, *x, use_reentrant=False))
+    for one, other in zip(plain, again, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(*tensors).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "given"), [case for case in CASES if list(make(*case, "fused").parameters())])
+def test_gradients_of_parameters_that_stand_in_for_its_own(name, given):
+    """What computes features again in the backward pass must do so with the parameters of the forward pass."""
+    attention, tensors = make(name, given, "fused"), qkv(37)
+    others = {key: (1.5 * p).detach().requires_grad_() for key, p in attention.named_parameters()}
+    out = torch.func.functional_call(attention, others, tuple(tensors))
+    found = torch.autograd.grad(out.square().sum(), others.values())
+    attention.load_state_dict(others, strict=False)
+    expected = torch.autograd.grad(attention(*tensors).square().sum(), attention.parameters())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("with_gradients", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES} | {"flash"}))
+def test_a_compiler_takes_it_as_one_graph(name, with_gradients):
+    torch._dynamo.reset()
+    given = next((given for other, given in CASES if other == name), {})
+    attention = make(name, given, "auto", dtype=torch.float32)
+    tensors = [x.float().requires_grad_(with_gradients) for x in qkv(13)]
+    expected, actual = attention(*tensors), torch.compile(attention, fullgraph=True, backend="aot_eager")(*tensors)
+    torch.testing.assert_close(actual, expected)
+    if with_gradients:
+        options = {"allow_unused": True, "materialize_grads": True}  # reformer reads no key
+        gradients = [torch.autograd.grad(out.square().sum(), tensors, **options) for out in (actual, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

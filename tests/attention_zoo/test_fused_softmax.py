@@ -1,0 +1,212 @@
+"""`(out, log-sum-exp)` of PyTorch's kernels against all scores in memory, and what is put together from it."""
+
+import pytest
+import torch
+
+from attention_zoo.ops import fused_softmax
+from attention_zoo.ops.fused_softmax import (
+    HIDDEN,
+    attend,
+    attend_by_reference,
+    attend_with_column_norms,
+    hidden_bias,
+    is_blind,
+    merge,
+    padding_bias,
+)
+
+BATCH, HEADS, H = 3, 2, 12
+LENGTHS = [(1, 1), (1, 7), (37, 37), (70, 515), (515, 3)]
+
+
+def qkv(queries, keys, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (queries, keys, keys)
+    return [torch.randn(BATCH, HEADS, n, H, generator=generator, dtype=torch.float64).to(dtype) for n in sizes]
+
+
+def padding(keys):
+    """Scattered, at the end, and all."""
+    mask = torch.zeros(BATCH, keys, dtype=torch.bool)
+    mask[0, ::3] = True
+    mask[1, keys // 2 + 1 :] = True
+    mask[2] = True
+    return mask
+
+
+def biases(queries, keys):
+    yield None
+    yield padding_bias(padding(keys), torch.float64)
+    yield torch.randn(1, HEADS, queries, keys, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def with_gradients(function, tensors):
+    """Output, log-sum-exp and the gradients of both."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    out, lse = function(*leaves)[:2]
+    generator = torch.Generator().manual_seed(5)
+    d_out, d_lse = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (out, lse))
+    total = (out * d_out).sum() + (lse.masked_fill(is_blind(lse), 0) * d_lse).sum()
+    return out, lse, *torch.autograd.grad(total, leaves)
+
+
+def assert_equal(actual, expected, atol=1e-12):
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=atol)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_output_log_sum_exp_and_gradients_are_those_of_all_scores(queries, keys, causal):
+    if causal and queries != keys:
+        pytest.skip("as many keys as queries")
+    tensors = qkv(queries, keys)
+    for bias in biases(queries, keys):
+        settings = {"scale": 0.3, "causal": causal, "bias": bias}
+        actual = with_gradients(lambda *x, s=settings: attend(*x, **s), tensors)
+        assert_equal(actual, with_gradients(lambda *x, s=settings: attend_by_reference(*x, **s), tensors))
+
+
+def test_the_gradient_of_the_log_sum_exp_alone():
+    query, key, value = (x.requires_grad_() for x in qkv(9, 11))
+    lse = attend(query, key, value, scale=0.3).lse
+    gradients = torch.autograd.grad(lse.square().sum(), [query, key, value])
+    expected = torch.autograd.grad((0.3 * query @ key.mT).logsumexp(-1).square().sum(), [query, key])
+    assert_equal(gradients[:2], expected)
+    assert not gradients[2].any()
+
+
+def test_rows_that_see_nothing_are_zeros_and_say_so():
+    query, key, value = qkv(5, 5)
+    mask = torch.zeros(BATCH, 5, dtype=torch.bool)
+    mask[0, :2] = True  # with a causal mask, the first two queries see nothing
+    out, lse, _ = attend(query, key, value, scale=1.0, causal=True, bias=padding_bias(mask, torch.float64))
+    assert is_blind(lse)[0, :, :2].all() and is_blind(lse).sum() == 2 * HEADS
+    assert not out[0, :, :2].any() and out.isfinite().all()
+    torch.testing.assert_close(lse[0, :, :2], torch.full((HEADS, 2), HIDDEN, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_less_precision(dtype):
+    tensors = qkv(70, 130, dtype)
+    bias = padding_bias(padding(130), dtype)
+    actual = with_gradients(lambda *x: attend(*x, scale=0.3, bias=bias), tensors)
+    expected = with_gradients(lambda *x: attend_by_reference(*x, scale=0.3, bias=bias), [x.double() for x in tensors])
+    assert actual[0].dtype == dtype and actual[1].dtype == torch.float32
+    for one, other in zip(actual, expected, strict=True):
+        keep = torch.isfinite(other) & (other > HIDDEN / 2)
+        error = (one.double() - other)[keep].norm() / other[keep].norm()
+        assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2}[dtype]
+
+
+def test_large_scores_do_not_overflow():
+    query, key, value = qkv(6, 9, torch.float32)
+    out, lse, _ = attend(100 * query, 100 * key, value, scale=1.0)
+    best = (query @ key.mT).argmax(-1, keepdim=True)
+    torch.testing.assert_close(out, value.take_along_dim(best, 2))
+    torch.testing.assert_close(lse, 1e4 * (query @ key.mT).amax(-1))
+
+
+def test_large_scores_do_not_overflow_with_column_norms():
+    query, key, value = qkv(6, 9, torch.float32)
+    (out, lse, _), norms = attend_with_column_norms(100 * query, 100 * key, value, scale=1.0)
+    scores = query @ key.mT
+    best = scores.argmax(-1, keepdim=True)
+    torch.testing.assert_close(out, value.take_along_dim(best, 2))
+    torch.testing.assert_close(lse, 1e4 * scores.amax(-1))
+    chosen = torch.zeros_like(scores).scatter(-1, best, 1)
+    torch.testing.assert_close(norms, chosen.sum(2).sqrt())
+
+
+@pytest.mark.parametrize(
+    "function", [attend, lambda *x, **y: attend_with_column_norms(*x, **y)[0]], ids=["attend", "with_column_norms"]
+)
+def test_a_hidden_key_is_below_any_score(function):
+    """A query that sees two keys of very small scores does not see the hidden ones, and is not blind."""
+    query, key = torch.ones(1, 1, 2, H), -1e6 * torch.ones(1, 1, 5, H)
+    key[:, :, 3] *= -1
+    value = torch.arange(5.0)[None, None, :, None].repeat(1, 1, 1, H)
+    mask = torch.tensor([[False, True, False, True, True]])
+    out, lse, _ = function(query, key, value, scale=1.0, bias=padding_bias(mask, torch.float32))
+    torch.testing.assert_close(out, torch.ones_like(out))
+    torch.testing.assert_close(lse, torch.full((1, 1, 2), -1e6 * H))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_results_over_disjoint_keys_merge(parts):
+    query, key, value = qkv(13, 40)
+    bias = padding_bias(padding(40), torch.float64)
+
+    def merged(query, key, value):
+        pieces = zip(key.tensor_split(parts, 2), value.tensor_split(parts, 2), bias.tensor_split(parts, 3), strict=True)
+        first, *others = [attend(query, k, v, scale=0.3, bias=b) for k, v, b in pieces]
+        for other in others:
+            first = merge(first, other)
+        return first
+
+    expected = with_gradients(lambda *x: attend(*x, scale=0.3, bias=bias), (query, key, value))
+    assert_equal(with_gradients(merged, (query, key, value)), expected)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("entries", [1, 2**20])
+def test_column_norms_are_those_of_the_weights(entries, padded, monkeypatch):
+    monkeypatch.setattr(fused_softmax, "ENTRIES", entries)
+    query, key, value = qkv(10, 17)
+    mask = padding(17)[:, None, None] if padded else None
+    bias = None if mask is None else hidden_bias(mask, torch.float64)
+    found = []
+
+    def function(*tensors):
+        attended, norms = attend_with_column_norms(*tensors, scale=0.3, bias=bias)
+        found.append(norms)
+        return attended
+
+    actual = with_gradients(function, (query, key, value))
+    assert_equal(actual, with_gradients(lambda *x: attend_by_reference(*x, scale=0.3, bias=bias), (query, key, value)))
+    scores = 0.3 * query @ key.mT
+    weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
+    seen = slice(0, 2) if padded else slice(0, 3)  # padding only has no norms
+    torch.testing.assert_close(found[0][seen], weights.norm(dim=2)[seen], rtol=1e-12, atol=1e-14)
+    assert not found[0].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_column_norms_in_less_precision(dtype):
+    tensors = qkv(70, 130, dtype)
+    (out, lse, _), norms = attend_with_column_norms(*tensors, scale=0.3)
+    exact = [x.double() for x in tensors]
+    (expected_out, expected_lse, _), expected = attend_with_column_norms(*exact, scale=0.3)
+    assert out.dtype == dtype and lse.dtype == norms.dtype == torch.float32
+    torch.testing.assert_close(norms.double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=0)
+    assert (out.double() - expected_out).norm() < {torch.float32: 1e-6, torch.bfloat16: 5e-3}[dtype] * out.norm()
+
+
+def test_column_norms_of_other_devices_are_the_same():
+    query, key, value = qkv(10, 17)
+    bias = padding_bias(padding(17), torch.float64)
+    attended, norms = attend_with_column_norms(query, key, value, scale=0.3, bias=bias)
+    other = fused_softmax._norms(query, key, bias, attended.lse, 0.3)
+    assert_equal([other[:2]], [norms[:2]])  # padding only has none
+
+
+def test_autocast_casts_as_pytorch_does():
+    query, key, value = qkv(20, 20, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attend(query.bfloat16(), key, value, scale=0.3).out
+        expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.3)
+    assert out.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected)
+
+
+def test_memory_is_linear_with_masks_too():
+    """n = 20,000: the scores of a head would take 1.6 GB."""
+    shape = 1, 1, 20_000, 8
+    query, key, value = (torch.randn(shape) for _ in range(3))
+    mask = torch.zeros(1, 20_000, dtype=torch.bool)
+    mask[:, 17_000:] = True
+    with torch.profiler.profile(profile_memory=True) as profile:
+        attend(query, key, value, scale=1.0, causal=True, bias=padding_bias(mask, torch.float32))
+    largest = max((event.cpu_memory_usage for event in profile.key_averages()), default=0)
+    assert largest < 2**24
