@@ -115,6 +115,7 @@ class Attention(nn.Module):
         self.max_seq_len = None if max_seq_len is None else check_int("max_seq_len", max_seq_len)
         self.seed = check_int("seed", seed, 0)
         self._placed = torch.empty(0)
+        self._checked_step: object = None
         check_choice("impl", impl, IMPLEMENTATIONS)
         offered = self.info.implementations
         if impl != "auto" and impl not in offered:
@@ -235,11 +236,13 @@ class Attention(nn.Module):
             ValueError: the token or the state has another shape, dtype or device, or the sequence is full.
             UnsupportedError: as `init_state`.
         """
-        self._check_decodes()
-        self._check_inputs(query, key, value, None)
-        self._check_token(query, state)
+        self._check_step(query, key, value, state)
+        return self._next(state, query, key, value), state
+
+    def _next(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Absorb a token, and the output that belongs to it."""
         self._absorb(state, key, value, None)
-        return self._run(self._read, self._fused_read, self._read_refusal, state, query), state
+        return self._run(self._read, self._fused_read, self._read_refusal, state, query)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
         """An empty state; by default, and with `_absorb`, a cache of keys and values."""
@@ -444,14 +447,23 @@ class Attention(nn.Module):
         if not self.causal:
             raise UnsupportedError(f"causal=false: {self.info.name} decodes only with causal=true")
 
+    def _check_step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> None:
+        self._check_decodes()
+        limit, length = self.max_seq_len, state.length + 1
+        require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
+        tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
+        step = *tensors, state.batch_size, state.dtype, state.device
+        if step != self._checked_step:  # all checks take as long as a quarter of a step
+            self._check_inputs(query, key, value, None)
+            self._check_token(query, state)
+            self._checked_step = step
+
     def _check_token(self, query: Tensor, state: State) -> None:
-        shape, length = tuple(query.shape), state.length + 1
+        shape = tuple(query.shape)
         require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")
         require("query.shape", shape, shape[0] == state.batch_size, f"of the state's batch size {state.batch_size}")
         require("query.dtype", query.dtype, query.dtype == state.dtype, f"the state's {state.dtype}")
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
-        limit = self.max_seq_len or length
-        require("seq_len", length, length <= limit, f"between 1 and max_seq_len={limit}")
 
 
 def blocks_and_a_part(block_size: int, blocks: int = 3) -> int:

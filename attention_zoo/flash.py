@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +102,9 @@ class Flash(Softmax):
             kernel = importlib.import_module(FLASH_ATTN_MODULE).flash_attn_func
             by_position = (x.transpose(1, 2) for x in (query, key, value))
             return kernel(*by_position, softmax_scale=self.scale, causal=is_causal).transpose(1, 2), backend
-        with sdpa_kernel(SDPA_BACKENDS[backend]):
+        # A CPU has one backend, and saying so takes as long as a short attention.
+        chosen = nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPA_BACKENDS[backend])
+        with chosen:
             out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=self.scale)
         return out, backend
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.ops.feature_product import divide_by_last, expand
+from attention_zoo.ops.feature_product import divide_by_last
 
 # Keys whose tensored features are in memory together while a prompt is summed.
 ROWS = 128
@@ -75,8 +77,9 @@ class KeyValueCache(State):
         new = slice(self.length, self.length + key.shape[2])
         self._reserve(new.stop)
         self._keys[:, :, new], self._values[:, :, new] = key, value
-        self._padding[:, new] = False if padding is None else padding
         self.has_padding = self.has_padding or padding is not None
+        if self.has_padding:  # nothing else was ever written there
+            self._padding[:, new] = False if padding is None else padding
         self.length = new.stop
 
     def clear(self) -> None:
@@ -94,9 +97,10 @@ class KeyValueCache(State):
 
 
 class FeatureSums(State):
-    """`sum_j phi(k_j)^{tensor degree} [v_j, 1]^T` in at least float32, `(batch, heads, features^degree, head_dim + 1)`.
+    """`sum_j phi(k_j)^{tensor degree} [v_j, 1]^T` in at least float32, `(batch, heads, width, head_dim + 1)`.
 
-    Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log scale t_j and the sums are
+    The width is that of the features, or of their pairs in degree 2: of equal products, `phi_a phi_b = phi_b phi_a`,
+    one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log scale t_j and the sums are
     `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T cancels in a ratio.
     """
 
@@ -113,9 +117,10 @@ class FeatureSums(State):
         scaled: bool = False,
     ) -> None:
         super().__init__(batch_size, device, dtype)
-        self.degree = degree
         precision = torch.promote_types(dtype, torch.float32)
-        shape = batch_size, heads, features**degree, head_dim + 1
+        self._features, self._degree = features, degree
+        width = features if degree == 1 else features * (features + 1) // 2
+        shape = batch_size, heads, width, head_dim + 1
         self._sums = torch.zeros(shape, device=device, dtype=precision)
         self._log_scale = torch.full(shape[:2], -torch.inf, device=device, dtype=precision) if scaled else None
 
@@ -130,7 +135,16 @@ class FeatureSums(State):
             features = features * self._rescale(log_scale)[..., None]
         sums = self._sums.flatten(0, 1)
         for some, their_values in zip(features.split(ROWS, 2), value.split(ROWS, 2), strict=True):
-            sums.baddbmm_(expand(some, self.degree).flatten(0, 1).mT, their_values.flatten(0, 1))
+            sums.baddbmm_(self._expanded(some).flatten(0, 1).mT, their_values.flatten(0, 1))
+
+    def _expanded(self, features: Tensor) -> Tensor:
+        """`(batch, heads, tokens, width)`."""
+        if self._degree == 1:
+            return features
+        vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
+        first, second, roots = _pairs(self._features, vectors, features.device, features.dtype)
+        expanded = numbers.index_select(0, first).mul_(numbers.index_select(0, second))
+        return expanded.view(*features.shape[:3], -1).mul_(roots)
 
     def _rescale(self, log_scale: Tensor) -> Tensor:
         """Make the sums relative to the new largest scale; returns the new keys' scales relative to it."""
@@ -140,13 +154,40 @@ class FeatureSums(State):
         self._log_scale = largest
         return (log_scale - largest[..., None]).exp()
 
+    def next(self, both: Tensor, value: Tensor, log_scale: Tensor | None = None, bias: float = 0.0) -> Tensor:
+        """`add` one token and `read` for it.
+
+        The features of its query and its key are `(batch, heads, 2, features)`, side by side.
+        """
+        self.length += 1
+        expanded = self._expanded(both.to(self._sums.dtype))
+        query, key = expanded[:, :, :1], expanded[:, :, 1]
+        if log_scale is not None:
+            key = key * self._rescale(log_scale)
+        self._sums.addcmul_(key[..., None], F.pad(value.to(key.dtype), (0, 1), value=1.0))
+        return self._divided(query @ self._sums, bias)
+
+    def _divided(self, summed: Tensor, bias: float) -> Tensor:
+        # Weights are never negative: with a bias there is always something to divide by.
+        if bias == 0:
+            return divide_by_last(summed, bias).to(self.dtype)
+        return (summed[..., :-1] / (summed[..., -1:] + bias)).to(self.dtype)
+
     def product(self, features: Tensor) -> Tensor:
         """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, 1, head_dim + 1)`."""
-        return expand(features.to(self._sums.dtype), self.degree) @ self._sums
+        return self._expanded(features.to(self._sums.dtype)) @ self._sums
 
     def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
         """`sum_j w_j v_j / (bias + sum_j w_j)` for one query; zeros where the denominator is."""
-        return divide_by_last(self.product(features), bias).to(self.dtype)
+        return self._divided(self.product(features), bias)
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(features: int, vectors: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the first and the second of each pair are, vector by vector, and the root of the number of equal pairs."""
+    pairs = torch.triu_indices(features, features, device=device)
+    first, second = (pairs[:, None] + features * torch.arange(vectors, device=device)[:, None]).flatten(1)
+    return first, second, (2 - (pairs[0] == pairs[1]).to(dtype)).sqrt()
 
 
 class BlockState(State):

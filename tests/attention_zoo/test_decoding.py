@@ -196,7 +196,12 @@ def test_the_size_of_sums_is_known_and_never_grows(name, given, dtype):
     assert state.num_bytes == prefilled.num_bytes == empty
     wide = 8 if dtype == torch.float64 else 4
     r = HEAD_DIM if given.get("degree") == 2 else given.get("sketch_size")
-    features = {"v_mean": 1, "linear": HEAD_DIM, "performer": given.get("num_features"), "polysketch": r and r * r}
+    features = {
+        "v_mean": 1,
+        "linear": HEAD_DIM,
+        "performer": given.get("num_features"),
+        "polysketch": r and r * (r + 1) // 2,
+    }
     expected = features[name] * (HEAD_DIM + 1) * wide
     if name == "performer":
         expected += wide
