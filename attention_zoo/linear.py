@@ -10,6 +10,7 @@ from torch import Tensor
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
 from attention_zoo.ops.block_product import normalised_block_product, refusal_of
+from attention_zoo.ops.blocks import Features, block_flops
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
@@ -64,17 +65,16 @@ class Linear(Attention):
         )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        out = normalised_block_product(
+        return normalised_block_product(
             query,
             key,
             value,
-            features=lambda x, _: (self.features(x), None),
+            features=Features(lambda x, _: (self.features(x), None)),
             padding=padding,
             bias=self.eps,
             causal=self.causal,
-            block_size=self.block_size or default_block_size(query.device, causal=self.causal),
+            block_size=self.block_size,
         )
-        return out, "blocks"
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return refusal_of(query)
@@ -100,11 +100,8 @@ class Linear(Attention):
 
     def _flops(self, seq_len: int) -> int:
         """Both products with the state, and the diagonal blocks of the causal form."""
-        h = self.head_dim
-        return product_flops(
-            seq_len,
-            h,
-            h + 1,
-            causal=self.causal,
-            block_size=self.block_size or default_block_size(self.device, causal=self.causal),
-        )
+        h, causal = self.head_dim, self.causal
+        if self._fuses_here(seq_len):
+            return block_flops(seq_len, h, h, causal=causal, block_size=self.block_size)
+        block_size = self.block_size or default_block_size(self.device, causal=causal)
+        return product_flops(seq_len, h, h + 1, causal=causal, block_size=block_size)

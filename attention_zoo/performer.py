@@ -11,6 +11,7 @@ from torch import Tensor
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.block_product import normalised_block_product, refusal_of
+from attention_zoo.ops.blocks import Features, Pull, block_flops
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import FeatureSums
 from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
@@ -151,22 +152,41 @@ class Performer(Attention):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         self._count_forward()
 
-        def features(x: Tensor, parameters: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
-            features, log_scale = self._stable_features(x, *(parameters or ()))
-            return features.to(x.dtype), log_scale
-
-        out = normalised_block_product(
+        return normalised_block_product(
             query,
             key,
             value,
-            features=features,
-            parameters=[self.projection],
+            features=Features(self._stable_features_in_dtype, [self.projection], self._features_with_pull),
             padding=padding,
             bias=0,
             causal=self.causal,
-            block_size=self.block_size or default_block_size(query.device, causal=self.causal),
+            block_size=self.block_size,
         )
-        return out, "blocks"
+
+    def _stable_features_in_dtype(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        features, log_scale = self._stable_features(x, *parameters)
+        return features.to(x.dtype), log_scale
+
+    def _features_with_pull(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pull]:
+        """`_stable_features` with its gradient: in closed form a third of autograd's passes over memory."""
+        precision, (projection,) = torch.promote_types(x.dtype, torch.float32), parameters
+        projection, x_scaled = projection.to(precision), x.to(precision) * self.scale**0.5
+        relative = x_scaled @ projection.T
+        largest, where = relative.max(-1, keepdim=True)
+        relative.sub_(largest).exp_()
+
+        def pull(d_features: Tensor, d_scale: Tensor | None = None) -> tuple[Tensor]:
+            d_exponents = d_features.to(precision).mul(relative).mul_(self.num_features**-0.5)
+            d_largest = -d_exponents.sum(-1, keepdim=True)
+            if d_scale is not None:
+                d_largest += d_scale[..., None]
+            d_x = d_exponents.scatter_add_(-1, where, d_largest) @ projection
+            if d_scale is not None:
+                d_x -= d_scale[..., None] * x_scaled
+            return (d_x.mul_(self.scale**0.5).to(x.dtype),)
+
+        features = (relative + self.eps).mul_(self.num_features**-0.5)
+        return features.to(x.dtype), largest.squeeze(-1) - x_scaled.square().sum(-1) / 2, pull
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return refusal_of(query)
@@ -185,6 +205,14 @@ class Performer(Attention):
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         features, log_scale = self._visible_features(key, padding)
         state.add(features, value, log_scale)
+
+    def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        both, log_scale = self._stable_features(torch.cat([query, key], 2))  # of two tokens as fast as of one
+
+        def read(state: FeatureSums, _: Tensor) -> Tensor:
+            return state.next(both, value, log_scale[..., 1:])
+
+        return self._run(read, self._fused_read, self._read_refusal, state, query)
 
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(self._stable_features(query)[0])
@@ -209,13 +237,10 @@ class Performer(Attention):
         return blocks_and_a_part(self.block_size or default_block_size(self.device, causal=self.causal))
 
     def _flops(self, seq_len: int) -> int:
-        """Features of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
-        m, h = self.num_features, self.head_dim
-        product = product_flops(
-            seq_len,
-            m,
-            h + 1,
-            causal=self.causal,
-            block_size=self.block_size or default_block_size(self.device, causal=self.causal),
-        )
-        return 4 * seq_len * m * h + product
+        """Features of queries and keys, and their product."""
+        m, h, causal = self.num_features, self.head_dim, self.causal
+        features = 4 * seq_len * m * h
+        if self._fuses_here(seq_len):
+            return features + block_flops(seq_len, m, h, causal=causal, block_size=self.block_size)
+        block_size = self.block_size or default_block_size(self.device, causal=causal)
+        return features + product_flops(seq_len, m, h + 1, causal=causal, block_size=block_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from torch.func import functional_call
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
-from attention_zoo.ops.block_product import Squares, normalised_block_product, refusal_of
+from attention_zoo.ops.block_product import normalised_block_product, refusal_of
+from attention_zoo.ops.blocks import Features, block_flops, form_of
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product import Local, default_block_size, normalised_feature_product, product_flops
@@ -41,19 +43,20 @@ class RandomSketch(nn.Module):
         )
         width = sketch_size if half > 1 else head_dim
         self.matrices: Tensor
-        self.register_buffer("matrices", torch.empty(2, groups, width, sketch_size))
+        self.register_buffer("matrices", torch.empty(groups, width, 2, sketch_size))  # G1 and G2
 
     def draw(self, generator: torch.Generator) -> None:
         """Fill the matrices of this level and those below."""
         for child in self.children_sketches:
             assert isinstance(child, RandomSketch)
             child.draw(generator)
-        for matrix in self.matrices.flatten(0, 1):
-            matrix.copy_(self._matrix(generator))
+        for of_all_heads in self.matrices.unbind(2):
+            for matrix in of_all_heads:
+                matrix.copy_(self._matrix(generator))
 
     def _matrix(self, generator: torch.Generator) -> Tensor:
         if self.kind == "gaussian":
-            return gaussian_matrix(self.matrices.shape[2], self.sketch_size, generator)
+            return gaussian_matrix(self.matrices.shape[1], self.sketch_size, generator)
         mixed = sampled_hadamard(self.sketch_size, self.sketch_size, generator)
         if self.children_sketches:
             return mixed
@@ -61,8 +64,12 @@ class RandomSketch(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, h)` -> `(batch, heads, seq_len, r)`."""
-        first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
-        return _project(first, self.matrices[0]) * _project(second, self.matrices[1]) * self.sketch_size**-0.5
+        if self.children_sketches:
+            both = zip(self.children_sketches, self.matrices.unbind(2), strict=True)
+            first, second = (_project(child(x), matrices) for child, matrices in both)
+        else:
+            first, second = _project(x, self.matrices.flatten(2)).chunk(2, -1)
+        return first * second * self.sketch_size**-0.5
 
 
 class LearnedSketch(nn.Module):
@@ -224,7 +231,8 @@ class Polysketch(Attention):
 
     def features(self, x: Tensor) -> Tensor:
         """The sketch L of queries or keys, before it is tensored with itself: `(batch, heads, seq_len, r)`."""
-        return self.sketch(self.layernorm(x) * math.sqrt(self.scale))
+        normed = self.layernorm(x)
+        return self.sketch(normed if self.scale == 1 else normed * math.sqrt(self.scale))
 
     def _features_with(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """`features` with other tensors in place of those of the layer norm and the sketch."""
@@ -232,14 +240,19 @@ class Polysketch(Attention):
         norm = dict(zip(of_norm, parameters[: len(of_norm)], strict=True))
         sketch = dict(zip(of_sketch, parameters[len(of_norm) :], strict=True))
         normed = functional_call(self.layernorm, norm, (x,))
-        return functional_call(self.sketch, sketch, (normed * math.sqrt(self.scale),))
+        return functional_call(self.sketch, sketch, (normed if self.scale == 1 else normed * math.sqrt(self.scale),))
 
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
         return query_norm(query) * self.scale, key_norm(key)
 
+    @property
+    def _chosen_block_size(self) -> int | None:
+        """What the function says, or who made it; None: only the speed depends on it."""
+        return self.block_size or (1024 if self.local else None)
+
     def _block_size(self, device: torch.device) -> int:
-        return self.block_size or (1024 if self.local else default_block_size(device, causal=self.causal, degree=2))
+        return self._chosen_block_size or default_block_size(device, causal=self.causal, degree=2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         return normalised_feature_product(
@@ -254,20 +267,19 @@ class Polysketch(Attention):
         )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        out = normalised_block_product(
+        parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        return normalised_block_product(
             query,
             key,
             value,
-            features=lambda x, given: (self.features(x) if given is None else self._features_with(x, given), None),
-            parameters=[*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()],
+            features=Features(lambda x, given: (self._features_with(x, given), None), parameters),
             padding=padding,
             bias=self.bias,
             causal=self.causal,
-            block_size=self._block_size(query.device),
+            block_size=self._chosen_block_size,
             degree=2,
             local=self._local(query, key, padding),
         )
-        return out, "blocks"
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return refusal_of(query)
@@ -296,6 +308,16 @@ class Polysketch(Attention):
             _, exact_key = self._local_inputs(key, key)
             state.add(zero_padding(exact_key, padding), features, value)
 
+    def _next(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if isinstance(state, BlockState):
+            return super()._next(state, query, key, value)
+        both = self.features(torch.cat([query, key], 2))  # two tokens are sketched as fast as one
+
+        def read(state: FeatureSums, _: Tensor) -> Tensor:
+            return state.next(both, value, bias=self.bias)
+
+        return self._run(read, self._fused_read, self._read_refusal, state, query)
+
     def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
         features = self.features(query)
         if isinstance(state, FeatureSums):
@@ -322,22 +344,21 @@ class Polysketch(Attention):
 
     @property
     def telling_length(self) -> int:
-        """Several blocks and a part of one, exact with `local`."""
-        return blocks_and_a_part(self._block_size(self.device))
+        """Several blocks and a part of one, exact with `local`, and too many for every weight to be computed."""
+        features = self.sketch_size if self.degree > 2 else self.head_dim
+        options: dict[str, Any] = {"causal": self.causal, "block_size": self._chosen_block_size, "degree": 2}
+        lengths = (blocks_and_a_part(self._block_size(self.device), blocks) for blocks in itertools.count(3))
+        inner = self.head_dim if self.local else None
+        return next(n for n in lengths if not form_of(n, n, features, self.head_dim, inner=inner, **options).quadratic)
 
     def _flops(self, seq_len: int) -> int:
-        """Sketches of queries and keys, both products with the state, and the diagonal blocks of the causal form."""
-        features = self.sketch_size if self.degree > 2 else self.head_dim
-        product = product_flops(
-            seq_len,
-            features,
-            self.head_dim + 1,
-            causal=self.causal,
-            block_size=self._block_size(self.device),
-            degree=2,
-            inner=self.head_dim if self.local else None,
-            width=Squares(features).width if self._fuses_here(seq_len) else None,
-        )
+        """Sketches of queries and keys, and their product."""
+        features, h = self.sketch_size if self.degree > 2 else self.head_dim, self.head_dim
+        options: dict[str, Any] = {"causal": self.causal, "degree": 2, "inner": h if self.local else None}
+        if self._fuses_here(seq_len):
+            product = block_flops(seq_len, features, h, block_size=self._chosen_block_size, **options)
+        else:
+            product = product_flops(seq_len, features, h + 1, block_size=self._block_size(self.device), **options)
         return 2 * self._sketch_flops(self.degree // 2) * seq_len + product
 
     def _sketch_flops(self, degree: int) -> int:

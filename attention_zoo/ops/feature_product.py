@@ -74,7 +74,7 @@ def feature_product(
     flat = [x if x is None else x.flatten(0, 1) for x in tensors]
     outs = [
         _FeatureProduct.apply(*(x if x is None else x[heads] for x in flat), causal, block_size, degree, local_degree)
-        for heads in _slices(left.shape[0] * left.shape[1], _heads_at_once(left, block_size, degree))
+        for heads in slices(left.shape[0] * left.shape[1], _heads_at_once(left, block_size, degree))
     ]
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, left.shape[:2])
 
@@ -104,6 +104,7 @@ def product_flops(
     degree: int = 1,
     inner: int | None = None,
     width: int | None = None,
+    quadratic: bool = False,
 ) -> int:
     """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
 
@@ -114,13 +115,16 @@ def product_flops(
         causal: as in `feature_product`; so are `block_size` and `degree`.
         inner: the dimension of `local` queries and keys; None without.
         width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
+        quadratic: every weight is computed, and no state.
     """
+    if quadratic:
+        return 2 * seq_len**2 * ((inner or features) + columns)
     state = features**degree * columns
     if width is not None:
         state = width * (columns - 1) + features**degree
     total = 4 * seq_len * state
     if causal:
-        widths = [rows.stop - rows.start for rows in _slices(seq_len, block_size)]
+        widths = [rows.stop - rows.start for rows in slices(seq_len, block_size)]
         total += sum(2 * width**2 * ((inner or features) + columns) for width in widths)
         # The first block reads no state and the last one writes none.
         total -= 2 * state * (widths[0] + widths[-1])
@@ -181,9 +185,9 @@ class _FeatureProduct(torch.autograd.Function):
         state = _new_state(right, value, degree)
         out = value.new_zeros(*left.shape[:2], value.shape[-1], dtype=state.dtype)
         if not causal:
-            for rows in _slices(right.shape[1], block_size):
+            for rows in slices(right.shape[1], block_size):
                 state += expand(right[:, rows], degree).mT @ value[:, rows]
-            for rows in _slices(left.shape[1], block_size):
+            for rows in slices(left.shape[1], block_size):
                 out[:, rows] = expand(left[:, rows], degree) @ state.to(left.dtype)
             return out
         for block in _blocks(left.shape[1], block_size, log_scale):
@@ -208,13 +212,13 @@ class _FeatureProduct(torch.autograd.Function):
         d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
         if not causal:
             state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
-            for rows in _slices(right.shape[1], block_size):
+            for rows in slices(right.shape[1], block_size):
                 state += expand(right[:, rows], degree).mT @ value[:, rows]
-            for rows in _slices(left.shape[1], block_size):
+            for rows in slices(left.shape[1], block_size):
                 grad_state += expand(left[:, rows], degree).mT @ grad[:, rows]
                 d_left[:, rows] = _pull_back(state.to(left.dtype), left[:, rows], grad[:, rows], degree)
             grad_state = grad_state.to(right.dtype)
-            for rows in _slices(right.shape[1], block_size):
+            for rows in slices(right.shape[1], block_size):
                 d_right[:, rows] = _pull_back(grad_state, right[:, rows], value[:, rows], degree)
                 d_value[:, rows] = expand(right[:, rows], degree) @ grad_state
             return d_left, d_right, d_value, None, None, None, None, None, None, None
@@ -262,17 +266,18 @@ class _FeatureProduct(torch.autograd.Function):
         return d_left, d_right, d_value, *locals_, d_scale, None, None, None, None
 
 
-def _slices(length: int, size: int) -> Iterator[slice]:
+def slices(length: int, size: int) -> Iterator[slice]:
+    """`length` rows, `size` at a time."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[_Block]:
     if log_scale is None:
-        yield from (_Block(rows, None, None, None, None) for rows in _slices(length, size))
+        yield from (_Block(rows, None, None, None, None) for rows in slices(length, size))
         return
     running = log_scale.cummax(-1).values
     before = running[:, 0]
-    for rows in _slices(length, size):
+    for rows in slices(length, size):
         after = running[:, rows.stop - 1]
         # The exponents of the future are positive and would overflow before the triangle hides them.
         within = (log_scale[:, None, rows] - running[:, rows, None]).clamp(max=0).exp()

@@ -150,7 +150,7 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     weights = torch.stack([expand(a, 2) @ expand(b, 2).T for a, b in zip(left, right, strict=True)])
     signs = {"smallest_weight": weights.amin((1, 2))}
     if isinstance(attention.sketch, RandomSketch):
-        _, groups, _, r = attention.sketch.matrices.shape
+        groups, _, _, r = attention.sketch.matrices.shape
         signed = RandomSketch(attention.sketch.kind, attention.degree, attention.head_dim, r, groups).to(q)
         signed.draw(torch.Generator().manual_seed(attention.seed))
         signs["negative_share"] = (signed(q) @ signed(k).mT < 0).double().mean((0, 2, 3))

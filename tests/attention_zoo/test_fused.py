@@ -7,7 +7,7 @@ import torch
 
 import attention_zoo
 from attention_zoo import bigbird, informer
-from attention_zoo.ops import block_product, chunks, fused_softmax
+from attention_zoo.ops import block_product, chunks, feature_maps, fused_softmax
 
 BATCH, HEADS, H, LONGEST = 3, 2, 8, 75
 SKEINFORMER = [
@@ -44,6 +44,8 @@ CASES = [
     ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "per_head": True}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "bias": 0.0, "local": True, "degree": 8}),
     ("polysketch", {"block_size": 16, "causal": True, "degree": 2}),
+    ("polysketch", {"sketch_size": 7, "causal": True}),
+    ("performer", {"num_features": 7, "causal": True}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "degree": 8}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "local": True, "causal": True}),
     ("polysketch", {"sketch_size": 8, "block_size": 8, "sketch": "srht", "causal": True, "qk_layernorm": False}),
@@ -61,7 +63,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "LEAST_ROWS", 2)
     monkeypatch.setattr(fused_softmax, "ENTRIES", 1000)
     monkeypatch.setattr(block_product, "ENTRIES", 1000)
-    monkeypatch.setattr(block_product, "GROUP", 3)
+    monkeypatch.setattr(feature_maps, "GROUP", 3)
     monkeypatch.setattr(bigbird, "GATHERED", 4000)
     monkeypatch.setattr(informer, "ENTRIES", 4000)
     monkeypatch.setattr(informer, "GATHERED_KEYS", 1)

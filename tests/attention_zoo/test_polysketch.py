@@ -53,7 +53,7 @@ def assert_close(actual, expected, tolerance=1e-10):
 
 def algorithm_1(x, state, name, degree):
     """ICML version, Algorithm 1 in numpy: sqrt(1/r) [(M1 G1) o (M2 G2)], M1 and M2 sketches of half the degree."""
-    g = [state[f"{name}.matrices"][i][0] for i in range(2)]
+    g = [state[f"{name}.matrices"][0, :, i] for i in range(2)]
     below = (
         [x, x] if degree == 2 else [algorithm_1(x, state, f"{name}.children_sketches.{i}", degree // 2) for i in (0, 1)]
     )
@@ -181,7 +181,7 @@ def test_heads_share_a_sketch_unless_told_otherwise(sketch, per_head):
 
 def test_a_degree_of_p_has_p_minus_2_matrices_drawn_apart():
     for degree in (4, 8, 16):
-        matrices = [m for group in make(degree=degree).buffers() for m in group.flatten(0, 1)]
+        matrices = [m for group in make(degree=degree).buffers() for m in group[0].unbind(1)]
         assert len(matrices) == degree - 2
         products = torch.stack([m.flatten()[: R * R] for m in matrices])
         assert len(products.unique(dim=0)) == degree - 2

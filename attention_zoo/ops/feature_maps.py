@@ -1,0 +1,128 @@
+"""Features of a weight from the vectors of a block, along its positions: as they are, or tensored with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+GROUP = 8
+
+
+class Plain:
+    """Features as they are."""
+
+    def __init__(self, r: int) -> None:
+        self.width = r
+
+    def new_buffer(self, x: Tensor, rows: int) -> Tensor | None:
+        """Memory for the features of so many rows like x, which the next block uses again."""
+        return None
+
+    def expand(self, x: Tensor, buffer: Tensor | None, *, doubled: bool) -> Tensor:
+        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`."""
+        return x.mT
+
+    def pull_back(self, x: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
+        """The gradient of x from that of its features."""
+        return grad.mT
+
+    def new_norm(self, x: Tensor) -> Tensor:
+        """The state of the denominators."""
+        return x.new_zeros(len(x), self.width, 1, dtype=at_least_float32(x))
+
+    def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
+        """Add the rows of x, each with its weight `(heads, rows, 1)`."""
+        norm += x.sum(1, dtype=norm.dtype)[..., None] if weights is None else (x.mT @ weights).to(norm.dtype)
+
+    def read_norm(self, norm: Tensor, x: Tensor) -> Tensor:
+        """`(heads, rows, 1)`."""
+        return x @ norm.to(x.dtype)
+
+    def pull_norm(self, norm: Tensor, x: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+        """The gradient of x from `sum_i weights_i read_norm_i`."""
+        return norm.to(x.dtype).mT * weights
+
+
+class Squares:
+    """The products `x_a x_b` of a vector with itself: of groups of `GROUP` numbers with themselves and those after.
+
+    What stands for two equal products is doubled on one side of a weight.
+    """
+
+    def __init__(self, r: int) -> None:
+        self.groups = [slice(start, min(start + GROUP, r)) for start in range(0, r, GROUP)]
+        self.starts = [0]
+        for group in self.groups:
+            self.starts.append(self.starts[-1] + (group.stop - group.start) * (r - group.start))
+        self.width = self.starts[-1]
+
+    def _blocks(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Each group with its features, `(heads, numbers of the group, it and those after, rows)`."""
+        for group, start, stop in zip(self.groups, self.starts, self.starts[1:], strict=False):
+            yield group, features[:, start:stop].unflatten(1, (group.stop - group.start, -1))
+
+    def new_buffer(self, x: Tensor, rows: int) -> Tensor | None:
+        """Memory for the features of so many rows like x, which the next block uses again."""
+        return x.new_empty(len(x), self.width, rows)
+
+    def expand(self, x: Tensor, buffer: Tensor | None, *, doubled: bool) -> Tensor:
+        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`, written into `buffer`."""
+        assert buffer is not None
+        features, x = buffer[:, :, : x.shape[1]], x.mT.contiguous()
+        twice = x * 2 if doubled else x
+        for group, block in self._blocks(features):
+            own = x[:, group, None]
+            size = group.stop - group.start
+            _multiply(own, x[:, None, group], block[:, :, :size])
+            _multiply(own, twice[:, None, group.stop :], block[:, :, size:])
+        return features
+
+    def pull_back(self, x: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
+        """The gradient of x from that of its features."""
+        x = x.mT.contiguous()
+        total = torch.zeros_like(x)
+        for group, block in self._blocks(grad):
+            if doubled:
+                block[:, :, group.stop - group.start :] *= 2
+            total[:, group] += (block * x[:, None, group.start :]).sum(2)
+            total[:, group.start :] += (block * x[:, group, None]).sum(1)
+        return total.mT
+
+    def new_norm(self, x: Tensor) -> Tensor:
+        """The state of the denominators."""
+        return x.new_zeros(len(x), x.shape[2], x.shape[2], dtype=at_least_float32(x))
+
+    def add_norm(self, norm: Tensor, x: Tensor, weights: Tensor | None = None) -> None:
+        """Add the rows of x, each with its weight `(heads, rows, 1)`."""
+        add_product(norm, x.mT, x if weights is None else x * weights)
+
+    def read_norm(self, norm: Tensor, x: Tensor) -> Tensor:
+        """`(heads, rows, 1)`."""
+        return ((x @ norm.to(x.dtype)) * x).sum(-1, keepdim=True)
+
+    def pull_norm(self, norm: Tensor, x: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+        """The gradient of x from `sum_i weights_i read_norm_i`."""
+        return (x @ norm.to(x.dtype)) * 2 * weights
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right`, in the precision of the total."""
+    if left.dtype == right.dtype == total.dtype:
+        total.baddbmm_(left, right)
+    else:
+        total += left @ right
+
+
+def at_least_float32(x: Tensor) -> torch.dtype:
+    """The dtype of sums over numbers like those of x."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _multiply(x: Tensor, y: Tensor, out: Tensor) -> None:
+    """`out = x * y`; TorchDynamo takes no `out` that is part of another tensor."""
+    if torch.compiler.is_compiling():
+        out.copy_(x * y)
+    else:
+        torch.mul(x, y, out=out)
