@@ -39,7 +39,7 @@ COLUMNS = (
     "unit",
     "shown_unit",  # what people read: `value` times `factor`; missing for what no table prints
     "factor",
-    "verdict",  # of a ratio: faster, slower or tie
+    "verdict",  # of a ratio: faster, slower or tie; of a share of the ceiling: compute or memory
     "raw",  # the samples themselves: a numpy array, for a ratio the ratio of each round
     "status",
     "reason",

@@ -76,6 +76,6 @@ def _column(row: pd.Series) -> str | None:
 def _text(row: pd.Series) -> str:
     value, low, high = (number(float(row[name]) * row["factor"]) for name in ("value", "low", "high"))
     interval = "" if pd.isna(row["low"]) else f" [{low}, {high}]"
-    who = "" if pd.isna(row["verdict"]) else f"{row['attention']} "
+    who = "" if pd.isna(row["baseline"]) else f"{row['attention']} "
     verdict = "" if pd.isna(row["verdict"]) else f" {row['verdict']}"
     return f"{who}{value}{interval}{verdict}"

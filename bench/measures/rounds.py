@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bench.measures.ceilings import Ceilings
 from bench.measures.gate import Gate
 from bench.measures.timing import WARMUP_CALLS, Pass, Stopwatch
 
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
 
 
 def time_in_rounds(
-    workbench: Workbench, gate: Gate, passes: Mapping[str, Pass], min_sample_ms: float
+    workbench: Workbench,
+    gate: Gate,
+    passes: Mapping[str, Pass],
+    min_sample_ms: float,
+    ceilings: Ceilings | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Time passes of mechanisms that the gate has admitted; their first and last results go through it.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
         nanoseconds per call, the mean over `calls_per_sample` of them, one for each round (`repeats` of the cell).
+        With ceilings, which have a sample in each round too, also `"ceilings"`.
 
     Raises:
         IncorrectError: a result is wrong, or the last one is not the first.
@@ -34,14 +40,21 @@ def time_in_rounds(
             fastest[label] = min(fastest[label], stopwatch.time(measured))
             gate.first(label, measured.name, stopwatch.result)
     calls = {label: stopwatch.calibrate(measured, min_sample_ms, fastest[label]) for label, measured in passes.items()}
+    if ceilings:
+        ceilings.prepare(stopwatch)
     workbench.enter("measure")
     samples: dict[str, list[float]] = {label: [] for label in passes}
     for done in range(rounds):
         gate.turn(-1 if done % 2 else 1)
+        if ceilings:
+            ceilings.sample(stopwatch)
         for label in list(passes)[:: -1 if done % 2 else 1]:
+            if ceilings:
+                stopwatch.rewarm(passes[label], fastest[label])
             samples[label].append(stopwatch.sample(passes[label], calls[label]))
             if done >= rounds - 2:
                 gate.last(label, passes[label].name, stopwatch.result)
         workbench.progress(done + 1, rounds)
     common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
+    common |= {"ceilings": ceilings.measured()} if ceilings else {}
     return {label: {"samples": samples[label], "calls_per_sample": calls[label], **common} for label in passes}

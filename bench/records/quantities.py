@@ -36,7 +36,7 @@ class Quantity:
     baseline: str | None = None
     """Of a ratio: the label that it is relative to."""
     verdict: str | None = None
-    """Of a ratio: `faster`, `slower` or `tie`."""
+    """Of a ratio: `faster`, `slower` or `tie`; of a share of the ceiling: which one binds, `compute` or `memory`."""
     name: str | None = None
     """In MLflow; None: the metric and the pass."""
     shown: tuple[str, float] | None = ("", 1.0)
@@ -66,7 +66,7 @@ class Quantity:
         return f"{self.value * self.factor:.4g} {self.shown[0] if self.shown else ''}".strip()
 
     def tracked(self) -> dict[str, float]:
-        """The number by its name in MLflow, with a standard error, and with the interval of a ratio."""
+        """The number by its name in MLflow, with a standard error, and with the interval of what has a verdict."""
         name = self.name or ".".join(filter(None, (self.metric, self.measured_pass)))
         numbers = {name: self.value}
         if self.interval == "standard error":

@@ -1,0 +1,133 @@
+"""The ceilings of a device: what it multiplies, copies and exponentiates at most, timed beside a mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.measures.timing import WARMUP_CALLS, Stopwatch
+
+# The first size whose call lasts so long is large enough: starting threads or kernels is no part of a ceiling.
+LEAST_NS = 5e5
+SIDES = (512, 1024, 2048, 4096, 8192)
+# Bytes. Faster memory has larger caches in front of it, and gets a larger copy.
+COPIED = (2**26, 2**27, 2**28)
+# They and their results stay in the cache of the thread's own core.
+EXPONENTIALS_PER_THREAD = 2**16
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A call of known work at which the device is at its fastest, as something to take the time of."""
+
+    work: int
+    """FLOPs, bytes or exponentials of a call."""
+    call: Callable[[], Tensor]
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def run(self, prepared: None) -> Tensor:
+        """The timed call."""
+        return self.call()
+
+
+def product(side: int, dtype: torch.dtype, device: torch.device) -> Ceiling:
+    """A product of two square matrices of normal numbers: 2 side^3 FLOPs."""
+    left, right = (_normal((side, side), dtype, device, seed) for seed in (0, 1))
+    out = torch.empty_like(left)
+    return Ceiling(2 * side**3, lambda: torch.mm(left, right, out=out))
+
+
+def copy(size: int, device: torch.device) -> Ceiling:
+    """A copy of `size` bytes: as many are read as are written, and both count."""
+    source = torch.arange(size // 4, dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    return Ceiling(2 * size, lambda: target.copy_(source))
+
+
+def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Ceiling:
+    """Exponentials of normal numbers."""
+    given = _normal((count,), dtype, device, 0)
+    out = torch.empty_like(given)
+    return Ceiling(count, lambda: torch.exp(given, out=out))
+
+
+class Ceilings:
+    """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
+
+    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, on a CPU
+    only (PyTorch's own kernel on a GPU waits for memory, not for exponentials), and both in float32 where the dtype is
+    another one: `gemm_float32`, `exponentials_float32`.
+
+    Args:
+        dtype: of the mechanism.
+        sample_ms: calls are repeated until a sample lasts so long; at 0 it is one call.
+        every: whether to measure what no share needs, too.
+    """
+
+    def __init__(self, dtype: torch.dtype, sample_ms: float = 0.0, *, every: bool = False) -> None:
+        self.dtype, self.sample_ms, self.every = dtype, sample_ms, every
+        self.ceilings: dict[str, Ceiling] = {}
+        self.calls: dict[str, int] = {}
+        self.samples: dict[str, list[float]] = {}
+
+    def prepare(self, stopwatch: Stopwatch) -> None:
+        """Make each as large as it has to be on a device that is warm already."""
+        self.ceilings["gemm"] = _product(self.dtype, stopwatch)
+        self.ceilings["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
+        if self.every and self.dtype != torch.float32:
+            self.ceilings["gemm_float32"] = _product(torch.float32, stopwatch)
+        if self.every and stopwatch.device.type == "cpu":
+            self.ceilings["exponentials"] = _exponentials(self.dtype, stopwatch)
+            if self.dtype != torch.float32:
+                self.ceilings["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
+        for name, ceiling in self.ceilings.items():
+            self.calls[name], self.samples[name] = 1, []
+            if self.sample_ms:
+                self.calls[name] = stopwatch.calibrate(ceiling, self.sample_ms, stopwatch.time(ceiling))
+
+    def sample(self, stopwatch: Stopwatch) -> None:
+        """Take one sample of each."""
+        for name, ceiling in self.ceilings.items():
+            self.samples[name].append(stopwatch.sample(ceiling, self.calls[name]))
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """For the record, `{name: {"work": of a call, "samples": [ns per call], "calls_per_sample"}}`."""
+        return {
+            name: {"work": ceiling.work, "samples": self.samples[name], "calls_per_sample": self.calls[name]}
+            for name, ceiling in self.ceilings.items()
+        }
+
+
+def compulsory_bytes(attention: torch.nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
+    """What a forward pass must move: query, key, value, parameters and buffers in, once, and the output out."""
+    query = inputs[0]
+    return sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers())) + query.nbytes
+
+
+def _product(dtype: torch.dtype, stopwatch: Stopwatch) -> Ceiling:
+    return _long_enough((product(side, dtype, stopwatch.device) for side in SIDES), stopwatch)
+
+
+def _exponentials(dtype: torch.dtype, stopwatch: Stopwatch) -> Ceiling:
+    count = EXPONENTIALS_PER_THREAD * torch.get_num_threads()
+    return _long_enough([exponentials(count, dtype, stopwatch.device)], stopwatch)
+
+
+def _long_enough(ceilings: Iterable[Ceiling], stopwatch: Stopwatch) -> Ceiling:
+    """The first of ascending ones whose call takes `LEAST_NS`, else the last; it has run before."""
+    for ceiling in ceilings:
+        if min(stopwatch.time(ceiling) for _ in range(WARMUP_CALLS)) >= LEAST_NS:
+            break
+    return ceiling
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    # The process's own random state is looked after by the gate.
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype, device=device)

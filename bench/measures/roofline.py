@@ -1,0 +1,87 @@
+"""How far a mechanism is from what its device could do: its share of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bench.measures import Benchmark, register
+from bench.records import roofline
+from bench.records.quantities import Quantity, median
+from bench.schema import setting
+
+if TYPE_CHECKING:
+    from bench.measures.workbench import Workbench
+
+# From here on people say TFLOP/s.
+MANY = 1e13
+
+
+@register
+@dataclass
+class Roofline(Benchmark):
+    """The forward pass and the ceilings of the device in interleaved rounds of one process.
+
+    The forward pass only: `Attention.flops` counts no other, and what a backward pass runs depends on how much it
+    computes again.
+    """
+
+    name: ClassVar[str] = "roofline"
+
+    # d: columns, rows, projection dimension or features of the mechanism; None: its own
+    num_features: int | None = setting(None, minimum=1, condition=False)
+    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """One sample of the forward pass and one of each ceiling per round.
+
+        Returns:
+            `{"unit": "ns", "samples": [ns per call], "calls_per_sample", "warmup_calls", "method", "cache", "ceilings":
+            {name: {"work": FLOPs, bytes or exponentials of a call, "samples": [ns per call], "calls_per_sample"}},
+            "flops": analytic forward FLOPs, "bytes": compulsory, "features": d or None}`.
+        """
+        from bench.measures.ceilings import Ceilings, compulsory_bytes
+        from bench.measures.rounds import time_in_rounds
+        from bench.measures.timing import Pass
+
+        label, attention, inputs = workbench.config["label"], workbench.attention(), workbench.inputs()
+        gate = workbench.gate(inputs)
+        gate.admit(label, attention)
+        ceilings = Ceilings(workbench.dtype, self.min_sample_ms, every=True)
+        passes = {label: Pass("forward", attention, inputs)}
+        timing = time_in_rounds(workbench, gate, passes, self.min_sample_ms, ceilings)[label]
+        gate.close()
+        batch_size, _, seq_len, _ = inputs[0].shape
+        size = attention.info.size
+        return timing | {
+            "flops": attention.flops(batch_size, seq_len),
+            "bytes": compulsory_bytes(attention, inputs),
+            "features": None if size is None else getattr(attention, size),
+        }
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """`latency`, `flops`, `throughput`, `bytes`, `intensity`, `share`, and each ceiling by its name."""
+        samples, flops, moved = (measurements[key] for key in ("samples", "flops", "bytes"))
+        of_pass: dict[str, Any] = {"measured_pass": "forward"}
+        latency = median("latency", samples, "ns", name="latency_ms.forward", shown=("ms", 1e-6), **of_pass)
+        yield latency
+        yield from roofline.throughput(flops, latency)
+        yield Quantity("bytes", moved, "bytes", shown=None, **of_pass)
+        yield Quantity("intensity", flops / moved, "FLOP/byte", shown=("FLOP/byte", 1.0), **of_pass)
+        yield roofline.share(samples, measurements["ceilings"], flops, moved)
+        yield from roofline.rates(measurements["ceilings"])
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """The share, what was reached of which ceiling, and which one it is."""
+        values = {one.metric: one.value for one in quantities}
+        (share,) = (one for one in quantities if one.metric == "share")
+        reached = 1e12 * values["throughput"]
+        if share.verdict == "memory":
+            of = f"{reached / values['intensity'] / 1e9:.3g} of {values['copy'] / 1e9:.3g} GB/s"
+        else:
+            scale, unit = (1e12, "TFLOP/s") if values["gemm"] >= MANY else (1e9, "GFLOP/s")
+            of = f"{reached / scale:.3g} of {values['gemm'] / scale:.3g} {unit}"
+        return f"{share.value:.3g} % of the ceiling ({of}, {share.verdict})"

@@ -1,0 +1,71 @@
+"""The roofline model (Williams, Waterman and Patterson 2009): a time beside the least that the device's ceilings allow.
+
+A forward pass of so many FLOPs and compulsory bytes takes at least `max(FLOPs / gemm, bytes / copy)`; its share of the
+ceiling is that over its time. All are taken in the same rounds, so that what slows a whole round cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.records.quantities import Quantity, median
+from bench.records.statistics import ratio_interval
+
+Array = NDArray[np.float64]
+
+# Unit of a ceiling, and the one in which people read it.
+UNITS = {
+    "gemm": ("FLOP/s", ("GFLOP/s", 1e-9)),
+    "copy": ("bytes/s", ("GB/s", 1e-9)),
+    "exponentials": ("1/s", ("G/s", 1e-9)),
+}
+
+
+def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Quantity]:
+    """Each ceiling by its name, as work per second; those in another dtype than the cell's are `gemm_float32`, ..."""
+    for name, ceiling in ceilings.items():
+        unit, shown = UNITS[name.partition("_")[0]]
+        per_second = [1e9 * ceiling["work"] / ns for ns in ceiling["samples"]]
+        yield median(name, per_second, unit, shown=shown)
+
+
+def throughput(flops: float, latency: Quantity) -> Iterator[Quantity]:
+    """`flops` of a forward pass, and its `throughput`."""
+    yield Quantity("flops", flops, "FLOP", measured_pass="forward", shown=None)
+    rate, tracked = flops / latency.value / 1e3, "tflop_per_s.forward"
+    yield Quantity("throughput", rate, "TFLOP/s", measured_pass="forward", name=tracked, shown=None)
+
+
+def share(
+    samples: Sequence[float], ceilings: Mapping[str, Mapping[str, Any]], flops: float, compulsory_bytes: float
+) -> Quantity:
+    """The `share` of the ceiling of a forward pass in percent, with its 95 % interval over rounds.
+
+    Its verdict is which ceiling binds, `compute` or `memory`. It may pass 100 % where memory binds and the inputs are
+    in a cache.
+
+    Args:
+        samples: nanoseconds of the pass, one for each round.
+        ceilings: by name `{"work": of a call, "samples": [ns per call, one for each round]}`; `gemm` and `copy`.
+        flops: of the pass, at least one.
+        compulsory_bytes: of the pass, at least one.
+
+    Raises:
+        ValueError: the rounds do not pair up, or a time is not positive.
+    """
+    compute, memory = (_least(ceilings[name], of) for name, of in (("gemm", flops), ("copy", compulsory_bytes)))
+    ratio = ratio_interval(np.maximum(compute, memory), samples)
+    bound = "compute" if np.median(compute) >= np.median(memory) else "memory"
+    value, low, high = (100 * one for one in (ratio.median, ratio.low, ratio.high))
+    raw = 100 * np.maximum(compute, memory) / np.asarray(samples, dtype=float)
+    words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
+    return Quantity("share", value, "%", low, high, "95%", raw, "forward", **words)
+
+
+def _least(ceiling: Mapping[str, Any], work: float) -> Array:
+    """The nanoseconds in which the device does so much work, in each round."""
+    return np.asarray(ceiling["samples"], dtype=float) * work / ceiling["work"]
