@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
-from analysis.plots import compare, decode, memory, pareto, polysketchformer, skeinformer, sketch_error
+from analysis.plots import compare, decode, memory, pareto, polysketchformer, roofline, skeinformer, sketch_error
 from bench.errors import one_line
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
@@ -77,6 +77,7 @@ FIGURES: dict[str, Entry[Figure]] = {
     "memory": Entry(memory.figure, ("memory",), "peak memory over context length"),
     "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
     "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
+    "roofline": Entry(roofline.figure, ("roofline",), "FLOP/s over FLOP/byte under the roof of the device"),
     "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
 }
 
@@ -85,6 +86,7 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
         skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
     ),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
+    "roofline": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
     "sketch_error_exponents": Entry(
         sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"
     ),

@@ -231,6 +231,32 @@ def decode(label, seq_len, rng, status="ok", **changes):
     return record(cell, measured, status)
 
 
+def roofline(label, seq_len, rng, status="ok", rounds=20, **changes):
+    """A synthetic roofline record: 100 GFLOP/s, 20 GB/s and 10^9 exponentials per second, in rounds that drift."""
+    bench = {"name": "roofline", "num_features": None, "min_sample_ms": 20.0, "memory_limit": None}
+    cell = config(label, bench, seq_len, **changes)
+    tokens, drift = cell["seq_len"] * cell["batch_size"], np.linspace(1, 1.2, rounds)
+    works = {"gemm": (10**9, 1e7), "copy": (10**8, 5e6), "exponentials": (10**6, 1e6)}
+    ceilings = {
+        name: {"work": work, "samples": (drift * noisy(rng, ns, rounds)).tolist(), "calls_per_sample": 1}
+        for name, (work, ns) in works.items()
+    }
+    _, constant, linear = ATTENTIONS[label]
+    measured = {
+        "unit": "ns",
+        "samples": (drift * noisy(rng, ns_per_call(label, cell), rounds)).tolist(),
+        "calls_per_sample": 3,
+        "warmup_calls": 2,
+        "method": "perf_counter",
+        "cache": "warm",
+        "ceilings": ceilings,
+        "flops": int(tokens * (constant * 3e4 + linear * seq_len * 60)),
+        "bytes": 4 * 4 * 64 * 12 * tokens,
+        "features": None,
+    }
+    return record(cell, measured, status)
+
+
 def everything(seed=0):
     """Records that every figure can be made from, with cells of every kind of outcome among them."""
     rng = np.random.default_rng(seed)
@@ -265,6 +291,9 @@ def everything(seed=0):
         records += [sketch_error(sketch, degree, r, rng, weights) for r in (8, 32, 128)]
     records += [flops("softmax", n, 2 * n * n * 32) for n in (1024, 2048)]
     records += [flops("skeinformer", n, 4 * n * 256 * 32, 256) for n in (1024, 2048)]
+    for label, n, causal in product(("flash", "softmax", "performer", "v_mean"), (1024, 4096), (False, True)):
+        status = "oom" if (label, n) == ("softmax", 4096) else "ok"
+        records.append(roofline(label, n, rng, status, batch_size=1, causal=causal))
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))

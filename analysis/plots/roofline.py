@@ -1,0 +1,157 @@
+"""How far mechanisms are from what the device could do (Williams, Waterman and Patterson 2009)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.frame import MissingRecords, newest, series, settle
+from analysis.plots import style
+
+MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
+HEIGHT = 3.6  # inches, without the caption: most points are in the upper decade
+LOW = 0.25  # of the ceiling: a line to read shares by
+_EXPLANATION = (
+    "Forward pass. A point's height under the roof is its share of the ceilings, which were measured in the same "
+    "rounds as the pass, with the 95% bootstrap interval over rounds; FLOPs are those of the mechanism's own formula, "
+    "bytes those of inputs, parameters and output, once. The roof is drawn at the medians of all cells."
+)
+
+
+@style.literal
+def figure(frame: pd.DataFrame) -> Figure:
+    """FLOP/s over FLOP/byte, a panel with and one without a causal mask, doubly logarithmic, below the device's roof.
+
+    A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no cell of the benchmark ended ok.
+    """
+    data, notes = _select(frame)
+    points, properties = _points(data), style.styles(data, data["series"])
+    gemm, copied = (data.loc[data["metric"] == name, "value"].median() for name in ("gemm", "copy"))
+    points = points.assign(marker=_sizes(points["seq_len"]))
+    masks = sorted(set(points["causal"]))
+    drawn, axes = style.panels(1, len(masks))
+    drawn.set_size_inches(drawn.get_figwidth(), HEIGHT)
+    for panel, causal in zip(axes[0], masks, strict=True):
+        style.title(panel, "causal" if causal else "not causal")
+        _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
+    # The rows of panels share this axis: its limits are known once all are drawn.
+    floor = np.nanmin(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
+    axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
+    style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
+    style.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
+    text = [_EXPLANATION, *_sentences(data, points, gemm, copied), style.conditions(data), *notes]
+    style.caption(drawn, " ".join(text))
+    return drawn
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per mechanism, mask and length: FLOPs, bytes, time, and the share of the ceiling that binds.
+
+    Raises:
+        MissingRecords: no cell of the benchmark ended ok.
+    """
+    points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
+    columns = {
+        "series": "attention",
+        "features": "d",
+        "causal": "causal",
+        "seq_len": "n",
+        "flops": "GFLOP",
+        "bytes": "MB",
+        "intensity": "FLOP/byte",
+        "latency": "ms",
+        "share": "share of the ceiling (%)",
+        "low": "from",
+        "high": "to",
+        "bound": "ceiling",
+        "ceiling": "GFLOP/s or GB/s",
+    }
+    ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
+    scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
+    return points.assign(ceiling=ceiling, **scaled)[list(columns)].rename(columns=columns).reset_index(drop=True)
+
+
+def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The cells of one set of conditions, with and without a causal mask."""
+    data = frame[frame["bench"] == "roofline"]
+    if not (data["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=roofline")
+    data, notes = settle(data, facets=("causal",))
+    data, older = newest(data.assign(series=series(data)), ["series", "causal", "seq_len", "metric"])
+    return data, notes + older
+
+
+def _points(data: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell: its metrics as columns, and of the share its interval and what binds."""
+    measured = data[data["status"] == "ok"]
+    values = measured.pivot(index="cell_id", columns="metric", values="value")
+    shares = measured[measured["metric"] == "share"].set_index("cell_id")
+    words = ["series", "features", "causal", "seq_len", "low", "high", "verdict"]
+    return shares[words].rename(columns={"verdict": "bound"}).join(values)
+
+
+def _roof(intensity: Any, gemm: float, copied: float) -> Any:
+    return np.minimum(gemm, intensity * copied)
+
+
+def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]], gemm: float, copied: float) -> None:
+    ridge = gemm / copied
+    left, right = min(ridge / 3, points["intensity"].min() / 2), max(ridge * 8, points["intensity"].max() * 2)
+    x = np.array([left, ridge, right])
+    roof = _roof(x, gemm, copied) / 1e9
+    axes.plot(x, roof, color="0.2", linewidth=1.6, zorder=1, gid="roof")
+    axes.plot(x, LOW * roof, color="0.6", linewidth=0.8, linestyle=":", zorder=1, gid="low")
+    words: dict[str, Any] = {"fontsize": 6, "color": "0.3", "textcoords": "offset points"}
+    axes.annotate(f"{gemm / 1e9:,.3g} GFLOP/s", (ridge, roof[1]), (2, 3), ha="left", **words)
+    axes.annotate(f"{copied / 1e9:,.3g} GB/s", (np.sqrt(left * ridge), (roof[0] * roof[1]) ** 0.5), (5, -6), **words)
+    axes.annotate(f"{LOW:.0%}", (ridge, LOW * roof[1]), (2, 2), ha="left", **words)
+    heights = _roof(points["intensity"], gemm, copied) / 1e11
+    points = points.assign(**{name: points[name] * heights for name in ("share", "low", "high")})
+    for name, rows in points.sort_values("seq_len").groupby("series"):
+        joined = {**properties[name], "marker": None, "linewidth": 0.7, "alpha": 0.6}
+        axes.plot(rows["intensity"], rows["share"], zorder=2, **joined)
+    for row in points.itertuples():
+        look = {**properties[row.series], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.5}
+        bars = [[row.share - row.low], [row.high - row.share]]
+        # The small ones lie on the large ones.
+        place: dict[str, Any] = {"markersize": row.marker + 2 * (look["marker"] == "*"), "zorder": 4 - row.marker / 10}
+        axes.errorbar(row.intensity, row.share, yerr=bars, capsize=1.5, elinewidth=0.7, **{**look, **place})
+    axes.set_xlim(left, right)
+    style.log_axis(axes.xaxis, "arithmetic intensity (FLOP/byte)")
+
+
+def _sizes(lengths: pd.Series) -> pd.Series:
+    """Of each point's marker: logarithmic from the shortest to the longest context."""
+    place = np.log2(lengths / lengths.min())
+    return MARKERS[0] + (MARKERS[1] - MARKERS[0]) * place / max(place.max(), 1)
+
+
+def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float, copied: float) -> list[str]:
+    """What the figure's own lines and gaps mean."""
+    lengths = [style.length_name(n) for n in sorted(set(points["seq_len"]))]
+    said = [f"Larger markers: longer contexts (n = {', '.join(lengths)})."] if len(lengths) > 1 else []
+    rate = data.loc[data["metric"] == "exponentials", "value"].median()
+    heads = sorted(set(data["head_dim"].dropna()))
+    if rate > 0 and len(heads) == 1:
+        said.append(
+            f"An exponential takes as long as {gemm / rate:.0f} FLOPs of a product; softmax over all keys needs one "
+            f"for every {4 * heads[0]}."
+        )
+    if (points["share"] > 100).any():
+        said.append("Above the roof of memory: inputs that are in the cache.")
+    failed = data[data["status"] != "ok"]
+    gaps = [
+        f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({style.STATUS.get(row.status, row.status)})"
+        for row in failed.sort_values(["series", "causal", "seq_len"]).itertuples()
+    ]
+    return [*said, f"Not measured: {', '.join(gaps)}."] if gaps else said
