@@ -6,7 +6,7 @@ import json
 import os
 
 import numpy as np
-from synthetic_records import compare, decode, flops, latency, memory, sketch_error, spectral
+from synthetic_records import compare, decode, flops, latency, memory, roofline, sketch_error, spectral
 
 from bench.records.files import LARGEST
 
@@ -23,6 +23,7 @@ def good(seed=0):
     attention = {"name": "skeinformer", "num_features": 64}
     records += [latency("skeinformer", 1024, rng, causal=False, attention=attention)]
     records += [sketch_error("gaussian", 4, r, rng) for r in (8, 32)]
+    records += [roofline("flash", n, rng) for n in (512, 1024)]
     return [*records, flops("softmax", 1024, 10**8)]
 
 
@@ -281,6 +282,7 @@ def unusable():
         "sketch_error": sketch_error("gaussian", 4, 64, rng),
         "flops": flops("softmax", 2048, 10**9),
         "compare": compare(LABELS, 2048, rng),
+        "roofline": roofline("flash", 2048, rng),
     }
     records = {}
     for name, source in sources.items():
@@ -328,6 +330,16 @@ def _of(name, measured):
             "a peak of truth": {"passes": {"forward": {"peak_bytes": True}}},
             "an unknown pass": {"passes": {"": {"peak_bytes": 5}}},
             "the largest is null": {**measured, "largest": {"axis": "seq_len", "value": None}},
+        }
+    if name == "roofline":
+        ceilings, one = measured["ceilings"], {"work": 1, "samples": [1.0]}
+        return {
+            "samples are text": {**measured, "samples": ["1", "2"]},
+            "a ceiling is missing": {**measured, "ceilings": {"gemm": ceilings["gemm"]}},
+            "other rounds": {**measured, "ceilings": {**ceilings, "copy": one}},
+            "no work": {**measured, "ceilings": {**ceilings, "gemm": {**ceilings["gemm"], "work": 0}}},
+            "an unknown ceiling": {**measured, "ceilings": {**ceilings, "sky": one}},
+            "no bytes": {**measured, "bytes": 0},
         }
     if name == "decode":
         return {"samples are text": {**measured, "samples": ["1", "2"]}}
@@ -383,6 +395,7 @@ def strange(kind):
         spectral("skeinformer", 1024, 128, rng),
         flops("softmax", 2048, 10**9),
         sketch_error("gaussian", 4, 64, rng),
+        roofline("flash", 2048, rng),
         compare(LABELS, 2048, rng),
     ]
     return [renamed(_labelled(record, text), f"{kind}{number}") for number, record in enumerate(records)]
@@ -483,6 +496,12 @@ def extreme():
         "no FLOPs": measuring(flops("softmax", 2048, 10**9), analytic=0, counted=1),
         "immense FLOPs": measuring(flops("softmax", 2048, 10**9), analytic=10**100),
         "another kind of FLOPs": measuring(flops("softmax", 2048, 10**9), counted=5.5),
+    }
+    source = roofline("flash", 2048, rng)
+    records |= {
+        "immense FLOPs under a roof": measuring(source, flops=10**100),
+        "one round under a roof": roofline("flash", 2048, rng, rounds=1),
+        "no masks under a roof": configured(source, causal=..., head_dim=...),
     }
     records |= {f"failed: {status}": latency("flash", 2048, rng, status) for status in ("oom", "incorrect", "timeout")}
     return {kind: renamed(record, kind) for kind, record in records.items()}

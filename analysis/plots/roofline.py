@@ -45,11 +45,11 @@ def figure(frame: pd.DataFrame) -> Figure:
         style.title(panel, "causal" if causal else "not causal")
         _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
     # The rows of panels share this axis: its limits are known once all are drawn.
-    floor = np.nanmin(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
+    floor = np.min(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
     style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
     style.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
-    text = [_EXPLANATION, *_sentences(data, points, gemm, copied), style.conditions(data), *notes]
+    text = [_EXPLANATION, *_sentences(data, points, gemm), style.conditions(data), *notes]
     style.caption(drawn, " ".join(text))
     return drawn
 
@@ -136,7 +136,7 @@ def _sizes(lengths: pd.Series) -> pd.Series:
     return MARKERS[0] + (MARKERS[1] - MARKERS[0]) * place / max(place.max(), 1)
 
 
-def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float, copied: float) -> list[str]:
+def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[str]:
     """What the figure's own lines and gaps mean."""
     lengths = [style.length_name(n) for n in sorted(set(points["seq_len"]))]
     said = [f"Larger markers: longer contexts (n = {', '.join(lengths)})."] if len(lengths) > 1 else []
@@ -147,8 +147,8 @@ def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float, copied: fl
             f"An exponential takes as long as {gemm / rate:.0f} FLOPs of a product; softmax over all keys needs one "
             f"for every {4 * heads[0]}."
         )
-    if (points["share"] > 100).any():
-        said.append("Above the roof of memory: inputs that are in the cache.")
+    if ((points["share"] > 100) & (points["bound"] == "memory")).any():
+        said.append("Above the roof where it slopes: inputs that are in the cache.")
     failed = data[data["status"] != "ok"]
     gaps = [
         f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({style.STATUS.get(row.status, row.status)})"

@@ -58,10 +58,11 @@ def share(
         ValueError: the rounds do not pair up, or a time is not positive.
     """
     compute, memory = (_least(ceilings[name], of) for name, of in (("gemm", flops), ("copy", compulsory_bytes)))
-    ratio = ratio_interval(np.maximum(compute, memory), samples)
+    least = np.array([max(one) for one in zip(compute, memory, strict=True)])
+    ratio = ratio_interval(least, samples)
     bound = "compute" if np.median(compute) >= np.median(memory) else "memory"
     value, low, high = (100 * one for one in (ratio.median, ratio.low, ratio.high))
-    raw = 100 * np.maximum(compute, memory) / np.asarray(samples, dtype=float)
+    raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
     return Quantity("share", value, "%", low, high, "95%", raw, "forward", **words)
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import LENGTHS, compare, decode, latency, memory, sketch_error, spectral
+from synthetic_records import LENGTHS, compare, decode, latency, memory, roofline, sketch_error, spectral
 
 import analysis
 from analysis.frame import MissingRecords, load, tidy
@@ -238,6 +238,7 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
     ]
     cells += [*once, memory("flash", 512), decode("flash", 512, rng)]
     cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
+    cells += [roofline("flash", 512, rng, rounds=1)]
     cells += [sketch_error("gaussian", 4, r, rng, trials=1) for r in (8, 32)]
     figure = FIGURES[name](tidy(cells))
     style.save(figure, tmp_path, name)

@@ -1,0 +1,280 @@
+"""The share of the ceiling in closed form, of mechanisms and on devices whose times are known."""
+
+import dataclasses
+
+import pytest
+import torch
+from synthetic_records import latency as latency_record
+from test_measures import Sleeping, SleepingBench, config
+
+from bench import measures
+from bench.measures import ceilings as of_device
+from bench.measures import rounds
+from bench.measures.ceilings import COPIED, LEAST_NS, SIDES, Ceiling, Ceilings, compulsory_bytes
+from bench.measures.flops import count
+from bench.measures.summary import headline, quantities, summarise
+from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
+from bench.measures.workbench import Workbench, build_attention
+from bench.records import roofline
+
+CPU = torch.device("cpu")
+GEMM, COPY, EXPONENTIALS = 1e11, 2e10, 1e9  # of a device, per second
+
+
+def ceilings(rounds=8, drift=1.0):
+    """100 GFLOP/s and 20 GB/s, in rounds of which each is slower than the one before."""
+    slower = [drift**k for k in range(rounds)]
+    return {
+        "gemm": {"work": 10**9, "samples": [1e7 * s for s in slower]},
+        "copy": {"work": 10**8, "samples": [5e6 * s for s in slower]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "ns", "percent", "bound"),
+    [
+        (10**9, 10**6, 1e7, 100, "compute"),
+        (10**9, 10**6, 4e7, 25, "compute"),
+        (10**6, 10**8, 1e7, 50, "memory"),
+        (10**9, 2 * 10**8, 2e7, 50, "compute"),  # on the ridge: 5 FLOP/byte
+        (10**9, 3 * 10**8, 2e7, 75, "memory"),
+        (10**6, 10**8, 2.5e6, 200, "memory"),  # from a cache
+    ],
+)
+def test_the_share_is_the_longer_of_two_least_times_over_the_time(flops, moved, ns, percent, bound):
+    share = roofline.share([ns] * 8, ceilings(), flops, moved)
+    assert (share.value, share.low, share.high) == pytest.approx((percent,) * 3)
+    assert share.verdict == bound and share.raw == pytest.approx([percent] * 8)
+
+
+def test_what_slows_a_whole_round_is_in_no_share():
+    samples = [2e7 * 1.3**k for k in range(8)]
+    share = roofline.share(samples, ceilings(drift=1.3), 10**9, 10**6)
+    assert (share.low, share.value, share.high) == pytest.approx((50, 50, 50))
+    assert roofline.share(samples, ceilings(), 10**9, 10**6).low < 40
+    one_less = {**ceilings(), "copy": ceilings(rounds=1)["copy"]}
+    for times, beside in ((samples[1:], ceilings()), (samples, one_less)):
+        with pytest.raises(ValueError):
+            roofline.share(times, beside, 10**9, 10**6)
+
+
+def test_rates_are_work_per_second():
+    gemm, copied = roofline.rates(ceilings())
+    assert (gemm.metric, gemm.value, gemm.unit, gemm.text) == ("gemm", pytest.approx(GEMM), "FLOP/s", "100 GFLOP/s")
+    assert (copied.metric, copied.value, copied.text) == ("copy", pytest.approx(COPY), "20 GB/s")
+    (other,) = roofline.rates({"exponentials_float32": {"work": 10**6, "samples": [1e6]}})
+    assert (other.metric, other.value, other.unit) == ("exponentials_float32", 1e9, "1/s")
+
+
+def measured(**changes):
+    """Half of the ceiling of compute."""
+    one = {"samples": [2e7] * 8, "ceilings": ceilings(), "flops": 10**9, "bytes": 10**7, "features": None}
+    return one | changes
+
+
+def test_what_a_cell_says():
+    benchmark = measures.get("roofline")
+    said = list(benchmark.quantities(measured()))
+    values = {one.metric: one.value for one in said}
+    assert values == pytest.approx(
+        {
+            "latency": 2e7,
+            "flops": 1e9,
+            "throughput": 0.05,
+            "bytes": 1e7,
+            "intensity": 100,
+            "share": 50,
+            "gemm": GEMM,
+            "copy": COPY,
+        }
+    )
+    assert benchmark.headline(said) == "50 % of the ceiling (50 of 100 GFLOP/s, compute)"
+    memory = list(benchmark.quantities(measured(flops=10**6, bytes=10**8)))
+    assert benchmark.headline(memory) == "25 % of the ceiling (5 of 20 GB/s, memory)"
+    fast = {**ceilings(), "gemm": {"work": 8 * 10**12, "samples": [1e7] * 8}}
+    gpu = list(benchmark.quantities(measured(flops=4 * 10**12, samples=[1e7] * 8, ceilings=fast)))
+    assert benchmark.headline(gpu) == "50 % of the ceiling (400 of 800 TFLOP/s, compute)"
+
+
+def test_a_latency_says_its_share_where_ceilings_were_measured(rng):
+    older = latency_record("flash", 1024, rng)
+    forward = {**older.measurements["passes"]["forward"], "samples": [2e7] * 8, "ceilings": ceilings()}
+    passes = {**older.measurements["passes"], "forward": forward}
+    newer = dataclasses.replace(
+        older, measurements={**older.measurements, "passes": passes, "flops": 10**9, "bytes": 10**7}
+    )
+    assert "%" not in headline(older) and "share" not in {one.metric for one in quantities(older)}
+    assert headline(newer).startswith("forward 20 ms (50 % of the ceiling), forward_backward ")
+    assert headline(newer).count("%") == 1
+    assert summarise(newer)["share_pct.forward"] == summarise(newer)["share_pct_low.forward"] == pytest.approx(50)
+    assert set(summarise(newer)) - set(summarise(older)) == {
+        f"share_pct{which}.forward" for which in ("", "_low", "_high")
+    }
+
+
+def test_the_work_of_the_ceilings():
+    product = of_device.product(24, torch.float64, CPU)
+    assert count(lambda: product.run(None)) == {"mm": product.work} == {"mm": 2 * 24**3}
+    assert product.run(None).std().item() == pytest.approx(24**0.5, rel=0.2), "neither zeros nor ones"
+    copy = of_device.copy(4096, CPU)
+    out = copy.run(None)
+    assert copy.work == 2 * 4096 == 2 * out.nbytes and torch.equal(out, torch.arange(1024, dtype=torch.int32))
+    exponentials = of_device.exponentials(1000, torch.bfloat16, CPU)
+    assert exponentials.work == 1000 and exponentials.run(None).dtype == torch.bfloat16
+    assert exponentials.run(None).log().std().item() == pytest.approx(1, rel=0.1)
+
+
+class Device(Stopwatch):
+    """A device of known rates; a pass takes as long as the products that it runs, `slower` times."""
+
+    slower = 1.0
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.timed = []
+
+    def time(self, measured):
+        self.timed.append(measured)
+        if isinstance(measured, Ceiling):
+            self.result = measured.run(None)
+            return 1e9 * measured.work / {torch.int32: COPY}.get(self.result.dtype, GEMM)
+        self.result = measured.run_unprepared()
+        return self.slower * 1e9 * sum(count(measured.run_unprepared).values()) / GEMM
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Ceilings of a few kilobytes."""
+    monkeypatch.setattr(of_device, "SIDES", (16, 32, 64))
+    monkeypatch.setattr(of_device, "COPIED", (2**10, 2**11, 2**12))
+    monkeypatch.setattr(of_device, "EXPONENTIALS_PER_THREAD", 64)
+
+
+class OneProduct(Sleeping):
+    """A mechanism that is one matrix product."""
+
+    def __init__(self, head_dim):
+        super().__init__(0)
+        self.info = build_attention(config("v_mean")).info
+        self.square = torch.nn.Parameter(torch.randn(head_dim, head_dim), requires_grad=False)
+
+    def forward(self, query, key, value, padding=None):
+        return query @ self.square
+
+    def flops(self, batch, seq_len):
+        return batch * 2 * seq_len * 2 * self.square.shape[0] ** 2
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0, 8.0])
+def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monkeypatch):
+    monkeypatch.setattr(rounds, "Stopwatch", Device)
+    monkeypatch.setattr(Device, "slower", slower)
+    settings = config(bench={"name": "roofline", "min_sample_ms": 0.0}, head_dim=512, seq_len=256)
+    found = measures.load({**measures.check(settings["bench"]), "against": []}).measure(
+        SleepingBench(settings, OneProduct(512))
+    )
+    assert found["flops"] == 2 * 2 * 256 * 2 * 512**2
+    assert found["bytes"] == 4 * (4 * 2 * 2 * 256 * 512 + 512**2) and found["features"] is None
+    said = {one.metric: one for one in measures.get("roofline").quantities(found)}
+    assert said["share"].value == pytest.approx(100 / slower) and said["share"].verdict == "compute"
+    assert said["gemm"].value == pytest.approx(GEMM)
+    assert len(said["share"].raw) == settings["repeats"]
+
+
+def test_every_round_has_one_sample_of_each(small):
+    stopwatch = Device(CPU)
+    beside = Ceilings(torch.float64, every=True)
+    beside.prepare(stopwatch)
+    names = ["gemm", "copy", "gemm_float32", "exponentials", "exponentials_float32"]
+    assert list(beside.ceilings) == names and [beside.ceilings[n].run(None).dtype for n in names] == [
+        torch.float64, torch.int32, torch.float32, torch.float64, torch.float32,
+    ]  # fmt: skip
+    stopwatch.timed.clear()
+    for _ in range(3):
+        beside.sample(stopwatch)
+    assert stopwatch.timed == [*beside.ceilings.values()] * 3
+    for name, one in beside.measured().items():
+        assert len(one["samples"]) == 3 and one["calls_per_sample"] == 1, name
+    own = Ceilings(torch.float32)
+    own.prepare(stopwatch)
+    assert list(own.ceilings) == ["gemm", "copy"]
+
+
+def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
+    stopwatch = Device(CPU)
+    beside = Ceilings(torch.float32, 1.0)
+    beside.prepare(stopwatch)
+    largest = 2 * 64**3
+    assert beside.ceilings["gemm"].work == largest and beside.calls["gemm"] == min(1000, -(-1e6 // (largest / 100)))
+
+
+@pytest.mark.parametrize(("rate", "index"), [(1e6, 0), (3e8, 1), (1e12, 2)])
+def test_a_faster_device_gets_larger_ceilings(rate, index, monkeypatch):
+    class Timed(Stopwatch):
+        def time(self, measured):
+            return 1e9 * measured.work / rate
+
+    sizes = (32, 64, 128)
+    works = [2 * side**3 for side in sizes]
+    chosen = of_device._long_enough((of_device.product(side, torch.float32, CPU) for side in sizes), Timed(CPU))
+    assert chosen.work == works[index]
+    assert index == 2 or 1e9 * chosen.work / rate >= LEAST_NS
+    assert list(SIDES) == sorted(SIDES) and list(COPIED) == sorted(COPIED)
+
+
+def test_compulsory_bytes_are_inputs_parameters_and_output():
+    attention = build_attention(config("linformer", seq_len=64)).to(torch.bfloat16)
+    inputs = tuple(torch.zeros(3, 2, 64, 8, dtype=torch.bfloat16) for _ in range(3))
+    held = sum(x.numel() * x.element_size() for x in attention.state_dict().values())
+    assert held > 0 and compulsory_bytes(attention, inputs) == 4 * 3 * 2 * 64 * 8 * 2 + held
+
+
+def test_ceilings_take_no_memory_that_is_limited_and_stand_beside_the_forward_pass_only(small):
+    bench = {"name": "latency", "passes": ["forward", "backward"], "min_sample_ms": 0.0}
+    found = {}
+    for limit in (None, 1.0):
+        settings = config(bench={**bench, "memory_limit": limit}, repeats=2)
+        found[limit] = measures.load(measures.check(settings["bench"])).measure(Workbench(settings, None))["passes"]
+    assert set(found[None]["forward"]["ceilings"]) == {"gemm", "copy"}
+    assert "ceilings" not in found[None]["backward"] and "ceilings" not in found[1.0]["forward"]
+
+
+def test_a_short_call_is_warm_again_when_it_is_timed():
+    stopwatch, calls = Stopwatch(CPU), []
+
+    class Noted(Sleeping):
+        def forward(self, *inputs):
+            calls.append(1)
+            return super().forward(*inputs)
+
+    one = Pass("forward", Noted(0.001), (torch.zeros(1, 1, 2, 2),) * 3)
+    stopwatch.rewarm(one, LONG_CALL_NS)
+    assert not calls, "a long call needs no warming"
+    stopwatch.rewarm(one, 1e6)
+    assert 1 <= len(calls) <= 3
+    stopwatch.flush, calls[:] = torch.zeros(1), []
+    stopwatch.rewarm(one, 1e6)
+    assert not calls, "what is timed with a cold cache stays cold"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cell_of_a_real_mechanism(dtype, small):
+    settings = config("performer", bench={"name": "roofline", "min_sample_ms": 0.0}, dtype=dtype, repeats=2)
+    settings["attention"]["num_features"] = 16
+    found = measures.load(measures.check(settings["bench"])).measure(Workbench(settings, None))
+    assert found["features"] == 16 and found["flops"] == build_attention(settings).flops(2, 64)
+    assert all(one.value > 0 for one in measures.get("roofline").quantities(found))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["roofline", "latency"])
+def test_a_cell_on_a_gpu(name):
+    bench = {"name": name, **({"passes": ["forward"]} if name == "latency" else {})}
+    settings = config("flash", bench=bench, dtype="bfloat16", device="cuda", seq_len=4096, head_dim=64, num_heads=16)
+    found = measures.load(measures.check(bench)).measure(Workbench(settings, None))
+    timed = found["passes"]["forward"] if name == "latency" else found
+    assert set(timed["ceilings"]) >= {"gemm", "copy"} and "exponentials" not in timed["ceilings"]
+    assert all(len(one["samples"]) == len(timed["samples"]) for one in timed["ceilings"].values())
+    said = {one.metric: one for one in measures.get(name).quantities(found)}
+    assert 5 < said["share"].value < 105 and said["share"].verdict == "compute"
