@@ -86,7 +86,7 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
         skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
     ),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
-    "roofline": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
+    "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
     "sketch_error_exponents": Entry(
         sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"
     ),

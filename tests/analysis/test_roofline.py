@@ -1,0 +1,119 @@
+"""The roofline figure and its table show the shares of the records, under the roof of their ceilings."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from synthetic_records import latency, roofline
+from test_figures import caption, legend, panels
+
+from analysis.frame import MissingRecords, tidy
+from analysis.plots import roofline as plot
+from analysis.table import by_cell
+
+GEMM, COPY = 100.0, 20.0  # GFLOP/s and GB/s of the synthetic device, in its first round
+
+
+def exact(label, seq_len, rng, share, intensity, causal=False, status="ok"):
+    """A record of known share and intensity; its ceilings are as long as the synthetic ones, without noise."""
+    made = roofline(label, seq_len, rng, status, batch_size=1, causal=causal)
+    if status != "ok":
+        return made
+    flops = made.measurements["bytes"] * intensity
+    least = max(flops / GEMM, made.measurements["bytes"] / COPY)
+    ceilings = {
+        "gemm": {"work": 10**9, "samples": [1e7] * 8},
+        "copy": {"work": 10**8, "samples": [5e6] * 8},
+        "exponentials": {"work": 10**6, "samples": [1e6] * 8},
+    }
+    changes = {"flops": flops, "samples": [least * 100 / share] * 8, "ceilings": ceilings}
+    return dataclasses.replace(made, measurements={**made.measurements, **changes})
+
+
+def lines(axes, gid):
+    return [line for line in axes.lines if line.get_gid() == gid]
+
+
+def points(figure, axes, label):
+    colour = legend(figure)[label].get_color()
+    found = [container.lines[0] for container in axes.containers if container.lines[0].get_color() == colour]
+    return sorted((*line.get_xydata()[0], line.get_markersize()) for line in found)
+
+
+@pytest.fixture
+def records(rng):
+    shares = [("flash", 1024, 64, 256), ("flash", 4096, 80, 1024), ("linformer", 1024, 30, 80), ("v_mean", 1024, 50, 1)]
+    made = [exact(*one[:2], rng, *one[2:]) for one in shares]
+    return [*made, exact("flash", 4096, rng, 40, 512, causal=True), exact("softmax", 4096, rng, 1, 1, status="oom")]
+
+
+def test_points_are_shares_under_the_roof(records):
+    figure = plot.figure(tidy(records))
+    axes = panels(figure)
+    assert list(axes) == ["not causal", "causal"]
+    panel = axes["not causal"]
+    assert panel.get_xscale() == panel.get_yscale() == "log"
+    (roof,), (low,) = lines(panel, "roof"), lines(panel, "low")
+    x, y = roof.get_data()
+    np.testing.assert_allclose(y, np.minimum(GEMM, COPY * x))
+    assert GEMM / COPY in x
+    np.testing.assert_allclose(low.get_ydata(), y / 4)
+    short, long = points(figure, panel, "flash")
+    np.testing.assert_allclose(short[:2], [256, 64])
+    np.testing.assert_allclose(long[:2], [1024, 80])
+    assert short[2] < long[2]
+    (linformer,), (mean,) = (points(figure, panel, label) for label in ("linformer", "v_mean"))
+    np.testing.assert_allclose(linformer[:2], [80, 30])
+    np.testing.assert_allclose(mean[:2], [1, 0.5 * COPY])
+    ((*at, size),) = points(figure, axes["causal"], "flash")
+    np.testing.assert_allclose(at, [512, 40])
+    assert size == long[2], "a length has one size in all panels"
+
+
+def test_the_caption_says_what_is_missing_and_what_an_exponential_costs(records):
+    text = caption(plot.figure(tidy(records)))
+    assert "Not measured: softmax at n = 4096 (OOM)." in text
+    assert "longer contexts (n = 1k, 4k)" in text and "Synthetic CPU 9000" in text
+    # 10^9 exponentials and 10^11 FLOPs per second, heads of 64.
+    assert "as long as 100 FLOPs of a product; softmax over all keys needs one for every 256." in text
+    assert "cache" not in text
+
+
+def test_a_share_above_the_roof_of_memory_is_explained(rng):
+    cached = exact("v_mean", 1024, rng, 180, 1)
+    text = caption(plot.figure(tidy([cached])))
+    assert "inputs that are in the cache" in text and "Larger markers" not in text
+    gpu = {k: v for k, v in cached.measurements["ceilings"].items() if k != "exponentials"}
+    other = dataclasses.replace(cached, measurements={**cached.measurements, "ceilings": gpu})
+    assert "exponential" not in caption(plot.figure(tidy([other])))
+
+
+def test_the_table_has_a_row_for_each_mechanism_mask_and_length(records):
+    table = plot.table(tidy(records))
+    assert table[["attention", "causal", "n"]].to_numpy().tolist() == [
+        ["flash", False, 1024],
+        ["v_mean", False, 1024],
+        ["linformer", False, 1024],
+        ["flash", False, 4096],
+        ["flash", True, 4096],
+    ]
+    shares = [64, 50, 30, 80, 40]
+    for column in ("share of the ceiling (%)", "from", "to"):
+        assert table[column].tolist() == pytest.approx(shares)
+    assert table["ceiling"].tolist() == ["compute", "memory", "compute", "compute", "compute"]
+    assert table["GFLOP/s or GB/s"].tolist() == pytest.approx([GEMM, COPY, GEMM, GEMM, GEMM])
+    moved = 4 * 4 * 64 * 12 * 1024
+    assert table["MB"][0] == moved / 1e6 and table["GFLOP"][0] == pytest.approx(256 * moved / 1e9)
+    assert table["ms"][0] == pytest.approx(256 * moved / GEMM / 0.64 / 1e6)
+    assert table["FLOP/byte"].tolist() == pytest.approx([256, 1, 80, 1024, 512])
+
+
+def test_the_table_of_all_cells_has_shares_and_what_binds(records):
+    shares = by_cell(tidy(records[:4]))["share forward (%)"].tolist()
+    assert shares == ["64 [64, 64] compute", "80 [80, 80] compute", "30 [30, 30] compute", "50 [50, 50] memory"]
+
+
+def test_nothing_to_draw_is_said(rng):
+    for make in (plot.figure, plot.table):
+        with pytest.raises(MissingRecords, match="bench=roofline"):
+            make(tidy([latency("flash", 512, rng), roofline("flash", 512, rng, "oom")]))
