@@ -195,7 +195,7 @@ def test_every_round_has_one_sample_of_each(small):
     assert stopwatch.timed == [*beside.ceilings.values()] * 3
     for name, one in beside.measured().items():
         assert len(one["samples"]) == 3 and one["calls_per_sample"] == 1, name
-    own = Ceilings(torch.float32)
+    own = Ceilings(torch.float64)
     own.prepare(stopwatch)
     assert list(own.ceilings) == ["gemm", "copy"]
 
