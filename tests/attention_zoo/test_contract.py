@@ -22,6 +22,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 # a fifth at this length), the scores of all keys instead of those of sampled ones.
 MORE_WORK = {"informer": 5}
 
+# What less precision costs: reformer-pytorch gives a position's own key the score -5e4, which float32 rounds by 2e-3.
+ROUNDING = {("lucidrains_reformer", torch.float32): 5e-3}
+
 # The decorator next to the function, so that the ids of its cases begin with the name: tests/mutation.py selects by it.
 every_case = pytest.mark.parametrize(
     "name, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in CASES]
@@ -153,7 +156,7 @@ def test_dtypes_agree(name, causal, dtype):
     assert actual.dtype == dtype and actual.shape == given[0].shape
     error = (actual.double() - expected.double()).norm() / expected.double().norm()
     # Float32 rounds at 6e-8 and bfloat16 at 4e-3; fourth powers and ratios lose a digit or so.
-    assert error < {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+    assert error < ROUNDING.get((name, dtype), {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype])
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -567,6 +570,8 @@ def test_gradients_equal_finite_differences(name, causal):
     """Of a fixed draw: the steps are far too small to change which rows or columns are selected."""
     if torch.float64 not in attention_zoo.info(name).dtypes:
         pytest.skip("refuses float64")
+    if name == "lucidrains_performer":
+        pytest.skip("performer-pytorch differentiates as if its largest exponents were constants")
     attention = make(name, causal=causal, head_dim=3, num_heads=1, max_seq_len=6)
     given = [t.requires_grad_() for t in inputs(name, 6, batch=1, heads=1, head_dim=3)]
     mask = torch.tensor([[False, False, True, False, False, True]]) if attention.info.padding else None
