@@ -587,6 +587,7 @@ def test_activation_checkpointing_sees_the_same_dropout():
 # Hyperparameters with which a mechanism has all the weights that it can have.
 WEIGHTS = {
     "linformer": {"max_seq_len": 64},
+    "lucidrains_linformer": {"max_seq_len": 64},
     "nystromformer": {"conv_kernel_size": 3},
     "polynomial_square": {"coefficients": (0.1, 0.5, 0.3), "trainable": True},
     "polysketch": {"sketch": "learned", "sketch_size": 4},
