@@ -259,7 +259,7 @@ def _conditions(record: Record) -> Row:
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     settings["bench"] = {k: v for k, v in bench.items() if k not in _not_conditions(record)}
     if bench.get("against"):
-        settings["baseline"] = config["attention"]
+        settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
     return (
         {key: config.get(key) for key in COLUMNS if key in config and key not in ("attention", "bench")}
         | {key: machine.get(key) for key in ("cpu_model", "cpu_count", "torch")}
@@ -303,7 +303,8 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "exact": bool(facts.get("exact")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
         "features": features(record, cell["label"]),
-        "impl": cell.get("impl", record.config.get("impl")),
+        # An entry of an older comparison is as the cell is.
+        **{key: cell.get(key, record.config.get(key)) for key in ("impl", "dtype")},
         "sized_by": facts.get("size"),
     }
 

@@ -21,13 +21,15 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     """
     # A cell of several mechanisms is named after its baseline, and what it says of one of them is left out.
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
+    dtypes = frame.dropna(subset="dtype").groupby("cell_id")["dtype"].agg(lambda own: ", ".join(own.unique()))
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
     texts = frame.assign(column=_of_rows(_column, frame), text=_of_rows(_text, frame))
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
     )
     first = frame.assign(
-        attention=frame["baseline"].where(frame["baseline"].notna(), frame["attention"])
+        attention=frame["baseline"].where(frame["baseline"].notna(), frame["attention"]),
+        dtype=frame["cell_id"].map(dtypes),
     ).drop_duplicates("cell_id")
     # A benchmark that nobody knows here may call what it measured as a condition is called.
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]]

@@ -42,7 +42,8 @@ def figure(frame: pd.DataFrame) -> Figure:
         style.length_axis(panel, [*rows["seq_len"], *failed["seq_len"]])
     style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
     style.legend(drawn, properties)
-    text = [_EXPLANATION, style.conditions(measured), style.functions(_of_cells(frame, measured)), *notes]
+    cells = _of_cells(frame, measured)
+    text = [_EXPLANATION, style.conditions(cells), style.functions(cells), *notes]
     style.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
@@ -88,7 +89,7 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "compare") & (frame["metric"].isna() | (frame["metric"] == "speedup"))]
     if not (data["status"] == "ok").any():
         raise MissingRecords("needs an ok record of bench=compare")
-    data, notes = settle(data)
+    data, notes = settle(data, facets=("dtype",))  # labels name those that differ, settings that of the baseline
     data, older = newest(data.assign(series=series(data)), ["baseline", "series", "pass", "seq_len"])
     return data, notes + older
 

@@ -1,4 +1,8 @@
-"""Several mechanisms in interleaved rounds of one process, so that drift of the machine hits all alike."""
+"""Several mechanisms in interleaved rounds of one process, so that drift of the machine hits all alike.
+
+They may differ in their implementation and in their dtype too: each is measured with the same inputs in its own dtype,
+and checked with that dtype's tolerances.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +39,17 @@ class Compare(Benchmark):
         from bench.measures.rounds import time_in_rounds
         from bench.measures.timing import Pass
 
-        inputs, attentions = workbench.inputs(), workbench.attentions()
-        gate = workbench.gate(inputs)
+        attentions, dtypes = workbench.attentions(), {c["label"]: c["dtype"] for c in workbench.configs()}
+        inputs = {dtype: workbench.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
+        by_dtype = {dtype: workbench.gate(of_dtype) for dtype, of_dtype in inputs.items()}
+        gates = {label: by_dtype[dtype] for label, dtype in dtypes.items()}
+        passes = {}
         for label, attention in attentions.items():
-            gate.admit(label, attention, [self.measured_pass])
-        passes = {
-            label: Pass(self.measured_pass, attention, inputs, gate.gradient) for label, attention in attentions.items()
-        }
-        timings = time_in_rounds(workbench, gate, passes, self.min_sample_ms)
-        gate.close()
+            gates[label].admit(label, attention, [self.measured_pass])
+            passes[label] = Pass(self.measured_pass, attention, inputs[dtypes[label]], gates[label].gradient)
+        timings = time_in_rounds(workbench, gates, passes, self.min_sample_ms)
+        for gate in by_dtype.values():
+            gate.close()
         method = {key: next(iter(timings.values()))[key] for key in ("method", "cache")}
         return {
             "pass": self.measured_pass,

@@ -41,7 +41,7 @@ class Measured:
 
 
 class Gate:
-    """Looks after one measurement of one or more mechanisms on the same inputs.
+    """Looks after one measurement of one or more mechanisms on the same inputs; those of other dtypes have their own.
 
     `admit` each mechanism; give `first` the first results of each pass for both signs of the values, and `last` the
     last ones; then `close`. Each raises `IncorrectError`, or `NonFiniteError` for NaN and infinity, with the reason.

@@ -48,7 +48,7 @@ class Latency(Benchmark):
         for name in self.passes:
             measured = {label: Pass(name, attention, inputs, gate.gradient)}
             beside = Ceilings(workbench.dtype) if name == "forward" and self.memory_limit is None else None
-            passes[name] = time_in_rounds(workbench, gate, measured, self.min_sample_ms, beside)[label]
+            passes[name] = time_in_rounds(workbench, {label: gate}, measured, self.min_sample_ms, beside)[label]
         gate.close()
         for name, timing in passes.items():
             timing |= launches(workbench.device, Pass(name, attention, inputs, gate.gradient), timing["samples"])

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 def time_in_rounds(
     workbench: Workbench,
-    gate: Gate,
+    gates: Mapping[str, Gate],
     passes: Mapping[str, Pass],
     min_sample_ms: float,
     ceilings: Ceilings | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Time passes of mechanisms that the gate has admitted; their first and last results go through it.
+    """Time passes of mechanisms, each admitted by its gate; their first and last results go through it.
+
+    Args:
+        workbench: of the cell.
+        gates: by label; those of mechanisms that share their inputs are one.
+        passes: by label.
+        min_sample_ms: how long a sample lasts at least, in milliseconds.
+        ceilings: sampled in every round, too.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
@@ -35,17 +42,17 @@ def time_in_rounds(
     workbench.enter("warmup")
     fastest = dict.fromkeys(passes, math.inf)
     for sign in (-1, 1):
-        gate.turn(sign)
+        _turn(gates, sign)
         for label, measured in passes.items():
             fastest[label] = min(fastest[label], stopwatch.time(measured))
-            gate.first(label, measured.name, stopwatch.result)
+            gates[label].first(label, measured.name, stopwatch.result)
     calls = {label: stopwatch.calibrate(measured, min_sample_ms, fastest[label]) for label, measured in passes.items()}
     if ceilings:
         ceilings.prepare(stopwatch)
     workbench.enter("measure")
     samples: dict[str, list[float]] = {label: [] for label in passes}
     for done in range(rounds):
-        gate.turn(-1 if done % 2 else 1)
+        _turn(gates, -1 if done % 2 else 1)
         if ceilings:
             ceilings.sample(stopwatch)
         for label in list(passes)[:: -1 if done % 2 else 1]:
@@ -53,8 +60,13 @@ def time_in_rounds(
                 stopwatch.rewarm(passes[label], fastest[label])
             samples[label].append(stopwatch.sample(passes[label], calls[label]))
             if done >= rounds - 2:
-                gate.last(label, passes[label].name, stopwatch.result)
+                gates[label].last(label, passes[label].name, stopwatch.result)
         workbench.progress(done + 1, rounds)
     common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
     common |= {"ceilings": ceilings.measured()} if ceilings else {}
     return {label: {"samples": samples[label], "calls_per_sample": calls[label], **common} for label in passes}
+
+
+def _turn(gates: Mapping[str, Gate], sign: int) -> None:
+    for gate in gates.values():
+        gate.turn(sign)

@@ -83,8 +83,10 @@ class Workbench:
         return [self.config, *({**self.config, **other} for other in self.config["bench"].get("against", ()))]
 
     def attentions(self) -> dict[str, attention_zoo.Attention]:
-        """All mechanisms of the cell by label: several in a comparison, else one."""
-        return {c["label"]: build_attention(c).to(self.device, self.dtype).eval() for c in self.configs()}
+        """All mechanisms of the cell by label, each in its dtype: several in a comparison, else one."""
+        return {
+            c["label"]: build_attention(c).to(self.device, getattr(torch, c["dtype"])).eval() for c in self.configs()
+        }
 
     def reference(self, label: str) -> attention_zoo.Attention:
         """The reference implementation of one of the cell's mechanisms."""
@@ -112,15 +114,18 @@ class Workbench:
         exact = attention_zoo.create(name, **common, **shared, impl=impl)
         return exact.to(self.device, precision).eval()
 
-    def inputs(self, *, batch_size: int | None = None, seq_len: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value on the device; the sizes replace the config's."""
+    def inputs(
+        self, *, batch_size: int | None = None, seq_len: int | None = None, dtype: str | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value on the device; sizes and dtype replace the config's."""
+        precision = self.dtype if dtype is None else getattr(torch, dtype)
         sizes = {
             "batch_size": batch_size or self.config["batch_size"],
             "seq_len": seq_len or self.config["seq_len"],
         }
         loaded = input_sources.load({**self.config, **sizes}, self.cache_dir)
-        query, key, value = (x.to(self.dtype) for x in loaded)
-        if batch_size is None and seq_len is None:
+        query, key, value = (x.to(precision) for x in loaded)
+        if batch_size is None and seq_len is None and precision == self.dtype:
             self.inputs_sha256 = _digest((query, key, value))
         return query.to(self.device), key.to(self.device), value.to(self.device)
 

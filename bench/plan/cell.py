@@ -20,6 +20,9 @@ from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
 
+# What the entries of a comparison may differ in. A label names those of the second kind that do.
+ENTRY = ("attention", "impl", "dtype")
+NAMED = ("impl", "dtype")
 # The mechanism that computes what another one approximates.
 EXACT = {"softmax": "flash", "polynomial": "polynomial"}
 
@@ -65,7 +68,7 @@ def make_cell(config: Config, variant: Variant) -> Cell:
 
 
 def merge_compared(cells: list[Cell]) -> list[Cell]:
-    """Cells of a comparing benchmark that differ in mechanism and implementation only become one.
+    """Cells of a comparing benchmark that differ in mechanism, implementation and dtype only become one.
 
     The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
 
@@ -78,19 +81,19 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
         if not measures.get(cell.config["bench"]["name"]).compares:
             merged.append(cell)
             continue
-        shared = {key: value for key, value in cell.config.items() if key not in ("label", "attention", "impl")}
+        shared = {key: value for key, value in cell.config.items() if key not in ("label", *ENTRY)}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
     for group in groups.values():
-        several = len({cell.config["impl"] for cell in group}) > 1
+        named = [key for key in NAMED if len({cell.config[key] for cell in group}) > 1]
         entries: dict[str, Cell] = {}
         for cell in group:
-            label, impl = cell.config["label"], cell.config["impl"]
-            entries.setdefault(f"{label} impl={impl}" if several else label, cell)
+            words = (f"{key}={cell.config[key]}" for key in named)
+            entries.setdefault(" ".join([cell.config["label"], *words]), cell)
         (label, first), *others = entries.items()
         if not others:
             bench = first.config["bench"]["name"]
             raise ConfigError(f"attention={label}: bench={bench} needs two or more, as in attention=flash,polysketch")
-        against = [{"label": name, **{key: c.config[key] for key in ("attention", "impl")}} for name, c in others]
+        against = [{"label": name, **{key: c.config[key] for key in ENTRY}} for name, c in others]
         config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
         merged.append(_cell(config, first.timeout))
     return merged

@@ -130,7 +130,7 @@ class Record:
 
 
 # What readers rely on. Names are texts and sizes whole numbers, where they are known.
-_CELL = {"label": str, "attention": dict, "impl": str | None}
+_CELL = {"label": str, "attention": dict, "impl": str | None, "dtype": str | None}
 _CONFIG = _CELL | {
     "bench": dict,
     "inputs": dict,
@@ -138,7 +138,6 @@ _CONFIG = _CELL | {
     "batch_size": int,
     "num_heads": int | None,
     "head_dim": int | None,
-    "dtype": str | None,
     "causal": bool | None,
     "device": str | None,
     "seed": int | None,

@@ -5,7 +5,18 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import LENGTHS, compare, decode, latency, memory, roofline, sketch_error, spectral
+from synthetic_records import (
+    ATTENTIONS,
+    LENGTHS,
+    compare,
+    decode,
+    latency,
+    memory,
+    record,
+    roofline,
+    sketch_error,
+    spectral,
+)
 
 import analysis
 from analysis.frame import MissingRecords, load, tidy
@@ -296,6 +307,34 @@ def test_compare_shows_ratios_ties_and_the_crossover(frame):
     np.testing.assert_allclose(crossings, [8.5 / 3 * 1024, 13.5 / 3 * 1024], rtol=0.05)
     found = comparison.crossovers(frame).set_index("attention")
     assert found["seq_len"].tolist() == pytest.approx(crossings) and (found["low"] < found["seq_len"]).all()
+
+
+def of_dtypes(n, rng, **changes):
+    """A comparison as `dtype=float32,bfloat16` makes it: each label names its own."""
+    labels = {f"{label} dtype={dtype}": (label, dtype) for label in ("flash", "performer") for dtype in DTYPES}
+    source = compare(("flash", "flash", "performer", "performer"), n, rng, **changes)
+    (first, _), *others = labels.items()
+    against = [
+        {"label": name, "attention": dict(ATTENTIONS[label][0]), "dtype": dtype, "impl": "auto"}
+        for name, (label, dtype) in others
+    ]
+    config = {**source.config, "label": first, "bench": {**source.config["bench"], "against": against}}
+    samples = {name: source.measurements["samples"][label] for name, (label, _) in labels.items()}
+    return record(config, {"pass": "forward", "labels": list(labels), "samples": samples})
+
+
+DTYPES = ("float32", "bfloat16")
+
+
+def test_compare_shows_every_dtype_of_a_comparison_and_never_two_baselines(rng):
+    figure = comparison.figure(tidy([of_dtypes(n, rng) for n in (1024, 2048, 4096)]))
+    assert list(panels(figure)) == ["over flash dtype=float32, forward"]
+    assert set(legend(figure)) == {"flash dtype=bfloat16", "performer dtype=float32", "performer dtype=bfloat16"}
+    assert "bfloat16, float32, 12 heads" in caption(figure) and "Left out" not in caption(figure)
+    # The same baseline's name in another dtype is another baseline.
+    mixed = [compare(("flash", "performer"), n, rng) for n in (512, 1024)]
+    mixed += [compare(("flash", "performer"), 2048, rng, dtype="bfloat16")]
+    assert "Left out: cells with other settings" in caption(comparison.figure(tidy(mixed)))
 
 
 def test_compare_table_and_hollow_ties(rng):

@@ -9,6 +9,8 @@ import pytest
 from synthetic_records import compare, config, decode, latency, memory, record, spectral
 
 from analysis.frame import MissingRecords, load, newest, series, settle, tidy
+from analysis.table import by_cell
+from bench.records.record import Record
 from bench.records.store import Store
 
 
@@ -82,6 +84,21 @@ def test_each_row_of_a_comparison_has_its_own_implementation(rng):
     frame = tidy([source])
     rows = frame[frame["metric"] == "latency"].set_index("attention")["impl"]
     assert dict(rows) == {"flash": "reference", "performer": "fused", "v_mean": "reference"}
+
+
+def test_each_row_of_a_comparison_has_its_own_dtype_and_an_older_entry_the_cells(rng):
+    source = compare(("flash", "performer", "v_mean"), 2048, rng, dtype="bfloat16")
+    source.config["bench"]["against"][0]["dtype"] = "float32"
+    expected = {"flash": "bfloat16", "performer": "float32", "v_mean": "bfloat16"}
+    for each in (source, Record.from_fields(json.loads(json.dumps(dataclasses.asdict(source))))):
+        rows = tidy([each])
+        assert dict(rows[rows["metric"] == "latency"].set_index("attention")["dtype"]) == expected
+        assert set(rows.loc[rows["metric"] == "speedup", "dtype"]) == {"float32", "bfloat16"}
+    assert by_cell(tidy([source]))["attention"].tolist() == ["flash"]
+    both = by_cell(tidy([source, compare(("flash", "performer"), 4096, rng)]))
+    assert both["dtype"].tolist() == ["bfloat16, float32", "float32"]
+    failed = tidy([compare(("flash", "performer", "v_mean"), 2048, rng, "oom")])
+    assert list(failed["dtype"]) == ["float32", "float32"]
 
 
 @pytest.mark.parametrize("status", ["oom", "unsupported", "timeout", "crash", "nonfinite"])

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from wrong_mechanisms import WRONG
+from wrong_mechanisms import IN_BFLOAT16, WRONG
 from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
@@ -91,6 +91,65 @@ def test_a_rival_that_spoils_the_inputs_is_named(monkeypatch, tmp_path):
     bench = {"name": "compare", "measured_pass": "forward", "min_sample_ms": 0.0, "memory_limit": None}
     result = measure_cell(cell("flash") | {"bench": {**bench, "against": against}}, tmp_path, tmp_path / "progress")
     assert result["status"] == "incorrect" and result["reason"].startswith(f"{rival}: changed its input query")
+
+
+def of_dtypes(name, dtypes, measured_pass="forward_backward", **changes):
+    """A comparison of one mechanism in several dtypes, the first being the cell's."""
+    own = cell(name, **changes)
+    against = [
+        {"label": f"{name} {dtype}", "attention": own["attention"], "impl": "auto", "dtype": dtype}
+        for dtype in dtypes[1:]
+    ]
+    bench = {"name": "compare", "measured_pass": measured_pass, "min_sample_ms": 0.0, "memory_limit": None}
+    return own | {"label": f"{name} {dtypes[0]}", "dtype": dtypes[0], "bench": {**bench, "against": against}}
+
+
+@pytest.mark.parametrize("name", ["flash", "polysketch"])
+def test_a_comparison_between_dtypes_measures_each_in_its_own(name, tmp_path):
+    dtypes = ["bfloat16", "float32", "float64"]
+    config = of_dtypes(name, dtypes, causal=True)
+    result = measure_cell(config, tmp_path, tmp_path / "progress")
+    assert result["status"] == "ok", result["reason"]
+    labels = [f"{name} {dtype}" for dtype in dtypes]
+    assert list(result["measurements"]["samples"]) == list(result["numerics"]["implementations"]) == labels
+    assert all(len(samples) == 6 for samples in result["measurements"]["samples"].values())
+    # Each with its own dtype's rounding, and its own dtype's tolerance.
+    for kind in ("output", "gradient"):
+        for which in ("short", "own"):
+            errors, allowed = (
+                [result["correctness"][label][which][key] for label in labels] for key in (kind, f"{kind}_allowed")
+            )
+            assert errors == sorted(errors, reverse=True) and errors[0] > 100 * errors[1] > 10_000 * errors[2]
+            assert allowed == sorted(allowed, reverse=True) and len(set(allowed)) == 3
+    alone = measure_cell(cell(name, dtype="bfloat16", causal=True), tmp_path, tmp_path / "progress")
+    assert result["inputs_sha256"] == alone["inputs_sha256"]
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "bfloat16"], ["bfloat16", "float32"]])
+def test_a_mechanism_that_is_wrong_in_one_dtype_only_is_refused(dtypes, monkeypatch, tmp_path):
+    name = "softmax_wrong_in_bfloat16"
+    monkeypatch.setitem(_REGISTRY, name, IN_BFLOAT16[name])
+    assert measure_cell(cell(name), tmp_path, tmp_path / "progress")["status"] == "ok"
+    result = measure_cell(of_dtypes(name, dtypes), tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and "measurements" not in result
+    assert re.match(rf"{name} bfloat16, .*output: relative error .* against float64", result["reason"])
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "bfloat16"], ["bfloat16", "float32"]])
+def test_an_output_remembered_in_one_dtype_only_is_refused(dtypes, monkeypatch, tmp_path):
+    """The signs of the values of every dtype turn."""
+    name = "softmax_remembers_in_bfloat16"
+    monkeypatch.setitem(_REGISTRY, name, IN_BFLOAT16[name])
+    result = measure_cell(of_dtypes(name, dtypes, "forward"), tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and result["reason"].startswith(f"{name} bfloat16, forward: ")
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "bfloat16"], ["bfloat16", "float32"]])
+def test_a_mechanism_that_spoils_the_inputs_of_one_dtype_is_named(dtypes, monkeypatch, tmp_path):
+    name = "softmax_spoils_in_bfloat16"
+    monkeypatch.setitem(_REGISTRY, name, IN_BFLOAT16[name])
+    result = measure_cell(of_dtypes(name, dtypes), tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and result["reason"] == f"{name} bfloat16: changed its input query"
 
 
 SHAPES = [(16, 1, 1, 8), (65, 2, 3, 16), (150, 3, 2, 16), (129, 1, 4, 64), (300, 2, 2, 32), (450, 2, 1, 64)]

@@ -396,3 +396,46 @@ def turns_gradients_off(right, q, k, v, self):
 def allows_less_precision(right, q, k, v, self):
     torch.set_float32_matmul_precision("medium")
     return right(q, k, v)
+
+
+IN_BFLOAT16 = {}
+"""By name: classes that are right in other dtypes."""
+
+
+def in_bfloat16(change):
+    """Decorator: a copy of softmax with a forward pass that is `change(right, self, q, k, v)` in bfloat16 only."""
+    right = attention_class("softmax")
+
+    def _attend(self, query, key, value, padding):
+        if query.dtype != torch.bfloat16:
+            return right._attend(self, query, key, value, padding)
+        return change(lambda q, k, v: right._attend(self, q, k, v, padding), self, query, key, value)
+
+    info = dataclasses.replace(right.info, name=f"softmax_{change.__name__}", implementations=("reference",))
+    IN_BFLOAT16[info.name] = type(info.name, (right,), {"info": info, "_attend": _attend, "__module__": __name__})
+    return change
+
+
+@in_bfloat16
+def wrong_in_bfloat16(right, self, query, key, value):
+    return right(query, key, value) * 1.5
+
+
+@in_bfloat16
+def remembers_in_bfloat16(right, self, query, key, value):
+    """From the first call with the cell's own inputs on."""
+    if len(query) > 1:
+        self.out = getattr(self, "out", None)
+        self.out = right(query, key, value) if self.out is None else self.out
+        return self.out
+    return right(query, key, value)
+
+
+@in_bfloat16
+def spoils_in_bfloat16(right, self, query, key, value):
+    """As soon as it sees the cell's own."""
+    out = right(query, key, value)
+    if len(query) > 1:
+        with torch.no_grad():
+            query.zero_()
+    return out

@@ -228,12 +228,40 @@ def test_a_comparison_may_be_between_implementations():
     ]
 
 
+def test_a_comparison_may_be_between_dtypes():
+    cells = compared("attention=flash,polysketch_random_r32", "dtype=float32,bfloat16", "seq_len=64,128", "causal=true")
+    assert [cell.config["seq_len"] for cell in cells] == [64, 128]
+    for cell in cells:
+        assert (cell.config["label"], cell.config["dtype"]) == ("flash dtype=float32", "float32")
+        assert [(other["label"], other["dtype"]) for other in cell.config["bench"]["against"]] == [
+            ("flash dtype=bfloat16", "bfloat16"),
+            ("polysketch_random_r32 dtype=float32", "float32"),
+            ("polysketch_random_r32 dtype=bfloat16", "bfloat16"),
+        ]
+
+
+def test_a_label_of_a_comparison_names_what_occurs_several_times_only():
+    (alike,) = compared("attention=flash,v_mean", "dtype=bfloat16", "impl=reference")
+    assert [alike.config["label"], *(other["label"] for other in alike.config["bench"]["against"])] == [
+        "flash",
+        "v_mean",
+    ]
+    assert [other["dtype"] for other in alike.config["bench"]["against"]] == ["bfloat16"]
+    (both,) = compared("attention=flash", "dtype=float32,bfloat16", "impl=reference,fused")
+    assert both.config["label"] == "flash impl=reference dtype=float32"
+    assert len(both.config["bench"]["against"]) == 3
+
+
 def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_their_names():
     (a,), (b,) = compared("attention=flash,polynomial"), compared("attention=flash,polynomial_p4")
     assert a.cell_id == b.cell_id
     for other in ("polynomial,flash", "flash,polynomial_p2", "flash,polynomial,v_mean"):
         assert compared(f"attention={other}")[0].cell_id != a.cell_id
     assert compared("attention=flash,polynomial", "impl=reference")[0].cell_id != a.cell_id
+    dtypes = [
+        compared("attention=flash", f"dtype={names}")[0].cell_id for names in ("float32,bfloat16", "bfloat16,float32")
+    ]
+    assert len(set(dtypes)) == 2
 
 
 def test_equal_mechanisms_compare_under_two_names_only():

@@ -138,6 +138,7 @@ def with_value(path, value):
         ("config.bench.name", None),
         ("config.bench.against", [5]),
         ("config.bench.against", [{"label": "flash"}]),
+        ("config.bench.against", [{"label": "flash", "attention": {"name": "flash"}, "dtype": 32}]),
         ("config.seq_len", "64"),
         ("config.batch_size", ...),
         ("ended", 5),

@@ -126,6 +126,20 @@ def test_compare_is_the_median_ratio_of_the_rounds():
     assert summary == pytest.approx({"latency_ms.softmax": 200e-6, "latency_ms.flash": 50e-6})
 
 
+def test_a_comparison_between_dtypes_is_mirrored_with_each_by_its_label(results_dir):
+    labels = ["flash dtype=float32", "flash dtype=bfloat16"]
+    against = [{"label": labels[1], "attention": {"name": "flash"}, "impl": "auto", "dtype": "bfloat16"}]
+    config = {"label": labels[0], "bench": {"name": "compare", "against": against}}
+    samples = {labels[0]: [4e6] * 6, labels[1]: [2e6] * 6}
+    measured = {"pass": "forward", "labels": labels, "samples": samples, "calls_per_sample": {}}
+    Mirror(results_dir).sync([a_record(config=config, measurements=measured)])
+    (run,) = runs_of(results_dir)
+    assert run.data.metrics["latency_ms/flash dtype_float32"] == 4
+    assert run.data.metrics["latency_ms/flash dtype_bfloat16"] == 2
+    assert run.data.metrics["speedup/flash dtype_bfloat16"] == 2
+    assert run.data.params["dtype"] == "float32" and "'dtype': 'bfloat16'" in run.data.params["bench.against"]
+
+
 @pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])
 def test_what_did_not_measure_has_no_numbers(status):
     assert summarise(a_record(status=status)) == {}
