@@ -13,7 +13,17 @@ from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
-from analysis.plots import compare, decode, memory, pareto, polysketchformer, roofline, skeinformer, sketch_error
+from analysis.plots import (
+    compare,
+    crossover,
+    decode,
+    memory,
+    pareto,
+    polysketchformer,
+    roofline,
+    skeinformer,
+    sketch_error,
+)
 from bench.errors import one_line
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
@@ -79,11 +89,17 @@ FIGURES: dict[str, Entry[Figure]] = {
     "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
     "roofline": Entry(roofline.figure, ("roofline",), "FLOP/s over FLOP/byte under the roof of the device"),
     "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
+    "crossover": Entry(
+        crossover.figure, ("compare",), "speed over the best exact softmax over context length, with crossovers"
+    ),
 }
 
 TABLES: dict[str, Entry[pd.DataFrame]] = {
     "skeinformer_table3": Entry(
         skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
+    ),
+    "crossover_speeds": Entry(
+        crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
     ),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
     "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),

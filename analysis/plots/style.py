@@ -6,7 +6,7 @@ import functools
 import io
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
@@ -143,14 +143,17 @@ def _tint(colour: str) -> str:
     return to_hex((red, green, blue))
 
 
-def panels(rows: int, columns: int, *, share_y: bool = True) -> tuple[Figure, np.ndarray]:
+def panels(
+    rows: int, columns: int, *, share_y: bool = True, heights: Sequence[float] | None = None
+) -> tuple[Figure, np.ndarray]:
     """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
 
-    With `share_y` the panels of a row have one vertical axis.
+    With `share_y` the panels of a row have one vertical axis; `heights` are those of the rows, in inches.
     """
+    heights = [PANEL[1]] * rows if heights is None else heights
     with mpl.rc_context(_RC):
-        figure = Figure(figsize=(max(PANEL[0] * columns, 4.6), PANEL[1] * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False)
+        figure = Figure(figsize=(max(PANEL[0] * columns, 4.6), sum(heights)), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False, height_ratios=heights)
     return figure, axes
 
 

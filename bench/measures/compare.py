@@ -26,6 +26,7 @@ class Compare(Benchmark):
     name: ClassVar[str] = "compare"
     compares: ClassVar[bool] = True
 
+    num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own
     measured_pass: str = setting("forward", choices=PASSES, condition=False)
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 

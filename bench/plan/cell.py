@@ -116,9 +116,13 @@ def _cell(config: dict[str, Any], timeout: float) -> Cell:
 
 
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without labels, and with the kind of device only: the machine's identity says which."""
+    """The configuration without labels, and with the kind of device only: the machine's identity says which.
+
+    What a comparison asks of the sizes of all is left out: its mechanisms say it.
+    """
     bench = dict(config["bench"])
     if "against" in bench:
+        bench.pop("num_features", None)
         bench["against"] = [
             {key: value for key, value in other.items() if key != "label"} for other in bench["against"]
         ]
@@ -163,16 +167,13 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
     label = _label(variant, attention)
     bench = {key: _plain(value) for key, value in config.bench.items()}
     if "num_features" in bench:
-        if size is None:
-            bench["num_features"] = None  # one cell, whatever d the sweep asks for
-        elif bench["num_features"] is None:
-            bench["num_features"] = attention[size]
-        elif f"attention.{size}" in variant.overridden and attention[size] != bench["num_features"]:
-            raise ConfigError(
-                f"attention.{size}={attention[size]}: contradicts bench.num_features={bench['num_features']}"
-            )
-        else:
-            attention[size] = bench["num_features"]
+        asked = bench["num_features"]
+        if size is not None and asked is not None:
+            if f"attention.{size}" in variant.overridden and attention[size] != asked:
+                raise ConfigError(f"attention.{size}={attention[size]}: contradicts bench.num_features={asked}")
+            attention[size] = asked
+        elif not measures.get(bench["name"]).compares:  # there, others of the cell may have what was asked for
+            bench["num_features"] = None if size is None else attention[size]  # None: one cell, whatever is asked for
     if config.batch_size is None and config.tokens_per_batch < config.seq_len:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"

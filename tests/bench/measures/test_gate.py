@@ -13,10 +13,13 @@ from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
 from attention_zoo.base import _REGISTRY
+from bench import measures
 from bench.errors import IncorrectError, NonFiniteError
 from bench.execution.child import measure_cell
 from bench.measures.timing import Pass
 from bench.measures.workbench import Workbench
+
+COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 
 
 def cell(name, **changes):
@@ -88,8 +91,7 @@ def test_a_rival_that_spoils_the_inputs_is_named(monkeypatch, tmp_path):
     cls, settings, _ = WRONG[rival]
     monkeypatch.setitem(_REGISTRY, rival, cls)
     against = [{"label": rival, "attention": settings["attention"], "impl": "auto"}]
-    bench = {"name": "compare", "measured_pass": "forward", "min_sample_ms": 0.0, "memory_limit": None}
-    result = measure_cell(cell("flash") | {"bench": {**bench, "against": against}}, tmp_path, tmp_path / "progress")
+    result = measure_cell(cell("flash") | {"bench": {**COMPARE, "against": against}}, tmp_path, tmp_path / "progress")
     assert result["status"] == "incorrect" and result["reason"].startswith(f"{rival}: changed its input query")
 
 
@@ -100,7 +102,7 @@ def of_dtypes(name, dtypes, measured_pass="forward_backward", **changes):
         {"label": f"{name} {dtype}", "attention": own["attention"], "impl": "auto", "dtype": dtype}
         for dtype in dtypes[1:]
     ]
-    bench = {"name": "compare", "measured_pass": measured_pass, "min_sample_ms": 0.0, "memory_limit": None}
+    bench = {**COMPARE, "measured_pass": measured_pass}
     return own | {"label": f"{name} {dtypes[0]}", "dtype": dtypes[0], "bench": {**bench, "against": against}}
 
 

@@ -240,6 +240,27 @@ def test_a_comparison_may_be_between_dtypes():
         ]
 
 
+def test_a_comparison_gives_every_mechanism_that_has_one_the_size_asked_for():
+    cells = compared("attention=flash,skeinformer,linformer,reformer", "bench.num_features=32,64")
+    assert [cell.config["bench"]["num_features"] for cell in cells] == [32, 64]
+    for cell, size in zip(cells, (32, 64), strict=True):
+        _, skeinformer, linformer, reformer = [cell.config, *cell.config["bench"]["against"]]
+        assert skeinformer["attention"]["num_features"] == linformer["attention"]["projection_dim"] == size
+        assert reformer["label"] == "reformer" and f"d={size}" in cell.title
+    (own,) = compared("attention=flash,skeinformer,polysketch_random_r32")
+    assert [other["attention"].get("num_features") for other in own.config["bench"]["against"]] == [256, None]
+    assert own.config["bench"]["against"][1]["attention"]["sketch_size"] == 32
+    # Asked for or not, it is what it is.
+    assert compared("attention=flash,skeinformer")[0].cell_id == ask(256).cell_id != ask(64).cell_id
+    with pytest.raises(ConfigError, match=r"^attention.num_features=8: contradicts bench.num_features=64$"):
+        compared("attention=skeinformer,informer", "attention.num_features=8", "bench.num_features=64")
+
+
+def ask(size):
+    (cell,) = compared("attention=flash,skeinformer", f"bench.num_features={size}")
+    return cell
+
+
 def test_a_label_of_a_comparison_names_what_occurs_several_times_only():
     (alike,) = compared("attention=flash,v_mean", "dtype=bfloat16", "impl=reference")
     assert [alike.config["label"], *(other["label"] for other in alike.config["bench"]["against"])] == [

@@ -1,0 +1,208 @@
+"""From which length on does it pay? Speed over the fastest exact softmax that the machine has, whatever its dtype."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.frame import MissingRecords, newest, series, settle
+from analysis.plots import style
+from bench.records.statistics import Crossover, crossover, ratio_interval
+
+# What a curve over the length is of; a panel is of a pass and a direction.
+PANEL = ["pass", "causal"]
+CURVE = ["series", "dtype", *PANEL]
+FLASH = ("flash", "float32")
+# Lines of the legend that stand for no mechanism.
+DTYPES = {"float32": "-", "bfloat16": "--", "float64": ":"}
+
+
+@style.literal
+def figure(frame: pd.DataFrame) -> Figure:
+    """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
+
+    A column per direction and a row per pass, each of two panels: the speeds with their 95 % intervals over rounds, and
+    the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no comparison has both an exact softmax and something else.
+    """
+    timed, notes = _timed(frame)
+    speeds = _over_best(timed)
+    speeds = speeds[~speeds["exact_softmax"]]
+    failed = frame[(frame["bench"] == "compare") & (frame["status"] != "ok")].assign(series=_ALL)
+    looks = style.styles(speeds, speeds["series"])
+    passes = [name for name in style.PASSES if (speeds["pass"] == name).any()]
+    directions = sorted(set(speeds["causal"]))
+    most = int(speeds.groupby(PANEL)["series"].nunique().max())
+    heights = (HEIGHT, 0.5 + ROW * most) * len(passes)
+    drawn, axes = style.panels(len(heights), len(directions), share_y=False, heights=heights)
+    for above, below, name in zip(axes[::2], axes[1::2], passes, strict=True):
+        for upper, lower, causal in zip(above, below, directions, strict=True):
+            upper.sharey(above[0])
+            style.title(upper, f"{'causal' if causal else 'not causal'}, {style.PASSES[name]}")
+            here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
+            gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
+            _draw(upper, here, looks)
+            style.gaps(upper, gone, "seq_len", {_ALL: _GREY})
+            _draw_crossings(lower, here, looks)
+            for panel, label in ((upper, ""), (lower, _LENGTH)):
+                style.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
+        style.log_axis(above[0].yaxis, "speed over the best exact softmax")
+    dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
+    dashes = {name: _GREY | {"linestyle": DTYPES[name]} for name in dtypes}
+    style.legend(drawn, {**looks, **(dashes if len(dashes) > 1 else {})})
+    text = [_EXPLANATION, _winners(speeds), style.conditions(timed), style.functions(timed), *notes]
+    style.caption(drawn, " ".join(filter(None, text)))
+    return drawn
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per mechanism, dtype, pass, direction and length, with two speeds, intervals and verdicts.
+
+    `over_flash` is over flash in float32 in the same rounds, where it is there; `over_best` over `best`, the fastest
+    exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
+    interval; missing where the measured lengths show no crossing.
+
+    Raises:
+        MissingRecords: as `figure`.
+    """
+    timed, _ = _timed(frame)
+    best, flash = _over_best(timed), _over_flash(timed).set_index(["cell_id", "entry"])
+    numbers = ["value", "low", "high", "verdict"]
+    over_flash = flash[numbers].set_axis(["over_flash", "flash_low", "flash_high", "flash_verdict"], axis=1)
+    over_best = best[numbers].set_axis(["over_best", "best_low", "best_high", "best_verdict"], axis=1)
+    rows = best.join(over_best).join(over_flash, on=["cell_id", "entry"]).join(_crossovers(best), on=CURVE)
+    order = ["causal", "pass", "series", "dtype", "seq_len"]
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED]
+    return rows.sort_values(order)[columns].rename(columns={"series": "attention"}).reset_index(drop=True)
+
+
+# A cell that did not measure is a gap of all lines.
+_ALL, _GREY = "all", {"color": "0.35", "marker": "", "linestyle": "-"}
+# Inches: of a panel of speeds, and of a line among the crossings.
+HEIGHT, ROW = 3.4, 0.2
+_LENGTH = "context length n (tokens)"
+_CROSSED = ["from_seq_len", "from_low", "from_high"]
+_EXPLANATION = (
+    "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
+    "with its 95% bootstrap interval. Under each panel: the length from which a line stays above 1, with its interval."
+)
+
+
+def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The time of each mechanism of each comparison; `entry` is its label, `series` the label without the dtype."""
+    data = frame[(frame["bench"] == "compare") & (frame["metric"] == "latency")]
+    is_softmax = (data["function"] == "softmax") & data["exact"]
+    both = is_softmax.groupby(data["cell_id"]).transform(lambda own: own.any() and not own.all())
+    data = data.assign(exact_softmax=is_softmax)[both]
+    if data.empty:
+        raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
+    # Which one was the command's baseline is nothing to these ratios.
+    data, notes = settle(data.assign(settings=data["settings"].map(_without_baseline)), facets=("dtype", "causal"))
+    plain = [name.removesuffix(f" dtype={dtype}") for name, dtype in zip(data["attention"], data["dtype"], strict=True)]
+    data = data.assign(entry=data["attention"], attention=plain)
+    return data.assign(series=series(data)), notes
+
+
+def _without_baseline(settings: str) -> str:
+    return json.dumps({key: value for key, value in json.loads(settings).items() if key != "baseline"})
+
+
+def _over_best(timed: pd.DataFrame) -> pd.DataFrame:
+    """Each mechanism's speed over the exact softmax with the smallest median of its cell, named in `best`."""
+    fastest = timed[timed["exact_softmax"]].sort_values("value").drop_duplicates("cell_id")
+    over = _over(timed, fastest.set_index("cell_id"))
+    return newest(over, [*CURVE, "seq_len"])[0].reset_index(drop=True)
+
+
+def _over_flash(timed: pd.DataFrame) -> pd.DataFrame:
+    flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])]
+    return _over(timed, flash.drop_duplicates("cell_id").set_index("cell_id"))
+
+
+def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    """Ratios of rounds over the baseline of each cell, where it has one."""
+    rows = []
+    for _, row in timed[timed["cell_id"].isin(baselines.index)].iterrows():
+        baseline = baselines.loc[row["cell_id"]]
+        ratio = ratio_interval(baseline["raw"], row["raw"])
+        numbers = {"value": ratio.median, "low": ratio.low, "high": ratio.high, "verdict": ratio.verdict}
+        best = f"{baseline['series']} {baseline['dtype']}"
+        rows.append({**row, **numbers, "raw": baseline["raw"] / row["raw"], "best": best})
+    return pd.DataFrame(rows, columns=[*timed.columns, "best"])
+
+
+def _crossovers(speeds: pd.DataFrame) -> pd.DataFrame:
+    """By curve: the length from which it is faster for good, and its interval."""
+    found = {}
+    for curve, rows in speeds.groupby(CURVE):
+        crossed = _crossed(rows)
+        if crossed is not None and crossed.faster == "b":
+            found[curve] = (crossed.length, crossed.low, crossed.high)
+    index = pd.MultiIndex.from_tuples(found, names=CURVE)
+    return pd.DataFrame(list(found.values()), index=index, columns=_CROSSED)
+
+
+def _crossed(rows: pd.DataFrame) -> Crossover | None:
+    rows = rows.sort_values("seq_len")
+    return crossover(list(rows["seq_len"]), list(rows["raw"]), [np.ones_like(ratios) for ratios in rows["raw"]])
+
+
+def _winners(speeds: pd.DataFrame) -> str:
+    """Which exact softmax was the fastest, and where it was another one."""
+    cells = speeds.drop_duplicates([*PANEL, "seq_len"])
+    usual = cells["best"].mode()[0]
+    others = []
+    for (best, name, causal), rows in cells[cells["best"] != usual].groupby(["best", *PANEL]):
+        lengths = ", ".join(style.length_name(length) for length in sorted(rows["seq_len"]))
+        others.append(f"{best} at {lengths} ({'' if causal else 'not '}causal, {style.PASSES[name]})")
+    return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
+
+
+def _draw(axes: Axes, speeds: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
+    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1)
+    for (name, dtype), rows in speeds.groupby(["series", "dtype"], sort=True):
+        style.errorbar(axes, rows, "seq_len", {**looks[name], "linestyle": DTYPES[dtype], "linewidth": 1.1})
+
+
+def _draw_crossings(axes: Axes, speeds: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
+    """A row per mechanism, the earliest first: the length from which it is ahead for good, or that there is none."""
+    fates = {curve: _fate(rows) for curve, rows in speeds.groupby(["series", "dtype"])}
+    names = sorted(
+        set(speeds["series"]), key=lambda name: (min(fates[key][0] for key in fates if key[0] == name), name)
+    )
+    dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
+    for (name, dtype), (length, crossed) in fates.items():
+        at = names.index(name) + (dtypes.index(dtype) - (len(dtypes) - 1) / 2) / (len(dtypes) + 0.4)
+        text = {"fontsize": 5.5, "color": looks[name]["color"], "va": "center", "gid": "crossover"}
+        if crossed is None:
+            words = "behind throughout" if length else "ahead throughout"
+            axes.text(0.02, at, words, transform=axes.get_yaxis_transform(), **text)
+            continue
+        low, high = max(crossed.low, 1), min(crossed.high, 2 * speeds["seq_len"].max())
+        axes.plot([low, high], [at, at], color=text["color"], linewidth=0.9, linestyle=DTYPES[dtype])
+        axes.plot([length], [at], gid="crossover", **{**looks[name], "markersize": 4, "linestyle": "none"})
+        words = f"{'until ' if crossed.faster == 'a' else ''}{length:,.0f}"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0}
+        axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox=box, **text)
+    axes.set_yticks(range(len(names)), [style.shortened(name) for name in names], fontsize=6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
+def _fate(rows: pd.DataFrame) -> tuple[float, Crossover | None]:
+    """The length from which a curve is ahead for good: 0 where it always was, infinite where it never is."""
+    crossed = _crossed(rows)
+    if crossed is not None:
+        return crossed.length, crossed
+    return 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf"), None

@@ -1,0 +1,168 @@
+"""Speeds over the best exact softmax: whichever entry it is, round by round, and from which length on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from synthetic_records import MACHINE, config, record
+from test_figures import caption, panels
+
+from analysis.frame import MissingRecords, tidy
+from analysis.plots import crossover
+
+N = (512, 1024, 2048, 4096)
+ATTENTIONS = {
+    "flash": {"name": "flash", "backend": "auto"},
+    "softmax": {"name": "softmax"},
+    "skeinformer": {"name": "skeinformer", "num_features": 256},
+    "linformer": {"name": "linformer", "projection_dim": 256},
+}
+
+
+def comparison(n, times, *, named=True, measured_pass="forward", status="ok", drift=1.0, **changes):
+    """A comparison of `{(label, dtype): ns}`, all of which share the drift of each round."""
+    labels = {(f"{label} dtype={dtype}" if named else label): (label, dtype) for label, dtype in times}
+    entries = [
+        {"label": name, "attention": dict(ATTENTIONS[label]), "impl": "auto", "dtype": dtype}
+        for name, (label, dtype) in labels.items()
+    ]
+    bench = {"name": "compare", "measured_pass": measured_pass, "min_sample_ms": 20.0, "against": entries[1:]}
+    changes = {"causal": False, "batch_size": 1, "dtype": entries[0]["dtype"], **changes}
+    cell = config(entries[0]["label"], bench, n, entries[0]["attention"], **changes)
+    rounds = np.linspace(1, 1.5, 10) * drift
+    samples = {name: (times[key] * rounds).tolist() for name, key in labels.items()}
+    return record(cell, {"pass": measured_pass, "labels": list(labels), "samples": samples}, status)
+
+
+def times(n, **others):
+    """In ns: at 512 softmax in bfloat16 is the fastest exact softmax, then flash in float32, at 4096 in bfloat16."""
+    flash = {512: (2e6, 3e6), 1024: (8e6, 9e6), 2048: (32e6, 40e6), 4096: (128e6, 64e6)}[n]
+    own = {
+        ("flash", "float32"): flash[0],
+        ("flash", "bfloat16"): flash[1],
+        ("softmax", "bfloat16"): 1e6 * (n / 512) ** 4,
+    }
+    # Linear: 16 ms at 2048, 8 ms at 1024 where the best takes as long.
+    return own | {("skeinformer", "float32"): n / 1024 * 8e6, ("skeinformer", "bfloat16"): n / 1024 * 2e6} | others
+
+
+def rows_of(table, **conditions):
+    for name, value in conditions.items():
+        table = table[table[name] == value]
+    return table
+
+
+def test_the_baseline_is_whichever_exact_softmax_is_the_fastest_in_the_cell():
+    table = crossover.table(tidy([comparison(n, times(n)) for n in N]))
+    rows = rows_of(table, attention="skeinformer", dtype="float32")
+    assert list(rows["seq_len"]) == list(N)
+    assert list(rows["best"]) == ["softmax bfloat16", "flash float32", "flash float32", "flash bfloat16"]
+    np.testing.assert_allclose(rows["over_best"], [1 / 4, 1, 2, 2])
+    np.testing.assert_allclose(rows["over_flash"], [2 / 4, 1, 2, 4])
+    assert list(rows["best_verdict"]) == ["slower", "tie", "faster", "faster"]
+    # What drifts with its round leaves no width.
+    np.testing.assert_allclose(rows["best_low"], rows["over_best"])
+    np.testing.assert_allclose(rows["best_high"], rows["over_best"])
+
+
+def test_the_table_has_exact_softmax_itself_and_where_each_line_crosses():
+    table = crossover.table(tidy([comparison(n, times(n)) for n in N]))
+    assert len(table) == 5 * len(N)
+    flash = rows_of(table, attention="flash", dtype="float32")
+    assert list(flash["over_flash"]) == [1] * 4 and flash["over_best"].tolist() == pytest.approx([0.5, 1, 1, 0.5])
+    assert flash["from_seq_len"].isna().all()
+    bfloat16 = rows_of(table, attention="skeinformer", dtype="bfloat16")
+    # At 512 as fast as the best, and four times at 1024.
+    assert bfloat16["over_best"].tolist() == pytest.approx([1, 4, 8, 8])
+    crossed = rows_of(table, attention="skeinformer", dtype="float32")["from_seq_len"]
+    np.testing.assert_allclose(crossed, 1024)
+
+
+def test_passes_and_directions_are_curves_of_their_own():
+    cells = [comparison(n, times(n), measured_pass=name, causal=causal, drift=2.0)
+             for n in N for name in ("forward", "forward_backward") for causal in (False, True)]  # fmt: skip
+    frame = tidy(cells)
+    assert len(crossover.table(frame)) == 4 * 5 * len(N)
+    shown = panels(crossover.figure(frame))
+    titles = [f"{causal}, {name}" for name in ("forward", "forward + backward") for causal in ("not causal", "causal")]
+    assert [title for title in shown if title] == titles
+
+
+def test_the_figure_shows_the_tables_numbers_a_line_per_mechanism_and_dtype():
+    frame = tidy([comparison(n, times(n)) for n in N])
+    figure = crossover.figure(frame)
+    speeds, crossings = figure.axes
+    drawn = {line.get_linestyle(): (line.get_xdata(), line.get_ydata()) for line, *_ in speeds.containers}
+    for dtype, dash in (("float32", "-"), ("bfloat16", "--")):
+        rows = rows_of(crossover.table(frame), attention="skeinformer", dtype=dtype)
+        np.testing.assert_allclose(drawn[dash][0], rows["seq_len"])
+        np.testing.assert_allclose(drawn[dash][1], rows["over_best"])
+    assert [label.get_text() for label in crossings.get_yticklabels()] == ["skeinformer"]
+    assert [text.get_text() for text in crossings.texts] == ["512", "1,024"]
+    assert {text.get_text() for text in figure.legends[0].texts} == {"skeinformer", "float32", "bfloat16"}
+    words = caption(figure)
+    assert (
+        "The fastest is flash float32 but for flash bfloat16 at 4k (not causal, forward); softmax bfloat16 at 512 ("
+        in words
+    )
+    assert "bfloat16, float32, 12 heads x 64, batch size 1, not causal" in words and "Left out" not in words
+
+
+def test_a_line_that_does_not_cross_says_so():
+    others = {("linformer", "float32"): 1e3}
+    cells = [comparison(n, {**times(n), **others, ("skeinformer", "float32"): 1e12}) for n in N]
+    *_, crossings = crossover.figure(tidy(cells)).axes
+    said = {text.get_text() for text in crossings.texts}
+    assert {"ahead throughout", "behind throughout"} <= said
+    assert [label.get_text() for label in crossings.get_yticklabels()] == ["linformer", "skeinformer"]
+
+
+def test_a_line_that_exact_softmax_overtakes_says_until_when():
+    falling = {
+        n: {**times(n), ("skeinformer", "float32"): times(n)["flash", "float32"] * (n / 1500)} for n in (1024, 2048)
+    }
+    *_, crossings = crossover.figure(tidy([comparison(n, falling[n]) for n in falling])).axes
+    assert any(text.get_text().startswith("until 1,") for text in crossings.texts)
+    table = crossover.table(tidy([comparison(n, falling[n]) for n in falling]))
+    assert rows_of(table, attention="skeinformer", dtype="float32")["from_seq_len"].isna().all()
+
+
+def test_labels_need_not_name_the_dtype_and_the_newest_measurement_counts():
+    alone = {
+        key: value for key, value in times(2048).items() if key in (("flash", "float32"), ("skeinformer", "float32"))
+    }
+    old = comparison(2048, {**alone, ("skeinformer", "float32"): 1.0}, named=False)
+    new = dataclasses.replace(
+        comparison(2048, alone, named=False), cell_id="1" * 64, record_id="1" * 32, ended="2026-05-01T00:00:00+00:00"
+    )
+    named = [comparison(n, times(n)) for n in (512, 1024)]
+    table = crossover.table(tidy([new, old, *named]))
+    rows = rows_of(table, attention="skeinformer", dtype="float32")
+    assert list(rows["seq_len"]) == [512, 1024, 2048]
+    assert rows["over_best"].iloc[-1] == pytest.approx(2)
+
+
+def test_without_flash_in_float32_only_the_best_is_compared_with():
+    cells = [comparison(n, {key: value for key, value in times(n).items() if key[1] == "bfloat16"}) for n in N]
+    table = crossover.table(tidy(cells))
+    assert table["over_flash"].isna().all() and table["over_best"].notna().all()
+
+
+def test_a_cell_that_did_not_measure_is_a_gap():
+    cells = [*(comparison(n, times(n)) for n in N[:3]), comparison(4096, times(4096), status="oom")]
+    speeds, _ = crossover.figure(tidy(cells)).axes
+    assert [text.get_text() for text in speeds.texts if text.get_gid() == "gap"] == ["OOM"]
+
+
+@pytest.mark.parametrize("kept", [["flash", "softmax"], ["skeinformer"]])
+def test_nothing_to_compare_is_said(kept):
+    frame = tidy([comparison(n, {key: ns for key, ns in times(n).items() if key[0] in kept}) for n in N])
+    with pytest.raises(MissingRecords, match="an exact softmax and another mechanism"):
+        crossover.figure(frame)
+
+
+def test_cells_of_two_machines_are_not_mixed():
+    cells = [comparison(n, times(n)) for n in N[:3]]
+    other = comparison(4096, times(4096))
+    cells.append(record(other.config, other.measurements, machine={**MACHINE, "cpu_model": "Other"}))
+    assert "cpu_model=Other" in caption(crossover.figure(tidy(cells)))
