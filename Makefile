@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESULTS ?= runs
 ARCHIVE ?= $(RESULTS).tgz
+COMMIT ?= HEAD~1
 
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants docs lint figures tables ui pack unpack list clean
+.PHONY: help demo test test-commands test-slow test-faults mutants docs lint bench-check figures tables ui pack unpack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +42,9 @@ test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurati
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
 	$(BIN)/python tests/mutation.py $(FAMILIES)
+
+bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in interleaved rounds (minutes; CASES=polysketch,flash)
+	$(BIN)/python tests/regression.py $(COMMIT) "$(CASES)"
 
 docs: $(INSTALLED)  ## write docs/zoo.md, the page that lists every mechanism, variant and paper row
 	$(BIN)/python -m bench.zoo_page
