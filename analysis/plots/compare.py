@@ -78,6 +78,8 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(sorted(rows), columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
 
 
+# More marks hide what they mark; `crossovers`, and the figure of that name, have a row for each.
+MOST_MARKED = 6
 _EXPLANATION = (
     "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), with its 95% "
     "bootstrap interval. Hollow: a tie; pale band: where a ratio would be one; vertical line: length from "
@@ -116,7 +118,8 @@ def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]])
         ties = group[group["verdict"] == "tie"]
         hollow = {**look, "markerfacecolor": "white", "linestyle": "none"}
         axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
-    for line, each in enumerate(_overtakings(rows)):
+    marked = _overtakings(rows) if rows["series"].nunique() <= MOST_MARKED else []
+    for line, each in enumerate(marked):
         _mark(axes, each.crossover, properties[each.label]["color"], rows["seq_len"], line)
 
 

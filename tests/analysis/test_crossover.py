@@ -8,7 +8,7 @@ from synthetic_records import MACHINE, config, record
 from test_figures import caption, panels
 
 from analysis.frame import MissingRecords, tidy
-from analysis.plots import crossover
+from analysis.plots import compare, crossover
 
 N = (512, 1024, 2048, 4096)
 ATTENTIONS = {
@@ -159,6 +159,13 @@ def test_nothing_to_compare_is_said(kept):
     frame = tidy([comparison(n, {key: ns for key, ns in times(n).items() if key[0] in kept}) for n in N])
     with pytest.raises(MissingRecords, match="an exact softmax and another mechanism"):
         crossover.figure(frame)
+
+
+@pytest.mark.parametrize("most, marked", [(4, True), (3, False)])
+def test_the_figure_of_comparisons_marks_few_crossings_or_none(most, marked, monkeypatch):
+    monkeypatch.setattr(compare, "MOST_MARKED", most)
+    (panel,) = compare.figure(tidy([comparison(n, times(n)) for n in N])).axes
+    assert any(line.get_gid() == "crossover" for line in panel.lines) == marked
 
 
 def test_cells_of_two_machines_are_not_mixed():
