@@ -50,7 +50,7 @@ class Roofline(Benchmark):
         gate.admit(label, attention)
         ceilings = Ceilings(workbench.dtype, self.min_sample_ms, every=True)
         passes = {label: Pass("forward", attention, inputs)}
-        timing = time_in_rounds(workbench, gate, passes, self.min_sample_ms, ceilings)[label]
+        timing = time_in_rounds(workbench, {label: gate}, passes, self.min_sample_ms, ceilings)[label]
         gate.close()
         batch_size, _, seq_len, _ = inputs[0].shape
         size = attention.info.size
