@@ -100,8 +100,9 @@ class FeatureSums(State):
     """`sum_j phi(k_j)^{tensor degree} [v_j, 1]^T` in at least float32, `(batch, heads, width, head_dim + 1)`.
 
     The width is that of the features, or of their pairs in degree 2: of equal products, `phi_a phi_b = phi_b phi_a`,
-    one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log scale t_j and the sums are
-    `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T cancels in a ratio.
+    one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log
+    scale t_j and the sums are `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T
+    cancels in a ratio.
     """
 
     def __init__(
