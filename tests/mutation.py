@@ -92,8 +92,9 @@ def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
             (Path(folder) / mutant.file).write_text(mutant.source())
         os.chdir(folder)
         sys.dont_write_bytecode = True
-        signal.signal(signal.SIGALRM, _out_of_time)
-        signal.alarm(TIMEOUT_S)
+        signal.signal(signal.SIGPROF, _out_of_time)
+        # Of the processor: a process that was stopped for a while has not caught a mistake.
+        signal.setitimer(signal.ITIMER_PROF, TIMEOUT_S)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return _run_selected(selections(family))
 

@@ -63,6 +63,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "LEAST_ROWS", 2)
     monkeypatch.setattr(fused_softmax, "ENTRIES", 1000)
     monkeypatch.setattr(block_product, "ENTRIES", 1000)
+    monkeypatch.setattr(block_product, "CHUNK", 300)
     monkeypatch.setattr(feature_maps, "GROUP", 3)
     monkeypatch.setattr(bigbird, "GATHERED", 4000)
     monkeypatch.setattr(informer, "ENTRIES", 4000)
@@ -144,6 +145,25 @@ def test_in_less_precision(name, given, dtype):
     allowed = {torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
     share = 0.75 if exact.info.data_dependent or exact.info.cancels else 0.99
     assert (errors < allowed).double().mean() >= share
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "entry"), [("linear", {}, 0), ("polysketch", {"degree": 2, "qk_layernorm": False}, 1)]
+)
+def test_sums_of_many_bfloat16_numbers_are_more_precise(name, given, entry):
+    """In bfloat16 adding 1 to 256 does nothing; 1024 blocks of one row show what sums are kept in."""
+    query = torch.full((1, 1, 1024, H), float(entry), dtype=torch.bfloat16)
+    settings = {**given, "block_size": 1, "causal": True, "num_heads": 1, "max_seq_len": 1024}
+    out = make(name, settings, "fused", dtype=torch.bfloat16)(query, query, torch.ones_like(query))
+    torch.testing.assert_close(out[:, :, -1], torch.ones_like(out[:, :, -1]))
+
+
+@pytest.mark.parametrize(("n", "form"), [(7, "quadratic"), (8, "blocks")])
+def test_performer_names_the_form_with_fewer_products(n, form):
+    """Every weight costs `n^2 (m + h)` multiplications, sums `2 n m h`."""
+    attention = make("performer", {"num_features": 7}, "fused")
+    attention(*qkv(n))
+    assert attention.executed.backend == form
 
 
 @pytest.mark.parametrize(("name", "given"), CASES[:14:2])

@@ -263,13 +263,14 @@ def test_padded_keys_are_as_if_absent(causal):
     assert not causal or (out[:, :, :3] == 0).all(), "these rows see padding only"
 
 
+@pytest.mark.parametrize("impl", ["reference", "fused"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_sets_no_maximum(causal):
+def test_padding_sets_no_maximum(causal, impl):
     """Keys of norm 100 have features of e^-2500: relative to those of a padded zero vector they are nothing."""
     query, key, value = qkv()
     key = 100 * torch.nn.functional.normalize(key, dim=-1)
     mask = (torch.arange(N) < 2).expand(2, N)
-    out = make(causal=causal, block_size=4)(query, torch.where(mask[:, None, :, None], 0, key), value, mask)
+    out = make(causal=causal, block_size=4, impl=impl)(query, torch.where(mask[:, None, :, None], 0, key), value, mask)
     first = 2 if causal else 0
     expected = make(causal=causal)(query[:, :, first:], key[:, :, 2:], value[:, :, 2:])
     assert_close(out[:, :, first:], expected)
