@@ -247,7 +247,8 @@ class _Iterations(torch.autograd.Function):
         steps = []
         for _ in range(iterations):
             factors = _factors_of_step(kernels, inverse)
-            steps += [inverse, *factors]
+            if any(ctx.needs_input_grad):
+                steps += [inverse, *factors]
             inverse = inverse @ factors[-1]
         ctx.save_for_backward(kernels, *steps)
         return inverse.clone() if iterations == 0 else inverse
