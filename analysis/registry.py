@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
+from analysis.peers import peers
 from analysis.plots import (
     compare,
     crossover,
@@ -101,6 +102,7 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
     "crossover_speeds": Entry(
         crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
     ),
+    "peers": Entry(peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
     "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
     "sketch_error_exponents": Entry(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
@@ -201,17 +202,9 @@ def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
 
     `A` has rows that sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
     """
-    largest_column_sum = kernel.sum(-2, keepdim=True).amax(-1, keepdim=True)
-    inverse = kernel.mT / largest_column_sum.masked_fill(largest_column_sum == 0, 1)
-    kernels, inverse = kernel.flatten(0, -3), inverse.flatten(0, -3)
+    kernels, inverse = kernel.flatten(0, -3), _start(kernel).flatten(0, -3)
     for _ in range(iterations):
-        product = kernels @ inverse
-        # In the products' own passes over memory: at m = 256 these sums would take a tenth of the time.
-        inner = torch.baddbmm(product, product, product, beta=-7)
-        inner.diagonal(dim1=-2, dim2=-1).add_(15)
-        outer = torch.baddbmm(product, product, inner, beta=0, alpha=-1 / 4)
-        outer.diagonal(dim1=-2, dim2=-1).add_(13 / 4)
-        inverse = inverse @ outer
+        inverse = inverse @ _factors_of_step(kernels, inverse)[-1]
     return inverse.view_as(kernel)
 
 
@@ -221,10 +214,56 @@ def times_pseudo_inverse(kernel: Tensor, iterations: int, x: Tensor) -> Tensor:
     A recurrence of `P = A Z` alone would take half of the products, and lose a digit: it does not notice where the
     rounded P is no longer A Z.
     """
-    inverse = pseudo_inverse(kernel, iterations - 1)
+    inverse = _Iterations.apply(kernel.flatten(0, -3), _start(kernel).flatten(0, -3), iterations - 1).view_as(kernel)
 
     def times_product(y: Tensor) -> Tensor:
         return kernel @ (inverse @ y)
 
     inner = 15 * x - times_product(7 * x - times_product(x))
     return inverse @ (13 * x - times_product(inner)) / 4
+
+
+def _start(kernel: Tensor) -> Tensor:
+    largest_column_sum = kernel.sum(-2, keepdim=True).amax(-1, keepdim=True)
+    return kernel.mT / largest_column_sum.masked_fill(largest_column_sum == 0, 1)
+
+
+def _factors_of_step(kernels: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`P = A Z`, `S = 15 I - 7 P + P^2` and `T = (13 I - P S) / 4` of the step `Z <- Z T`."""
+    product = kernels @ inverse
+    # In the products' own passes over memory: at m = 256 these sums would take a tenth of the time.
+    inner = torch.baddbmm(product, product, product, beta=-7)
+    inner.diagonal(dim1=-2, dim2=-1).add_(15)
+    outer = torch.baddbmm(product, product, inner, beta=0, alpha=-1 / 4)
+    outer.diagonal(dim1=-2, dim2=-1).add_(13 / 4)
+    return product, inner, outer
+
+
+class _Iterations(torch.autograd.Function):
+    """Steps of `pseudo_inverse`, with sums in the products' own passes in the backward pass too."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Tensor, inverse: Tensor, iterations: int) -> Tensor:
+        steps = []
+        for _ in range(iterations):
+            factors = _factors_of_step(kernels, inverse)
+            if any(ctx.needs_input_grad):
+                steps += [inverse, *factors]
+            inverse = inverse @ factors[-1]
+        ctx.save_for_backward(kernels, *steps)
+        return inverse.clone() if iterations == 0 else inverse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        kernels, *steps = ctx.saved_tensors
+        d_inverse, d_kernels = grads[0], torch.zeros_like(kernels)
+        while steps:
+            *steps, inverse, product, inner, outer = steps
+            d_outer = inverse.mT @ d_inverse
+            d_inner = torch.baddbmm(d_outer, product.mT, d_outer, beta=0, alpha=-1 / 4)
+            d_product = torch.baddbmm(d_inner, d_inner, product.mT, beta=-7)
+            d_product.baddbmm_(product.mT, d_inner).baddbmm_(d_outer, inner.mT, alpha=-1 / 4)
+            d_inverse = (d_inverse @ outer.mT).baddbmm_(kernels.mT, d_product)
+            d_kernels.baddbmm_(d_product, inverse.mT)
+        return d_kernels, d_inverse, None

@@ -124,8 +124,11 @@ class Performer(Attention):
         exponents = x @ (self.projection if projection is None else projection).to(x.dtype).T
         largest = exponents.amax(-1, keepdim=True)
         # In place where nothing else needs it.
-        relative = (exponents - largest).exp() if torch.is_grad_enabled() else exponents.sub_(largest).exp_()
-        features = (relative + self.eps) * self.num_features**-0.5
+        if torch.is_grad_enabled():
+            relative = (exponents - largest).exp()
+            features = (relative + self.eps) * self.num_features**-0.5
+        else:
+            features = exponents.sub_(largest).exp_().add_(self.eps).mul_(self.num_features**-0.5)
         return features, largest.squeeze(-1) - x.square().sum(-1) / 2
 
     def features(self, x: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ ATTENTIONS = {
         {"name": "polysketch", "sketch": "learned", "sketch_size": 64, "degree": 4, "local": True}, 31.0, 0,
     ),
     "performer": ({"name": "performer", "num_features": 256}, 9.0, 0),
+    "lucidrains_performer": ({"name": "lucidrains_performer", "num_features": 256}, 18.0, 0),
     "linformer": ({"name": "linformer", "projection_dim": 256}, 5.0, 0),
     "skeinformer": ({"name": "skeinformer", "num_features": 256}, 7.0, 0),
     "informer": ({"name": "informer", "num_features": 256, "num_samples": None}, 6.0, 0),
@@ -297,4 +298,5 @@ def everything(seed=0):
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))
+        records.append(compare(("performer", "lucidrains_performer"), n, rng, status))
     return records

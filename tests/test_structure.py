@@ -24,7 +24,7 @@ ROOMS = {
     "the printed table": r"bench\.table",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
-    "frame": r"analysis\.(frame|gate_cost|table)",
+    "frame": r"analysis\.(frame|gate_cost|peers|table)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|launchers|__main__|papers|zoo_page))?",

@@ -81,8 +81,8 @@ class Gradients:
                     of_keys = Sums(self.settings, block.features, self.inputs, total, norm)
                     of_queries = Sums(self.settings, block.features, self.inputs)
                 block.grad[:] = self._from_keys(of_keys, block, None)
-                weights = self.d_total[:, block.rows]
-                of_queries.add(block.features, self.grad[:, block.rows], doubled=False, weights=weights)
+                grad, weights = self._upstream(block, None)
+                of_queries.add(block.features, grad, doubled=False, weights=weights)
             self._pull(chunk, self.query)
         return of_queries
 
@@ -119,9 +119,8 @@ class Gradients:
         if not rows.start:
             return None
         of_queries = Sums(self.settings, left.features, self.inputs) if of_queries is None else of_queries
-        features = scaled(left.features, scales and scales.query)
-        weights = self.d_total[:, rows].to(features.dtype)
-        of_queries.add(features, self.grad[:, rows], doubled=False, weights=weights)
+        grad, weights = self._upstream(left, scales and scales.query)
+        of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
     def _near(self, left: Block, right: Block, scales: Scales | None) -> tuple[Tensor, Tensor]:
@@ -140,15 +139,19 @@ class Gradients:
 
     def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> Tensor:
         """From sums over keys to the features of queries."""
-        features, grad, weights = scaled(left.features, scale), self.grad[:, left.rows], self.d_total[:, left.rows]
-        return scaled(of_keys.pull(features, grad, doubled=False, weights=weights), scale)
+        grad, weights = self._upstream(left, scale)
+        return of_keys.pull(left.features, grad, doubled=False, weights=weights)
+
+    def _upstream(self, left: Block, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The gradients of what a block of queries reads: of the sums of values, and of the denominators."""
+        return scaled(self.grad[:, left.rows], scale), scaled(self.d_total[:, left.rows], scale)
 
     def _from_queries(self, of_queries: Sums | None, right: Block, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """From sums over queries to the features of keys, and to their values."""
         assert of_queries is not None
-        features = scaled(right.features, scale)
-        to_right = of_queries.pull(features, self.inputs.value[:, right.rows], doubled=True)
-        return scaled(to_right, scale), of_queries.read(features, doubled=True)
+        values, weights = scaled(self.inputs.value[:, right.rows], scale), 1.0 if scale is None else scale
+        to_right = of_queries.pull(right.features, values, doubled=True, weights=weights)
+        return to_right, scaled(of_queries.read(right.features, doubled=True), scale)
 
     def _pull(self, chunk: Chunk, whole: Tensor) -> None:
         """From a chunk's features to its rows of `whole`, and to the parameters."""

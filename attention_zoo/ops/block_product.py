@@ -188,8 +188,8 @@ class _Product:
                     before = block.log_scale[:, :1] if largest is None else largest
                     largest = torch.maximum(before, block.log_scale.amax(-1, keepdim=True))
                     sums.decay((before - largest).exp_()[..., None])
-                right = scaled(block.features, relative(block.log_scale, largest))
-                sums.add(right, self.inputs.value[:, block.rows], doubled=True)
+                scale = relative(block.log_scale, largest)
+                sums.add(block.features, scaled(self.inputs.value[:, block.rows], scale), doubled=True, weights=scale)
         assert sums is not None
         return sums, largest
 
@@ -200,9 +200,9 @@ class _Product:
         if sums is None:
             sums = Sums(self.settings, right.features, self.inputs)
         else:
-            far = scaled(left.features, scales and scales.query)
-            summed += sums.read(far, doubled=False)
-            total = total + sums.read_norm(far)
+            scale = scales and scales.query
+            summed += scaled(sums.read(left.features, doubled=False), scale)
+            total = total + scaled(sums.read_norm(left.features), scale)
         self._divide(rows, summed, total)
         if rows.stop < self.inputs.query.shape[1]:
             sums.advance(right.features, values, scales)

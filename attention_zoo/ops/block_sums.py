@@ -12,7 +12,10 @@ from attention_zoo.ops.feature_maps import add_product, at_least_float32
 
 
 class Scales(NamedTuple):
-    """The scales of a block's rows, relative to the sums before (`query`) and after it (`key`, `decay`)."""
+    """The scales of a block's rows, relative to the sums before (`query`) and after it (`key`, `decay`).
+
+    They are there in degree 1 only, so that what is beside the features can be scaled, which has fewer columns.
+    """
 
     query: Tensor  # (heads, rows, 1)
     key: Tensor  # (heads, rows, 1)
@@ -45,14 +48,14 @@ class Sums:
     def add(self, x: Tensor, beside: Tensor, *, doubled: bool, weights: Tensor | None = None) -> None:
         """Add rows; `weights` `(heads, rows, 1)` are those in the denominators."""
         add_product(self.total, self.maps.expand(x, self._buffer, doubled=doubled), beside)
-        self.maps.add_norm(self.norm, x, weights)
+        self.maps.add_norm(self.norm, x, None if weights is None else weights.to(x.dtype))
 
     def advance(self, x: Tensor, beside: Tensor, scales: Scales | None) -> None:
         """Add a block of keys."""
         if scales is not None:
             self.decay(scales.decay)
-            x = scaled(x, scales.key)
-        self.add(x, beside, doubled=True)
+        scale = scales and scales.key
+        self.add(x, scaled(beside, scale), doubled=True, weights=scale)
 
     def decay(self, factor: Tensor) -> None:
         """Let what was added count less."""
@@ -69,8 +72,8 @@ class Sums:
 
     def pull(self, x: Tensor, grad: Tensor, *, doubled: bool, weights: Tensor | float = 1.0) -> Tensor:
         """The gradient of x from `sum_i <grad_i, read_i> + weights_i read_norm_i`."""
-        pulled = self.maps.pull_back(x, self.total.to(x.dtype) @ grad.mT, doubled=doubled)
-        return pulled + self.maps.pull_norm(self.norm, x, weights)
+        pulled = self.maps.pull_back(x, self.total.to(x.dtype), grad, doubled=doubled)
+        return pulled.add_(self.maps.pull_norm(self.norm, x, weights))
 
 
 def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | None:

@@ -24,9 +24,9 @@ class Plain:
         """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`."""
         return x.mT
 
-    def pull_back(self, x: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
-        """The gradient of x from that of its features."""
-        return grad.mT
+    def pull_back(self, x: Tensor, total: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
+        """The gradient of x from `sum_i <grad_i, features(x_i)^T total>`, `total` `(heads, width, h)`."""
+        return grad @ total.mT
 
     def new_norm(self, x: Tensor) -> Tensor:
         """The state of the denominators."""
@@ -79,16 +79,16 @@ class Squares:
             _multiply(own, twice[:, None, group.stop :], block[:, :, size:])
         return features
 
-    def pull_back(self, x: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
-        """The gradient of x from that of its features."""
+    def pull_back(self, x: Tensor, total: Tensor, grad: Tensor, *, doubled: bool) -> Tensor:
+        """The gradient of x from `sum_i <grad_i, features(x_i)^T total>`, `total` `(heads, width, h)`."""
         x = x.mT.contiguous()
-        total = torch.zeros_like(x)
-        for group, block in self._blocks(grad):
+        pulled = torch.zeros_like(x)
+        for group, block in self._blocks(total @ grad.mT):
             if doubled:
                 block[:, :, group.stop - group.start :] *= 2
-            total[:, group] += (block * x[:, None, group.start :]).sum(2)
-            total[:, group.start :] += (block * x[:, group, None]).sum(1)
-        return total.mT
+            pulled[:, group] += (block * x[:, None, group.start :]).sum(2)
+            pulled[:, group.start :] += (block * x[:, group, None]).sum(1)
+        return pulled.mT
 
     def new_norm(self, x: Tensor) -> Tensor:
         """The state of the denominators."""

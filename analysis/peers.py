@@ -1,0 +1,55 @@
+"""The zoo's mechanisms beside the packages that have them: speed in the same rounds, and peak memory."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.frame import MissingRecords, newest
+from bench.records.statistics import ratio_interval
+
+# The variant with the same work or the nearest to it, by that of the package: `attention_zoo.lucidrains` says how near.
+COUNTERPARTS = {
+    "lucidrains_linformer": "linformer",
+    "lucidrains_local_5": "bigbird_r0",
+    "lucidrains_nystromformer": "nystromformer",
+    "lucidrains_performer": "performer",
+    "lucidrains_reformer": "reformer",
+}
+CONDITIONS = ["causal", "pass", "dtype", "seq_len"]
+SIZES = ["batch_size", "num_heads", "head_dim"]
+MIB = 2.0**-20
+
+
+def peers(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per package, pass, direction, dtype and length.
+
+    `speed` is the median over rounds of the package's time over the zoo's (above 1: the zoo is faster), with its 95%
+    interval and verdict; `mib` and `peer_mib` are the peaks of both where `bench=memory` measured them.
+
+    Raises:
+        MissingRecords: no comparison has a mechanism and its peer.
+    """
+    timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES]
+    both = timed.merge(timed, on=["cell_id", "ended", *shared], suffixes=("", "_peer"))
+    both = both[both["attention_peer"].map(COUNTERPARTS) == both["attention"]]
+    if both.empty:
+        raise MissingRecords("needs an ok record of bench=compare with a mechanism and its peer from the package index")
+    both, _ = newest(both, ["attention_peer", *shared])
+    ratios = [ratio_interval(theirs, ours) for theirs, ours in zip(both["raw_peer"], both["raw"], strict=True)]
+    for name in ("median", "low", "high", "verdict"):
+        both[name] = [getattr(ratio, name) for ratio in ratios]
+    memory, _ = newest(_of(frame, "memory", "peak_memory"), ["attention", *shared])
+    peaks = memory.set_index(["attention", *shared])["value"] * MIB
+    both = both.join(peaks.rename("mib"), on=["attention", *shared])
+    both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])
+    rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
+    columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "verdict", "mib", "peer_mib"]
+    return rows[columns].reset_index(drop=True)
+
+
+def _of(frame: pd.DataFrame, bench: str, metric: str) -> pd.DataFrame:
+    """What the zoo's mechanisms and their peers measured, named without the dtype."""
+    rows = frame[(frame["bench"] == bench) & (frame["metric"] == metric)]
+    names = zip(rows["attention"].astype(str), rows["dtype"], strict=True)
+    rows = rows.assign(attention=[name.removesuffix(f" dtype={dtype}") for name, dtype in names])
+    return rows[rows["attention"].isin([*COUNTERPARTS, *COUNTERPARTS.values()])]
