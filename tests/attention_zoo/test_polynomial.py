@@ -29,7 +29,7 @@ def tensor_power(x, degree):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize("degree", [2, 4, 6])
 def test_equals_linear_attention_with_the_explicit_features(degree, causal):
     query, key, value = qkv()
     left, right = tensor_power(query, degree), tensor_power(key, degree)
