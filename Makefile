@@ -44,7 +44,7 @@ mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the 
 	$(BIN)/python tests/mutation.py $(FAMILIES)
 
 bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in interleaved rounds (minutes; CASES=polysketch,flash)
-	$(BIN)/python tests/regression.py $(COMMIT) "$(CASES)"
+	$(BIN)/python -P tests/regression.py $(COMMIT) "$(CASES)"
 
 docs: $(INSTALLED)  ## write docs/zoo.md, the page that lists every mechanism, variant and paper row
 	$(BIN)/python -m bench.zoo_page

@@ -15,6 +15,13 @@ from analysis.plots import style
 MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
 HEIGHT = 3.6  # inches, without the caption: most points are in the upper decade
 LOW = 0.25  # of the ceiling: a line to read shares by
+CURVE = ["attention", "features", "causal", "seq_len"]
+# Of mechanisms that may stay below that line, by label.
+REASONS = {
+    "informer": "on a CPU the sampled scores are taken from all of them, which are multiplied in less time than the "
+    "sampled keys are gathered: its formula counts the sampled ones",
+    "softmax": "every score goes to memory and back several times",
+}
 _EXPLANATION = (
     "Forward pass. A point's height under the roof is its share of the ceilings, which were measured in the same "
     "rounds as the pass, with the 95% bootstrap interval over rounds; FLOPs are those of the mechanism's own formula, "
@@ -57,10 +64,19 @@ def figure(frame: pd.DataFrame) -> Figure:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per mechanism, mask and length: FLOPs, bytes, time, and the share of the ceiling that binds.
 
+    Beside it that of the readable reference, where it was measured too, and why a share is below a quarter.
+
     Raises:
         MissingRecords: no cell of the benchmark ended ok.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
+    references = frame[frame["impl"] == "reference"]
+    if (references["status"] == "ok").any():
+        textbook = _points(_of(references)[0])[[*CURVE, "share"]].rename(columns={"share": "reference"})
+        points = points.merge(textbook, how="left", on=CURVE)
+    else:
+        points["reference"] = np.nan
+    points["why"] = points["attention"].map(REASONS).where(points["share"] < 100 * LOW)
     columns = {
         "series": "attention",
         "features": "d",
@@ -73,8 +89,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         "share": "share of the ceiling (%)",
         "low": "from",
         "high": "to",
+        "reference": "of the reference (%)",
         "bound": "ceiling",
         "ceiling": "GFLOP/s or GB/s",
+        "why": "why below 25 %",
     }
     ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
     scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
@@ -82,7 +100,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of one set of conditions, with and without a causal mask."""
+    """The cells of one set of conditions, with and without a causal mask; references only of what has nothing else."""
+    data = frame[frame["bench"] == "roofline"]
+    fast = set(data.loc[(data["impl"] != "reference") & (data["status"] == "ok"), "attention"])
+    return _of(data[(data["impl"] != "reference") | ~data["attention"].isin(fast)])
+
+
+def _of(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = frame[frame["bench"] == "roofline"]
     if not (data["status"] == "ok").any():
         raise MissingRecords("needs an ok record of bench=roofline")
@@ -96,7 +120,7 @@ def _points(data: pd.DataFrame) -> pd.DataFrame:
     measured = data[data["status"] == "ok"]
     values = measured.pivot(index="cell_id", columns="metric", values="value")
     shares = measured[measured["metric"] == "share"].set_index("cell_id")
-    words = ["series", "features", "causal", "seq_len", "low", "high", "verdict"]
+    words = ["attention", "series", "features", "causal", "seq_len", "low", "high", "verdict"]
     return shares[words].rename(columns={"verdict": "bound"}).join(values)
 
 

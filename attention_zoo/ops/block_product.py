@@ -89,7 +89,8 @@ def normalised_block_product(
         *(features.function, features.closed_form, heads, degree, bias, causal),
         *(form.quadratic, form.block_size, chunk_size, local_degree),
     )
-    at_once = heads * max(1, ENTRIES // (heads * form.width * min(form.block_size, query.shape[2])))
+    columns = key.shape[2] if form.quadratic else form.width
+    at_once = heads * max(1, ENTRIES // (heads * columns * min(form.block_size, query.shape[2])))
     outs = [
         _BlockProduct.apply(
             settings, *(x if x is None else x[some : some + at_once] for x in flat), *features.parameters

@@ -13,6 +13,8 @@ from attention_zoo.ops.feature_product import default_block_size, product_flops,
 
 # Of padding: finite, and below that of any key.
 LEAST = -1e30
+# Weights of a head: more of them take longer to come from memory than sums over blocks to be multiplied.
+LARGEST_QUADRATIC = 2**20
 
 # Features `(batch, heads, rows, r)`, and log scales `(batch, heads, rows)` or None.
 Featured = tuple[Tensor, Tensor | None]
@@ -74,7 +76,7 @@ def form_of(
         cheaper = block_size is None and queries * weight <= rows * weight + 2 * sums * (1 - rows / queries)
     else:
         cheaper = queries * keys * weight <= (queries + keys) * sums
-    quadratic = cheaper and inner is None
+    quadratic = cheaper and inner is None and queries * keys <= LARGEST_QUADRATIC
     return Form(quadratic, max(queries, keys) if quadratic else rows, width)
 
 

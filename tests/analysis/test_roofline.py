@@ -14,9 +14,9 @@ from analysis.table import by_cell
 GEMM, COPY = 100.0, 20.0  # GFLOP/s and GB/s of the synthetic device, in its first round
 
 
-def exact(label, seq_len, rng, share, intensity, causal=False, status="ok"):
+def exact(label, seq_len, rng, share, intensity, causal=False, status="ok", impl="auto"):
     """A record of known share and intensity; its ceilings are as long as the synthetic ones, without noise."""
-    made = roofline(label, seq_len, rng, status, batch_size=1, causal=causal)
+    made = roofline(label, seq_len, rng, status, batch_size=1, causal=causal, impl=impl)
     if status != "ok":
         return made
     flops = made.measurements["bytes"] * intensity
@@ -106,6 +106,24 @@ def test_the_table_has_a_row_for_each_mechanism_mask_and_length(records):
     assert table["MB"][0] == moved / 1e6 and table["GFLOP"][0] == pytest.approx(256 * moved / 1e9)
     assert table["ms"][0] == pytest.approx(256 * moved / GEMM / 0.64 / 1e6)
     assert table["FLOP/byte"].tolist() == pytest.approx([256, 1, 80, 1024, 512])
+
+
+def test_references_stand_beside_their_fast_paths_and_not_in_the_figure(records, rng):
+    textbook = [exact("linformer", 1024, rng, 7, 80, impl="reference"), exact("informer", 1024, rng, 20, 80)]
+    table = plot.table(tidy([*records, *textbook])).set_index(["attention", "causal", "n"])
+    assert len(table) == len(plot.table(tidy(records))) + 1
+    column = "of the reference (%)"
+    assert table.loc[("linformer", False, 1024), column] == pytest.approx(7)
+    assert table[column].notna().sum() == 1
+    why = table["why below 25 %"]
+    assert why.notna().sum() == 1 and "sampled" in why[("informer", False, 1024)]
+    drawn = plot.figure(tidy([*records, *textbook]))
+    assert set(legend(drawn)) == {"flash", "linformer", "v_mean", "informer"}
+
+
+def test_a_reference_is_drawn_where_there_is_nothing_else(rng):
+    drawn = plot.figure(tidy([exact("linformer", 1024, rng, 7, 80, impl="reference")]))
+    assert list(legend(drawn)) == ["linformer"]
 
 
 def test_the_table_of_all_cells_has_shares_and_what_binds(records):

@@ -375,8 +375,11 @@ def test_a_full_sequence_takes_no_more(name, given):
 
 
 @every_state
-def test_a_token_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given):
+@pytest.mark.parametrize("another_before", [False, True])
+def test_a_token_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given, another_before):
     attention, (query, key, value) = make(name, given), tokens(1)
+    if another_before:
+        attention.step(query, key, value, attention.init_state(3, dtype=torch.float64))
     state = attention.init_state(3, dtype=torch.float64)
     for bad, message in [
         (tokens(2), r"^query\.shape=.*: must be one token, \(3, 2, 1, 8\)"),

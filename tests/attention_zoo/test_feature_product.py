@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.feature_product import Local, feature_product, normalised_feature_product
+from attention_zoo.ops.blocks import form_of
+from attention_zoo.ops.feature_product import Local, feature_product, normalised_feature_product, product_flops
 
 BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
 BLOCK_SIZES = range(1, N + 4)  # one row, sizes that do not divide 13, the whole, and more than there is
@@ -238,3 +239,21 @@ def test_nothing_but_inputs_is_kept_for_the_backward_pass(block_size):
         local = Local(query, key, 4)
         feature_product(*given, causal=True, degree=2, block_size=block_size, local=local, log_scale=log_scale)
     assert sorted(kept) == sorted(x.data_ptr() for x in (*given, query, key, log_scale))
+
+
+def test_the_form_has_the_fewer_products_and_no_more_weights_than_a_cache_bears():
+    def quadratic(n, **options):
+        return form_of(n, n, 64, 64, **{"causal": True, "block_size": None, "degree": 2, **options}).quadratic
+
+    assert quadratic(256) and quadratic(1024)
+    assert not quadratic(1025), "fewer products, but too many weights"
+    assert not quadratic(2**13) and not quadratic(2**13, causal=False)
+    assert not quadratic(1024, block_size=512), "who says how large blocks are is obeyed"
+    assert quadratic(512, block_size=512), "one block is every weight"
+    assert not quadratic(1024, inner=64, block_size=512), "exact weights are those of the blocks"
+    n, r, h = 700, 16, 32
+    for causal in (False, True):
+        form = form_of(n, n, r, h, causal=causal, block_size=None, degree=2)
+        options = {"causal": causal, "block_size": form.block_size, "degree": 2, "width": form.width}
+        assert product_flops(n, r, h + 1, **options) < product_flops(n, r, h + 1, **options, quadratic=True)
+        assert not form.quadratic
