@@ -19,6 +19,7 @@ def good(seed=0):
     records = [make("flash", n, rng) for n in (512, 1024) for make in (latency, decode)]
     records += [memory("flash", n) for n in (512, 1024)]
     records += [compare(LABELS, n, rng) for n in (512, 32768)]
+    records += [compare(("performer", "lucidrains_performer"), 512, rng)]
     records += [spectral("skeinformer", 1024, d, rng) for d in (64, 256)]
     attention = {"name": "skeinformer", "num_features": 64}
     records += [latency("skeinformer", 1024, rng, causal=False, attention=attention)]

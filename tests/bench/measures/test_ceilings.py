@@ -181,6 +181,25 @@ def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monk
     assert len(said["share"].raw) == settings["repeats"]
 
 
+def test_a_pass_is_warm_again_after_the_ceilings(small, monkeypatch):
+    events = []
+
+    class Noted(Device):
+        def rewarm(self, measured, fastest_ns):
+            events.append(("warm", measured))
+
+        def sample(self, measured, calls):
+            events.append(("sample", measured))
+            return super().sample(measured, calls)
+
+    monkeypatch.setattr(rounds, "Stopwatch", Noted)
+    settings = config(bench={"name": "roofline", "min_sample_ms": 0.0}, head_dim=64)
+    measures.load({**measures.check(settings["bench"]), "against": []}).measure(SleepingBench(settings, OneProduct(64)))
+    of_pass = [index for index, (what, one) in enumerate(events) if what == "sample" and isinstance(one, Pass)]
+    assert len(of_pass) == settings["repeats"]
+    assert all(events[index - 1] == ("warm", events[index][1]) for index in of_pass)
+
+
 def test_every_round_has_one_sample_of_each(small):
     stopwatch = Device(CPU)
     beside = Ceilings(torch.float64, every=True)
@@ -222,10 +241,12 @@ def test_a_faster_device_gets_larger_ceilings(rate, index, monkeypatch):
     assert list(SIDES) == sorted(SIDES) and list(COPIED) == sorted(COPIED)
 
 
-def test_compulsory_bytes_are_inputs_parameters_and_output():
-    attention = build_attention(config("linformer", seq_len=64)).to(torch.bfloat16)
+@pytest.mark.parametrize("name", ["linformer", "performer"])
+def test_compulsory_bytes_are_inputs_parameters_buffers_and_output(name):
+    attention = build_attention(config(name, seq_len=64)).to(torch.bfloat16)
     inputs = tuple(torch.zeros(3, 2, 64, 8, dtype=torch.bfloat16) for _ in range(3))
-    held = sum(x.numel() * x.element_size() for x in attention.state_dict().values())
+    held = sum(x.numel() * x.element_size() for x in (*attention.parameters(), *attention.buffers()))
+    assert bool(list(attention.buffers())) == (name == "performer")
     assert held > 0 and compulsory_bytes(attention, inputs) == 4 * 3 * 2 * 64 * 8 * 2 + held
 
 

@@ -113,6 +113,15 @@ def test_compare_finds_the_ratio_of_known_sleeps_and_alternates():
     ratios = [slow / fast for fast, slow in zip(*measured["samples"].values(), strict=True)]
     assert sorted(ratios)[3] == pytest.approx(3, rel=0.2)
     assert order[-12:] == [0.01, 0.03, 0.03, 0.01] * 3
+    (speedup,) = (one for one in measures.get("compare").quantities(measured) if one.metric == "speedup")
+    assert speedup.value == pytest.approx(1 / 3, rel=0.2) and speedup.attention == "slow"
+
+
+def test_compare_calls_each_as_often_as_its_sample_needs():
+    against = [{"label": "slow", "attention": {"name": "v_mean"}}]
+    settings = config(bench={"name": "compare", "min_sample_ms": 12.0, "against": against}, repeats=2)
+    calls = measure(SleepingBench(settings, Sleeping(0.003), Sleeping(0.03)))["calls_per_sample"]
+    assert 2 <= calls["v_mean"] <= 4 and calls["slow"] == 1
 
 
 class Allocating(Sleeping):
@@ -208,6 +217,22 @@ def test_an_allocation_that_fails_is_an_answer_and_another_error_is_not():
 def test_inputs_are_the_same_for_every_mechanism():
     one, other = (Workbench(config(name), None).inputs() for name in ("flash", "linformer"))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_inputs_are_known_by_those_that_are_measured():
+    """Not by shorter ones that a benchmark makes besides."""
+    workbench = Workbench(config(), None)
+    workbench.inputs()
+    known = workbench.inputs_sha256
+    workbench.inputs(seq_len=32)
+    workbench.inputs(batch_size=1)
+    assert known is not None and workbench.inputs_sha256 == known
+
+
+def test_each_mechanism_of_a_comparison_has_its_own_reference():
+    against = [{"label": "mean", "attention": {"name": "v_mean"}, "impl": "auto", "dtype": "float32"}]
+    workbench = Workbench(config("flash", bench={"name": "compare", "against": against}), None)
+    assert [workbench.reference(label).info.name for label in ("flash", "mean")] == ["flash", "v_mean"]
 
 
 def test_the_exact_function_shares_hyperparameters():

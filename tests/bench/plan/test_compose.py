@@ -280,9 +280,10 @@ def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_thei
         assert compared(f"attention={other}")[0].cell_id != a.cell_id
     assert compared("attention=flash,polynomial", "impl=reference")[0].cell_id != a.cell_id
     dtypes = [
-        compared("attention=flash", f"dtype={names}")[0].cell_id for names in ("float32,bfloat16", "bfloat16,float32")
+        compared("attention=flash", f"dtype={names}")[0].cell_id
+        for names in ("float32,bfloat16", "bfloat16,float32", "float32,float64")
     ]
-    assert len(set(dtypes)) == 2
+    assert len(set(dtypes)) == 3
 
 
 def test_equal_mechanisms_compare_under_two_names_only():
