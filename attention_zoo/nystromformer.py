@@ -202,7 +202,12 @@ def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
 
     `A` has rows that sum to one (`|A|_inf = 1`) or zero; the singular values of A Z rise from at most 1 towards 1.
     """
-    kernels, inverse = kernel.flatten(0, -3), _start(kernel).flatten(0, -3)
+    return iterated_inverse(kernel, _start(kernel), iterations)
+
+
+def iterated_inverse(kernel: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """`pseudo_inverse` of `(batch, heads, m, m)` from another start."""
+    kernels, inverse = kernel.flatten(0, -3), start.flatten(0, -3)
     for _ in range(iterations):
         inverse = inverse @ _factors_of_step(kernels, inverse)[-1]
     return inverse.view_as(kernel)

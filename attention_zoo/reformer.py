@@ -17,8 +17,6 @@ from attention_zoo.sampled import SampledAttention
 
 # Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
 HIDDEN = -1e30
-# The uniform noise is a multiple of 2^-24, and 0 has no Gaussian quantile.
-LEAST_NOISE = 2.0**-25
 
 
 @register
@@ -125,8 +123,8 @@ class Reformer(SampledAttention):
         heads, n, h = query.shape[1:]
         m = min(self.bucket_size, n)
         columns = -(-n // m)
-        noise = self._noise((columns, heads * self.num_hashes * h), query.device)
-        rotations = torch.special.ndtri(noise.clamp_min(LEAST_NOISE)).view(columns, heads, self.num_hashes, h)
+        normal = self._normal_noise((columns, heads * self.num_hashes * h), query.device)
+        rotations = normal.view(columns, heads, self.num_hashes, h)
         precision = torch.promote_types(query.dtype, torch.float32)
         rotated = torch.einsum("bhnd,chrd->bhrnc", query.to(precision), rotations.to(precision))
         length = rotated.abs()

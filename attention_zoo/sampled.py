@@ -10,6 +10,9 @@ from torch import Tensor
 
 from attention_zoo.base import Attention
 
+# The uniform noise is a multiple of 2^-24, and 0 has no Gaussian quantile.
+LEAST_NOISE = 2.0**-25
+
 
 @torch.library.custom_op("attention_zoo::uniform_noise", mutates_args=())
 def uniform_noise(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -48,6 +51,10 @@ class SampledAttention(Attention):
         if cached is None or cached.shape != shape or cached.device != device:
             cached = self._cached_noise = uniform_noise(self.seed, shape, device)
         return cached
+
+    def _normal_noise(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Independent normal numbers, float32, as `_noise`."""
+        return torch.special.ndtri(self._noise(shape, device).clamp_min(LEAST_NOISE))
 
     def get_extra_state(self) -> Tensor:
         """The seed, for the state_dict."""
