@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.block_sums import Scales, Sums, near, next_scales, only_scales, relative, scaled, visible
+from attention_zoo.ops.block_sums import Scales, Sums, near, next_scales, relative, scaled, scales_within, visible
 from attention_zoo.ops.blocks import Block, Chunk, Inputs, Settings
 from attention_zoo.ops.powers import power_
 
@@ -47,7 +47,7 @@ class Gradients:
         queries = Chunk(self.settings, self.inputs, rows_of[0], keys=False, with_pull=True)
         keys = Chunk(self.settings, self.inputs, rows_of[1], keys=True, with_pull=True)
         (left,), (right,) = queries.blocks(), keys.blocks()
-        to_left, to_right = self._near(left, right, only_scales(right.log_scale, self.settings.causal))
+        to_left, to_right = self._near(left, right, scales_within(right.log_scale, self.settings.causal))
         left.grad[:], right.grad[:] = to_left, to_right
         self._pull(queries, self.query)
         self._pull(keys, self.key)
@@ -94,7 +94,7 @@ class Gradients:
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
             for left, right in zip(chunk.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                to_left, to_right = self._near(left, right, scales)
+                to_left, to_right = self._near(left, right, scales and scales.within)
                 done.append(_Done(scales and scales._replace(within=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
@@ -123,14 +123,14 @@ class Gradients:
         of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
-    def _near(self, left: Block, right: Block, scales: Scales | None) -> tuple[Tensor, Tensor]:
+    def _near(self, left: Block, right: Block, within: Tensor | None) -> tuple[Tensor, Tensor]:
         """From the weights inside a block to values, and to what makes the weights: zero where features do not."""
         queries, keys, degree = near(self.settings, self.inputs, left, right)
         scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal
-        self.value[:, right.rows] = visible(power_(scores.clone(), degree), scales, causal).mT @ grad
+        self.value[:, right.rows] = visible(power_(scores.clone(), degree), within, causal).mT @ grad
         d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
         slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = visible(d_weights * slope, scales, causal)
+        d_scores = visible(d_weights * slope, within, causal)
         to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
         if self.local_query is None or self.local_key is None:
             return to_queries, to_keys

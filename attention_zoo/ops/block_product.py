@@ -23,9 +23,9 @@ from attention_zoo.ops.block_sums import (
     denominator,
     near,
     next_scales,
-    only_scales,
     relative,
     scaled,
+    scales_within,
     visible,
 )
 from attention_zoo.ops.blocks import Block, Chunk, Features, Inputs, Settings, form_of
@@ -160,7 +160,7 @@ class _Product:
         """Every weight is computed; there is one block."""
         (left,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.query.shape[1]), keys=False).blocks()
         (right,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.key.shape[1]), keys=True).blocks()
-        self._divide(left.rows, *self._near(left, right, only_scales(right.log_scale, self.settings.causal)))
+        self._divide(left.rows, *self._near(left, right, scales_within(right.log_scale, self.settings.causal)))
 
     def full(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every query sees every key; returns the total and the norm of the keys, and their largest log scale."""
@@ -197,7 +197,7 @@ class _Product:
     def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
         """Let a block of queries see its own keys and what was summed, and add the keys."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
-        summed, total = self._near(left, right, scales)
+        summed, total = self._near(left, right, scales and scales.within)
         if sums is None:
             sums = Sums(self.settings, right.features, self.inputs)
         else:
@@ -209,10 +209,10 @@ class _Product:
             sums.advance(right.features, values, scales)
         return sums
 
-    def _near(self, left: Block, right: Block, scales: Scales | None) -> tuple[Tensor, Tensor]:
+    def _near(self, left: Block, right: Block, within: Tensor | None) -> tuple[Tensor, Tensor]:
         """What a block of queries sees of a block of keys, weight by weight, and the sums of these weights."""
         queries, keys, degree = near(self.settings, self.inputs, left, right)
-        weights = visible(power_(queries @ keys.mT, degree), scales, self.settings.causal)
+        weights = visible(power_(queries @ keys.mT, degree), within, self.settings.causal)
         return weights @ self.inputs.value[:, right.rows], weights.sum(-1, keepdim=True)
 
     def _divide(self, rows: slice, summed: Tensor, total: Tensor) -> None:

@@ -89,13 +89,12 @@ def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | Non
     return Scales(query, key, (largest - after).exp()[..., None], after, within)
 
 
-def only_scales(log_scale: Tensor | None, causal: bool) -> Scales | None:
-    """Those of all keys in one block."""
+def scales_within(log_scale: Tensor | None, causal: bool) -> Tensor | None:
+    """Of each key for each query where all are in one block, broadcastable to `(heads, queries, keys)`."""
     if causal or log_scale is None:
-        return next_scales(log_scale, None)
-    of_keys, largest = log_scale[..., None], log_scale.amax(-1, keepdim=True)
-    key = (of_keys - largest[..., None]).exp()
-    return Scales(torch.ones_like(key), key, torch.ones_like(key[:, :1]), largest, key.mT)
+        scales = next_scales(log_scale, None)
+        return scales and scales.within
+    return (log_scale - log_scale.amax(-1, keepdim=True)).exp()[:, None]
 
 
 def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -103,9 +102,8 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale.to(x.dtype)
 
 
-def visible(weights: Tensor, scales: Scales | None, causal: bool) -> Tensor:
+def visible(weights: Tensor, within: Tensor | None, causal: bool) -> Tensor:
     """Weights of a block, scaled and without those of the future, in place."""
-    within = None if scales is None else scales.within
     weights = weights if within is None else weights.mul_(within.to(weights.dtype))
     return weights.tril_() if causal else weights
 

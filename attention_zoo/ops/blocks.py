@@ -147,7 +147,7 @@ class Block(NamedTuple):
     features: Tensor
     log_scale: Tensor | None
     grad: Tensor
-    """To be filled, where it is pulled back."""
+    """To be filled; where nothing is pulled back, no memory of its own."""
 
 
 class Chunk:
@@ -172,7 +172,7 @@ class Chunk:
         else:
             features, log_scale = settings.features(x, inputs, rows)
         self.features, self.log_scale = features, log_scale if keys else None
-        self.grad = torch.empty_like(features)
+        self.grad = torch.empty_like(features) if with_pull else features
         if self._hidden is not None:
             self.features = features.masked_fill(self._hidden[..., None], 0)
             self.log_scale = None if log_scale is None else log_scale.masked_fill(self._hidden, LEAST)
