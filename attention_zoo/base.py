@@ -453,7 +453,7 @@ class Attention(nn.Module):
         require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
         step = *tensors, state.batch_size, state.dtype, state.device
-        if step != self._checked_step:  # all checks take as long as a quarter of a step
+        if step != self._checked_step:  # a step is short: tokens of one kind are looked at once
             self._check_inputs(query, key, value, None)
             self._check_token(query, state)
             self._checked_step = step

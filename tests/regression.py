@@ -1,9 +1,9 @@
-"""Is this tree slower than another commit? `python tests/regression.py [COMMIT [CASE,...]]`, or `make bench-check`.
+"""Is this tree slower than another commit? `python -P tests/regression.py [COMMIT [CASE,...]]`, or `make bench-check`.
 
 Two processes, one with the `attention_zoo` of each, take turns: round after round, each times the same calls on the
 same inputs, so that drift of the machine hits both. A case is slower where the whole 95 % interval of the ratio of the
-rounds is beyond `TOLERANCE`: two processes of one commit differ by a few percent already. (By a factor of two where the
-allocator gives memory back after some calls of one process and not of the other; `KEEPING` forbids it in both.)
+rounds is beyond `TOLERANCE`. (Two processes of one commit would differ by a factor of two where the allocator gives
+memory back after some calls of one and not of the other; `KEEPING` forbids it in both.)
 
 Exit code 0: no case is slower; 1: some are, each with a line; 2: no such commit or case.
 """

@@ -152,8 +152,8 @@ def test_a_commit_is_checked_out_elsewhere_and_removed():
 @pytest.mark.skipif(not git_is_here(), reason="needs the repository")
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_neither_processes_nor_folders(number, code, tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", str(SCRIPT), "HEAD", "softmax"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-u", "-P", str(SCRIPT), "HEAD", "softmax"]  # as the Makefile does
     running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout.readline().startswith("this tree against HEAD")
     deadline = time.monotonic() + 60
