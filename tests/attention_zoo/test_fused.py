@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from outcomes import outcomes
 
 import attention_zoo
 from attention_zoo import bigbird, informer
@@ -90,14 +91,6 @@ def padding_mask(n):
     return mask
 
 
-def results(attention, tensors, mask):
-    """The output, and the gradients of query, key, value and parameters."""
-    leaves = [*(x.clone().requires_grad_() for x in tensors), *attention.parameters()]
-    out = attention(*leaves[:3], mask)
-    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, leaves, upstream, allow_unused=True, materialize_grads=True)]
-
-
 @every_case
 @pytest.mark.parametrize("n", [1, 2, 3, 37, LONGEST])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -107,7 +100,7 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
         for x in tensors[1:]:
             x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
     reference, fused = make(name, given, "reference"), make(name, given, "fused")
-    expected, actual = (results(attention, tensors, mask) for attention in (reference, fused))
+    expected, actual = (outcomes(attention, tensors, mask) for attention in (reference, fused))
     assert fused.executed.impl == "fused" and reference.executed.impl == "reference"
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * max(1, float(other.abs().max())))
@@ -127,7 +120,7 @@ def test_cross_attention(name, given, n, keys):
     if given.get("causal"):
         pytest.skip("as many keys as queries")
     tensors, mask = qkv(n, keys), padding_mask(keys)
-    expected, actual = (results(make(name, given, impl), tensors, mask) for impl in ("reference", "fused"))
+    expected, actual = (outcomes(make(name, given, impl), tensors, mask) for impl in ("reference", "fused"))
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 

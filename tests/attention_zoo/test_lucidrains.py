@@ -8,6 +8,7 @@ import torch
 from linformer import LinformerSelfAttention
 from local_attention import LocalAttention
 from nystrom_attention import NystromAttention
+from outcomes import outcomes
 from performer_pytorch import FastAttention
 from reformer_pytorch import Autopadder, LSHAttention, LSHSelfAttention
 
@@ -66,14 +67,6 @@ def padding_mask(n):
     return mask
 
 
-def results(attention, tensors, mask=None):
-    """The output, and the gradients of query, key, value and parameters."""
-    leaves = [*(x.clone().requires_grad_() for x in tensors), *attention.parameters()]
-    out = attention(*leaves[:3], mask)
-    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
-    return [out.detach(), *torch.autograd.grad(out, leaves, upstream, allow_unused=True, materialize_grads=True)]
-
-
 def assert_close(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1, float(expected.detach().abs().max())))
 
@@ -92,7 +85,7 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
     if mask is not None:
         for x in tensors[1:]:
             x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
-    expected, actual = (results(attention, tensors, mask) for attention in (reference, fused))
+    expected, actual = (outcomes(attention, tensors, mask) for attention in (reference, fused))
     assert reference.executed == ("reference", None) and fused.executed == ("fused", fused.source)
     for one, other in zip(actual, expected, strict=True):
         assert_close(one, other)
@@ -101,7 +94,7 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
 @pytest.mark.parametrize(("n", "keys"), [(1, 30), (30, 1), (20, 51)])
 @pytest.mark.parametrize(("name", "given"), [CASES[0], CASES[2]], ids=["performer", "linformer"])
 def test_cross_attention(name, given, n, keys):
-    expected, actual = (results(make(name, impl=impl, **given), qkv(n, keys)) for impl in ("reference", "fused"))
+    expected, actual = (outcomes(make(name, impl=impl, **given), qkv(n, keys)) for impl in ("reference", "fused"))
     for one, other in zip(actual, expected, strict=True):
         assert_close(one, other)
 
