@@ -69,7 +69,7 @@ class Reformer(SampledAttention):
         m = min(self.bucket_size, query.shape[2])
         order = self._order(query, padding)
         weights, _, alone = self._weights(query, order, padding)
-        out = _unsort(weights @ _chunks(_sort(value, order), m, m), order).sum(2)
+        out = _unsort(weights @ _and_before(_chunks(_sort(value, order), m)), order).sum(2)
         return torch.where(alone[..., None], value, out)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
@@ -84,7 +84,8 @@ class Reformer(SampledAttention):
         """What one round gives, whose sorted positions are `order`, `(batch, heads, n)`."""
         batch, heads, n, h = query.shape
         m = min(self.bucket_size, n)
-        chunks = (_chunks(take_rows(x, order), m, back) for x, back in ((query, 0), (key, m), (value, m)))
+        of_query, *of_seen = (_chunks(take_rows(x, order), m) for x in (query, key, value))
+        chunks = (of_query, *map(_and_before, of_seen))
         bias = hidden_bias(self._hidden(order, m, padding), query.dtype)
         out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, bias=bias.flatten(0, 1))
         back = _inverse(order)
@@ -101,7 +102,7 @@ class Reformer(SampledAttention):
         at, seen = _chunks(order[..., None], m), order[..., None]
         if padding is not None:
             seen = seen.masked_fill(padding[:, None].expand_as(order).take_along_dim(order, 2)[..., None], -1)
-        seen = _chunks(seen, m, m, fill=-1).mT
+        seen = _and_before(_chunks(seen, m, fill=-1), fill=-1).mT
         return (seen < 0) | (seen == at) | (seen > at if self.causal else False)
 
     def _matrix(
@@ -152,9 +153,9 @@ class Reformer(SampledAttention):
         at, seen = _chunks(order[..., None], m), order[..., None]
         if padding is not None:
             seen = seen.masked_fill(_sort(padding[:, None, :, None], order), -1)
-        seen = _chunks(seen, m, m, fill=-1).mT
+        seen = _and_before(_chunks(seen, m, fill=-1), fill=-1).mT
         hidden = (seen < 0) | (seen == at) | (seen > at if self.causal else False)
-        scores = (_chunks(_sort(query, order), m) @ _chunks(_sort(key, order), m, m).mT).to(precision)
+        scores = (_chunks(_sort(query, order), m) @ _and_before(_chunks(_sort(key, order), m)).mT).to(precision)
         scores = scores.masked_fill(hidden, HIDDEN)
         total = _unsort(scores.logsumexp(-1, keepdim=True), order).logsumexp(2)
         weights = (scores - _chunks(_sort(total, order), m)).exp().masked_fill(hidden, 0)
@@ -191,7 +192,12 @@ def _unsort(chunks: Tensor, order: Tensor) -> Tensor:
     return chunks.flatten(3, 4)[:, :, :, : order.shape[-1]].take_along_dim(_inverse(order)[..., None], 3)
 
 
-def _chunks(x: Tensor, m: int, back: int = 0, fill: float = 0) -> Tensor:
-    """Chunks of m rows, each after the `back` rows before it: `(..., n, k)` to `(..., chunks, back + m, k)`."""
-    padded = F.pad(x, (0, 0, back, -x.shape[-2] % m), value=fill)
-    return padded.unfold(-2, back + m, m).mT
+def _chunks(x: Tensor, m: int, fill: float = 0) -> Tensor:
+    """Chunks of m rows: `(..., n, k)` to `(..., chunks, m, k)`."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % m), value=fill).unflatten(-2, (-1, m))
+
+
+def _and_before(chunks: Tensor, fill: float = 0) -> Tensor:
+    """Each chunk after the one before it: `(..., chunks, 2m, k)`."""
+    before = F.pad(chunks[..., :-1, :, :], (0, 0, 0, 0, 1, 0), value=fill)
+    return torch.cat([before, chunks], -2)
