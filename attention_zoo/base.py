@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 from collections.abc import Callable
@@ -156,10 +157,11 @@ class Attention(nn.Module):
         """Call the implementation that `impl` means for these arguments, and note which it was."""
         if self._chooses_fused(refusal, *arguments):
             out, backend = fused(*arguments)
-            self.executed = Executed("fused", backend)
+            executed = Executed("fused", backend)
         else:
-            out = reference(*arguments)
-            self.executed = Executed("reference")
+            out, executed = reference(*arguments), Executed("reference")
+        if executed != self.executed:  # a module takes long to be written to
+            self.executed = executed
         return out
 
     def _chooses_fused(self, refusal: Callable[..., str | None], *arguments: Any) -> bool:
@@ -223,8 +225,6 @@ class Attention(nn.Module):
             self._absorb(state, key, value, key_padding_mask)
         return out, state
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in, one out: the row that the causal `forward` of the whole sequence would have added.
 
@@ -237,7 +237,9 @@ class Attention(nn.Module):
             UnsupportedError: as `init_state`.
         """
         self._check_step(query, key, value, state)
-        return self._next(state, query, key, value), state
+        inference = torch.is_inference_mode_enabled()  # to leave it where it is not entered takes as long as a product
+        with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.no_grad():
+            return self._next(state, query, key, value), state
 
     def _next(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Absorb a token, and the output that belongs to it."""

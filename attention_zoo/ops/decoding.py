@@ -97,7 +97,7 @@ class KeyValueCache(State):
 
 
 class FeatureSums(State):
-    """`sum_j phi(k_j)^{tensor degree} [v_j, 1]^T` in at least float32, `(batch, heads, width, head_dim + 1)`.
+    """`sum_j [v_j, 1] phi(k_j)^{tensor degree}^T` in at least float32, `(batch * heads, head_dim + 1, width)`.
 
     The width is that of the features, or of their pairs in degree 2: of equal products, `phi_a phi_b = phi_b phi_a`,
     one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log
@@ -121,9 +121,10 @@ class FeatureSums(State):
         precision = torch.promote_types(dtype, torch.float32)
         self._features, self._degree = features, degree
         width = features if degree == 1 else features * (features + 1) // 2
-        shape = batch_size, heads, width, head_dim + 1
+        shape = batch_size * heads, head_dim + 1, width
         self._sums = torch.zeros(shape, device=device, dtype=precision)
-        self._log_scale = torch.full(shape[:2], -torch.inf, device=device, dtype=precision) if scaled else None
+        largest = torch.full((batch_size, heads), -torch.inf, device=device, dtype=precision)
+        self._log_scale = largest if scaled else None
 
     def add(self, features: Tensor, value: Tensor, log_scale: Tensor | None = None) -> None:
         """Add tokens: `(batch, heads, tokens, features)`, zero at padding, and `(batch, heads, tokens, head_dim)`.
@@ -134,24 +135,23 @@ class FeatureSums(State):
         features, value = features.to(self._sums.dtype), F.pad(value.to(self._sums.dtype), (0, 1), value=1.0)
         if log_scale is not None:
             features = features * self._rescale(log_scale)[..., None]
-        sums = self._sums.flatten(0, 1)
         for some, their_values in zip(features.split(ROWS, 2), value.split(ROWS, 2), strict=True):
-            sums.baddbmm_(self._expanded(some).flatten(0, 1).mT, their_values.flatten(0, 1))
+            self._sums.baddbmm_(their_values.flatten(0, 1).mT, self._expanded(some))
 
     def _expanded(self, features: Tensor) -> Tensor:
-        """`(batch, heads, tokens, width)`."""
+        """`(batch * heads, tokens, width)`."""
         if self._degree == 1:
-            return features
+            return features.flatten(0, 1)
         vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
         first, second, roots = _pairs(self._features, vectors, features.device, features.dtype)
         expanded = numbers.index_select(0, first).mul_(numbers.index_select(0, second))
-        return expanded.view(*features.shape[:3], -1).mul_(roots)
+        return expanded.view(len(self._sums), -1, len(roots)).mul_(roots)
 
     def _rescale(self, log_scale: Tensor) -> Tensor:
         """Make the sums relative to the new largest scale; returns the new keys' scales relative to it."""
         assert self._log_scale is not None
         largest = torch.maximum(self._log_scale, log_scale.amax(-1))
-        self._sums *= (self._log_scale - largest).exp()[..., None, None]
+        self._sums *= (self._log_scale - largest).exp().view(-1, 1, 1)
         self._log_scale = largest
         return (log_scale - largest[..., None]).exp()
 
@@ -162,21 +162,25 @@ class FeatureSums(State):
         """
         self.length += 1
         expanded = self._expanded(both.to(self._sums.dtype))
-        query, key = expanded[:, :, :1], expanded[:, :, 1]
+        key, value = expanded[:, 1:], value.reshape(len(self._sums), -1, 1).to(expanded.dtype)
         if log_scale is not None:
-            key = key * self._rescale(log_scale)
-        self._sums.addcmul_(key[..., None], F.pad(value.to(key.dtype), (0, 1), value=1.0))
-        return self._divided(query @ self._sums, bias)
+            key = key * self._rescale(log_scale).view(-1, 1, 1)
+        self._sums.addcmul_(torch.cat([value, _ones(len(value), self.device, value.dtype)], 1), key)
+        return self._divided(self._of_queries(expanded[:, :1]), bias)
 
     def _divided(self, summed: Tensor, bias: float) -> Tensor:
         # Weights are never negative: with a bias there is always something to divide by.
         if bias == 0:
             return divide_by_last(summed, bias).to(self.dtype)
-        return (summed[..., :-1] / (summed[..., -1:] + bias)).to(self.dtype)
+        values, total = summed.split((summed.shape[-1] - 1, 1), -1)
+        return (values / total.add_(bias)).to(self.dtype)
+
+    def _of_queries(self, expanded: Tensor) -> Tensor:
+        return torch.bmm(expanded, self._sums.mT).view(self.batch_size, -1, 1, self._sums.shape[1])
 
     def product(self, features: Tensor) -> Tensor:
         """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, 1, head_dim + 1)`."""
-        return self._expanded(features.to(self._sums.dtype)) @ self._sums
+        return self._of_queries(self._expanded(features.to(self._sums.dtype)))
 
     def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
         """`sum_j w_j v_j / (bias + sum_j w_j)` for one query; zeros where the denominator is."""
@@ -189,6 +193,11 @@ def _pairs(features: int, vectors: int, device: torch.device, dtype: torch.dtype
     pairs = torch.triu_indices(features, features, device=device)
     first, second = (pairs[:, None] + features * torch.arange(vectors, device=device)[:, None]).flatten(1)
     return first, second, (2 - (pairs[0] == pairs[1]).to(dtype)).sqrt()
+
+
+@functools.lru_cache(maxsize=16)
+def _ones(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.ones(rows, 1, 1, device=device, dtype=dtype)
 
 
 class BlockState(State):
