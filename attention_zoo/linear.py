@@ -29,7 +29,7 @@ class Linear(Attention):
     Args:
         eps: added to the sum of a row, which therefore is a little less than 1 after the division.
         block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
-            128 on a CPU (256 if not causal), 512 on a GPU.
+            128 on a CPU, 512 on a GPU and without a causal mask.
     """
 
     info = AttentionInfo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class Performer(Attention):
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
         block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
-            128 on a CPU (256 if not causal), 512 on a GPU.
+            128 on a CPU, 512 on a GPU and without a causal mask.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
@@ -128,7 +129,8 @@ class Performer(Attention):
             relative = (exponents - largest).exp()
             features = (relative + self.eps) * self.num_features**-0.5
         else:
-            features = exponents.sub_(largest).exp_().add_(self.eps).mul_(self.num_features**-0.5)
+            factor = self.num_features**-0.5
+            features = exponents.sub_(largest - math.log(factor)).exp_().add_(self.eps * factor)
         return features, largest.squeeze(-1) - x.square().sum(-1) / 2
 
     def features(self, x: Tensor) -> Tensor:
@@ -174,12 +176,12 @@ class Performer(Attention):
         """`_stable_features` with its gradient: in closed form a third of autograd's passes over memory."""
         precision, (projection,) = torch.promote_types(x.dtype, torch.float32), parameters
         projection, x_scaled = projection.to(precision), x.to(precision) * self.scale**0.5
-        relative = x_scaled @ projection.T
-        largest, where = relative.max(-1, keepdim=True)
-        relative.sub_(largest).exp_()
+        features, factor = x_scaled @ projection.T, self.num_features**-0.5
+        largest, where = features.max(-1, keepdim=True)
+        features.sub_(largest - math.log(factor)).exp_().add_(self.eps * factor)
 
         def pull(d_features: Tensor, d_scale: Tensor | None = None) -> tuple[Tensor]:
-            d_exponents = d_features.to(precision).mul(relative).mul_(self.num_features**-0.5)
+            d_exponents = features.sub_(self.eps * factor).mul_(d_features)
             d_largest = -d_exponents.sum(-1, keepdim=True)
             if d_scale is not None:
                 d_largest += d_scale[..., None]
@@ -188,7 +190,6 @@ class Performer(Attention):
                 d_x -= d_scale[..., None] * x_scaled
             return (d_x.mul_(self.scale**0.5).to(x.dtype),)
 
-        features = (relative + self.eps).mul_(self.num_features**-0.5)
         return features.to(x.dtype), largest.squeeze(-1) - x_scaled.square().sum(-1) / 2, pull
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:

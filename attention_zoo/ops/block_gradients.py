@@ -59,7 +59,7 @@ class Gradients:
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
             for block in chunk.blocks():
                 scale = relative(block.log_scale, kept[2])
-                block.grad[:], self.value[:, block.rows] = self._from_queries(of_queries, block, scale)
+                self.value[:, block.rows] = self._from_queries(of_queries, block, scale)
             self._pull(chunk, self.key)
 
     def of_causal(self) -> None:
@@ -80,7 +80,7 @@ class Gradients:
                 if of_keys is None or of_queries is None:
                     of_keys = Sums(self.settings, block.features, self.inputs, total, norm)
                     of_queries = Sums(self.settings, block.features, self.inputs)
-                block.grad[:] = self._from_keys(of_keys, block, None)
+                self._from_keys(of_keys, block, None)
                 grad, weights = self._upstream(block, None)
                 of_queries.add(block.features, grad, doubled=False, weights=weights)
             self._pull(chunk, self.query)
@@ -98,9 +98,10 @@ class Gradients:
                 done.append(_Done(scales and scales._replace(within=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
+                    left.grad.copy_(to_left)
                 else:
-                    to_left = to_left + self._from_keys(sums, left, scales and scales.query)
-                left.grad[:] = to_left
+                    self._from_keys(sums, left, scales and scales.query)
+                    left.grad.add_(to_left)
                 if left.rows.stop < self.inputs.query.shape[1]:
                     sums.advance(right.features, self.inputs.value[:, left.rows], scales)
             self._pull(chunk, self.query)
@@ -109,11 +110,11 @@ class Gradients:
     def _causal_keys(self, left: Block, right: Block, done: _Done, of_queries: Sums | None) -> Sums | None:
         """Let a block of keys see the queries after it, and add its own queries for the keys before."""
         scales, rows = done.scales, left.rows
-        right.grad[:] = done.to_keys
-        if of_queries is not None:
-            to_right, to_values = self._from_queries(of_queries, right, scales and scales.key)
-            right.grad.add_(to_right)
-            self.value[:, rows] += to_values
+        if of_queries is None:
+            right.grad.copy_(done.to_keys)
+        else:
+            self.value[:, rows] += self._from_queries(of_queries, right, scales and scales.key)
+            right.grad.add_(done.to_keys)
             if scales is not None:
                 of_queries.decay(scales.decay)
         if not rows.start:
@@ -137,21 +138,21 @@ class Gradients:
         self.local_query[:, left.rows], self.local_key[:, right.rows] = to_queries, to_keys
         return grad.new_zeros(()), grad.new_zeros(())
 
-    def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> Tensor:
+    def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> None:
         """From sums over keys to the features of queries."""
         grad, weights = self._upstream(left, scale)
-        return of_keys.pull(left.features, grad, doubled=False, weights=weights)
+        of_keys.pull(left.grad, left.features, grad, doubled=False, weights=weights)
 
     def _upstream(self, left: Block, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The gradients of what a block of queries reads: of the sums of values, and of the denominators."""
         return scaled(self.grad[:, left.rows], scale), scaled(self.d_total[:, left.rows], scale)
 
-    def _from_queries(self, of_queries: Sums | None, right: Block, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From sums over queries to the features of keys, and to their values."""
+    def _from_queries(self, of_queries: Sums | None, right: Block, scale: Tensor | None) -> Tensor:
+        """From sums over queries to the features of keys, and, returned, to their values."""
         assert of_queries is not None
-        values, weights = scaled(self.inputs.value[:, right.rows], scale), 1.0 if scale is None else scale
-        to_right = of_queries.pull(right.features, values, doubled=True, weights=weights)
-        return to_right, scaled(of_queries.read(right.features, doubled=True), scale)
+        values = scaled(self.inputs.value[:, right.rows], scale)
+        of_queries.pull(right.grad, right.features, values, doubled=True, weights=scale)
+        return scaled(of_queries.read(right.features, doubled=True), scale)
 
     def _pull(self, chunk: Chunk, whole: Tensor) -> None:
         """From a chunk's features to its rows of `whole`, and to the parameters."""

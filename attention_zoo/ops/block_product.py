@@ -10,6 +10,7 @@ As there, blocks of rows meet the keys before them by sums. Different are
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -91,14 +92,12 @@ def normalised_block_product(
     )
     columns = key.shape[2] if form.quadratic else form.width
     at_once = heads * max(1, ENTRIES // (heads * columns * min(form.block_size, query.shape[2])))
-    outs = [
-        _BlockProduct.apply(
-            settings, *(x if x is None else x[some : some + at_once] for x in flat), *features.parameters
-        )
-        for some in range(0, batch * heads, at_once)
-    ]
-    out = (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, (batch, heads))
-    return out, "quadratic" if form.quadratic else "blocks"
+    if at_once >= batch * heads:  # a slice of everything would still be copied in the backward pass
+        out = _BlockProduct.apply(settings, *flat, *features.parameters)
+    else:
+        parts = zip(*(itertools.repeat(None) if x is None else x.split(at_once) for x in flat), strict=False)
+        out = torch.cat([_BlockProduct.apply(settings, *part, *features.parameters) for part in parts])
+    return out.unflatten(0, (batch, heads)), "quadratic" if form.quadratic else "blocks"
 
 
 class _BlockProduct(torch.autograd.Function):

@@ -70,10 +70,10 @@ class Sums:
         """`(heads, rows, 1)`."""
         return self.maps.read_norm(self.norm, x)
 
-    def pull(self, x: Tensor, grad: Tensor, *, doubled: bool, weights: Tensor | float = 1.0) -> Tensor:
-        """The gradient of x from `sum_i <grad_i, read_i> + weights_i read_norm_i`."""
-        pulled = self.maps.pull_back(x, self.total.to(x.dtype), grad, doubled=doubled)
-        return pulled.add_(self.maps.pull_norm(self.norm, x, weights))
+    def pull(self, out: Tensor, x: Tensor, grad: Tensor, *, doubled: bool, weights: Tensor | None) -> None:
+        """Write the gradient of x from `sum_i <grad_i, read_i> + weights_i read_norm_i`."""
+        self.maps.pull_back(out, x, self.total.to(x.dtype), grad, doubled=doubled)
+        self.maps.pull_norm(out, self.norm, x, weights)
 
 
 def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | None:

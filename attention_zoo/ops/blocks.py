@@ -22,6 +22,7 @@ Featured = tuple[Tensor, Tensor | None]
 Function = Callable[[Tensor, Sequence[Tensor]], Featured]
 # From the gradients of features and log scales, or None, to those of the rows, and of the parameters that have one.
 Pull = Callable[[Tensor, Tensor | None], Sequence[Tensor]]
+# Its pull is called once, and may write over the features.
 ClosedForm = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor | None, Pull]]
 
 

@@ -34,9 +34,11 @@ CPU_CACHE_BYTES = 2**21
 def default_block_size(device: torch.device, *, causal: bool, degree: int = 1) -> int:
     """The fastest where it is free: a CPU likes blocks that stay in its cache, a GPU few and large kernels.
 
-    A causal block costs its square: without one, or where a state of squares costs more, blocks are longer.
+    A causal block costs its square: where a state of squares costs more, and without one, blocks are longer.
     """
-    return (128 if causal and degree == 1 else 256) if device.type == "cpu" else 512
+    if device.type != "cpu" or (not causal and degree == 1):
+        return 512
+    return 128 if degree == 1 else 256
 
 
 def feature_product(

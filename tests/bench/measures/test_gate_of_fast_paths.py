@@ -23,6 +23,10 @@ def nothing(function):
     return lambda *args, **kwargs: None
 
 
+def no_gradient(function):
+    return lambda self, sums, block, scale: block.grad.zero_()
+
+
 def first(function):
     return lambda one, *others: one
 
@@ -97,8 +101,8 @@ IN_GRADIENT = {
         *(SQUARE, False, chunks._WeightedValues, "backward"),
         giving(lambda g: (*g[:3], g[3] / 2, *g[4:])),
     ),
-    "performer": (PERFORMER, True, block_gradients.Gradients, "_from_keys", giving(torch.zeros_like)),
-    "linear": (LINEAR, False, feature_maps.Plain, "pull_norm", giving(torch.zeros_like)),
+    "performer": (PERFORMER, True, block_gradients.Gradients, "_from_keys", no_gradient),
+    "linear": (LINEAR, False, feature_maps.Plain, "pull_norm", nothing),
     "polysketch": (SKETCH, True, feature_maps.Squares, "pull_back", given("doubled", False)),
     "polysketch, short": (SHORT_SKETCH, True, block_gradients, "visible", first),
 }
