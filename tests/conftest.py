@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import os
+import signal
 
 # Small tensors gain nothing from threads, and threads that wait for busy cores cost minutes. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,11 @@ from synthetic_records import everything
 from bench.records.store import Store
 
 pytest_plugins = ["promises"]
+
+# Who starts the tests in the background may ignore these, and so would all that they start.
+for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, meaning)
 
 
 @pytest.fixture(scope="session", autouse=True)
