@@ -1,0 +1,97 @@
+"""Transformer++: the decoder that PolySketchFormer trains (ICML version, section 4 and Appendices H and I)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from attention_zoo import Attention
+from attention_zoo.checks import require
+from bench.models.multihead import MultiHead
+from bench.models.positions import Rotary, sinusoidal
+from bench.models.registry import TransformerSettings
+
+EPS = 1e-5
+
+
+class Transformer(nn.Module):
+    """Pre-LN decoder: sinusoidal positions beside rotary ones, gated linear units, logits by the tied embedding.
+
+    Args:
+        settings: its layers, dropout and whether it keeps activations.
+        attentions: the mechanism of each layer, all of the same heads.
+        vocabulary: tokens are 0 to `vocabulary - 1`.
+        seq_len: the longest sequence.
+    """
+
+    is_causal: ClassVar[bool] = TransformerSettings.is_causal
+    positions: Tensor
+
+    def __init__(
+        self, settings: TransformerSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int
+    ) -> None:
+        super().__init__()
+        self.activation_checkpointing = settings.activation_checkpointing
+        width = attentions[0].num_heads * attentions[0].head_dim
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
+        rotary = Rotary(seq_len, attentions[0].head_dim)
+        self.blocks = nn.ModuleList(Block(attention, rotary, settings.dropout) for attention in attentions)
+        self.norm = nn.LayerNorm(width, eps=EPS)
+        self.bias = nn.Parameter(self.positions.new_zeros(vocabulary))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the token after each.
+
+        Args:
+            tokens: `(batch, n)` int64, n at most `seq_len`.
+
+        Returns:
+            `(batch, n, vocabulary)`.
+
+        Raises:
+            ValueError: more than `seq_len` tokens.
+        """
+        n, longest = tokens.shape[1], len(self.positions)
+        require("seq_len", n, n <= longest, f"at most {longest}")
+        x = self.embedding(tokens) + self.positions[:n]
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
+        return F.linear(self.norm(x), self.embedding.weight, self.bias)
+
+
+class Block(nn.Module):
+    """A layer: attention, then a gated linear unit, each added to what it read through a layer norm."""
+
+    def __init__(self, attention: Attention, rotary: Rotary, dropout: float) -> None:
+        super().__init__()
+        self.multihead = MultiHead(attention, bias=False, rotary=rotary)
+        width = self.multihead.out.out_features
+        self.attention_norm = nn.LayerNorm(width, eps=EPS)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=EPS)
+        self.feed_forward = GatedLinearUnit(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, n, width)` -> the same shape."""
+        x = x + self.dropout(self.multihead(self.attention_norm(x)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class GatedLinearUnit(nn.Module):
+    """`(x W * gelu(x V)) U` (Shazeer 2020), of about as many parameters as a layer with four times the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = 8 * width // 3 // 8 * 8
+        self.value_gate = nn.Linear(width, 2 * hidden, bias=False)
+        self.out = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, n, width)` -> the same shape."""
+        value, gate = self.value_gate(x).chunk(2, -1)
+        return self.out(value * F.gelu(gate, approximate="tanh"))
