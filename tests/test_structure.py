@@ -19,6 +19,7 @@ ROOMS = {
     "words": r"bench\.(errors|schema|quiet)",
     "records": r"bench\.records(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
+    "tasks": r"bench\.tasks(\..*)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",

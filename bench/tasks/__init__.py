@@ -1,0 +1,69 @@
+"""What a model is trained on. A closed registry: a config can name a task, never import one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.errors import ConfigError
+from bench.schema import checked
+from bench.tasks.associative_recall import AssociativeRecall
+from bench.tasks.induction_heads import InductionHeads
+from bench.tasks.language_modelling import LanguageModelling
+from bench.tasks.reversal import Reversal
+from bench.tasks.selective_copying import SelectiveCopying
+from bench.tasks.task import IGNORED, SPLITS, Batch, Settings, Task
+
+__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "require_fits", "settings"]
+
+TASKS: dict[str, type[Settings]] = {
+    task.name: task for task in (AssociativeRecall, InductionHeads, LanguageModelling, Reversal, SelectiveCopying)
+}
+
+
+def settings(values: Mapping[str, Any]) -> Settings:
+    """The settings that a configuration's `task` describes: its `name` and the fields of that task.
+
+    Raises:
+        ConfigError: naming the key, its value and what is allowed.
+    """
+    name = values.get("name")
+    if not isinstance(name, str) or name not in TASKS:
+        raise ConfigError(f"task.name={name!r}: must be one of {', '.join(TASKS)}")
+    return checked(TASKS[name], {key: value for key, value in values.items() if key != "name"}, "task.")
+
+
+def check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `task` settings of a configuration with their defaults, `name` first; raises as `settings`."""
+    task = settings(values)
+    return {"name": task.name, **dataclasses.asdict(task)}
+
+
+def require_fits(config: Mapping[str, Any]) -> None:
+    """Refuse sizes and names that a task has no examples for; draws, reads and writes nothing.
+
+    Args:
+        config: a cell's resolved config; `task`, `seq_len` and `causal` are read.
+
+    Raises:
+        ConfigError: naming the key, its value and what is allowed.
+    """
+    settings(config["task"]).require_fits(config)
+
+
+def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
+    """The task of a cell: the same examples for every mechanism in a comparison.
+
+    Args:
+        config: a cell's resolved config; `task`, `seq_len`, `causal` and `seed` are read.
+        cache_dir: where the tokens of a text are kept.
+
+    Raises:
+        ConfigError: the task does not fit, or its text or tokenizer cannot be read.
+        ModuleNotFoundError: a package is missing; the message gives the pip command.
+        ConnectionError: a name on the Hugging Face hub cannot be read, and no other text is allowed instead.
+    """
+    require_fits(config)
+    return settings(config["task"]).open(config, cache_dir)
