@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.errors import one_line
+from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.explain import explained
@@ -41,6 +42,8 @@ def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
 
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
     """Run a sweep, mirror it, and return the record of each cell; `show` gets them as soon as all are there."""
+    if follows():
+        return run_sweep(sweep)
     # The table comes before the figures, which take long and may fail.
     tracker = Tracker(sweep.settings)
     records = run_sweep(sweep, tracker.sync)

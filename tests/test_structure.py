@@ -18,8 +18,11 @@ ROOMS = {
     "in other people's models": r"attention_zoo\.hf(\..*)?",
     "words": r"bench\.(errors|schema|quiet)",
     "records": r"bench\.records(\..*)?",
+    "a cell's mechanism": r"bench\.mechanism",
+    "models": r"bench\.models(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
     "tasks": r"bench\.tasks(\..*)?",
+    "training": r"bench\.training(\..*)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",
@@ -28,7 +31,7 @@ ROOMS = {
     "frame": r"analysis\.(frame|gate_cost|peers|table)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|launchers|__main__|papers|zoo_page))?",
+    "front doors": r"bench(\.(api|app|launchers|__main__|papers|parameters|zoo_page))?",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

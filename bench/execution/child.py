@@ -43,7 +43,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     folder = Path(job["folder"])
-    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress")
+    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["keep"]))
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
@@ -73,9 +73,12 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def measure_cell(config: dict[str, Any], cache_dir: Path, progress_file: Path) -> dict[str, Any]:
+def measure_cell(
+    config: dict[str, Any], cache_dir: Path, progress_file: Path, keep: Path | None = None
+) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    workbench = Workbench(config, cache_dir, limit_memory(config), lambda text: _note(progress_file, text))
+    limit = limit_memory(config)
+    workbench = Workbench(config, cache_dir, limit, lambda text: _note(progress_file, text), keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)

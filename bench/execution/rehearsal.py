@@ -22,7 +22,7 @@ from bench import inputs
 from bench.errors import ConfigError, one_line
 from bench.execution import child, family, processes
 from bench.execution.runner import child_environment
-from bench.measures.workbench import build_attention
+from bench.mechanism import build_attention
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
 
@@ -70,7 +70,7 @@ class _Rehearsal:
                 reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
-        if inputs.source(cell.config["inputs"]).is_read:
+        if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
             answer = self._ask("inputs", READ_FROM, cell.config, cell.sources)
             if "refused" in answer:
                 raise ConfigError(answer["refused"])

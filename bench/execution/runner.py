@@ -41,6 +41,7 @@ def run_cell(
     overrides: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda text: None,
     held: int | None = None,
+    scratch: Path | None = None,
 ) -> Record:
     """Measure one cell.
 
@@ -52,6 +53,7 @@ def run_cell(
         overrides: the command line, for the record.
         progress: told "done/total" within the cell now and then.
         held: the descriptor of a lock that the child keeps if this process is killed.
+        scratch: where the child's files lie instead, if another process measures the same cell.
 
     Raises:
         KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
@@ -64,7 +66,7 @@ def run_cell(
     if cell.unsupported is not None:
         result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
     else:
-        folder = results_dir / "scratch" / cell.cell_id[:16]
+        folder = scratch or results_dir / "scratch" / cell.cell_id[:16]
         shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
         folder.mkdir(parents=True)
         try:
@@ -135,6 +137,7 @@ def _run_child(
         "sources": cell.sources,
         "folder": str(folder),
         "cache_dir": str(cache_dir),
+        "keep": str(cache_dir.parent / "training" / cell.cell_id[:16]),
     }
     oom_kills = count_oom_kills()
     timed_out = lost = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 from bench.errors import ConfigError, say
+from bench.execution import ranks
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.interrupts import Interrupts
 from bench.execution.rehearsal import rehearse
@@ -91,8 +94,11 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
     standing = latest(records)
     fresh = {cell_id for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
     todo = [c for c in sweep.cells if c.cell_id not in fresh or not standing[c.cell_id].terminal]
+    ranks.require_joint(todo)
     todo = rehearse(todo, store.root / "inputs")
     prepare_folder(sweep.settings.results_dir)
+    if ranks.follows():
+        return [_followed(cell, store, sweep) for cell in todo]
     if rerun:
         rerun.begin()
     on_records(records)
@@ -101,6 +107,13 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
     if rerun:
         rerun.end()
     return [standing[cell.cell_id] for cell in sweep.cells]
+
+
+def _followed(cell: Cell, store: Store, sweep: Sweep) -> Record:
+    """Take part in a cell that another process leads."""
+    shared = cell.config["device"] == "cpu"
+    with tempfile.TemporaryDirectory() as folder, contextlib.nullcontext() if shared else _device(cell, say) as held:
+        return run_cell(cell, store.root, sweep_id=sweep.sweep_id, held=held, scratch=Path(folder) / "cell")
 
 
 def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:

@@ -35,6 +35,8 @@ class Benchmark:
     """What its curves run over: `seq_len`, or `features`, the papers' d."""
     compares: ClassVar[bool] = False
     """Whether it measures all mechanisms of the sweep in one cell, the first of them being the baseline."""
+    trains: ClassVar[bool] = False
+    """Whether it is about a model (`model.*`) that learns a task (`task.*`, `training.*`)."""
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
 

@@ -13,12 +13,14 @@ from bench.records.quantities import Quantity
 from bench.schema import setting
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from bench.measures.workbench import Workbench
 
 PASSES = ("forward", "forward_backward")
 MIB = ("MiB", 2.0**-20)
+METHODS = {"cuda": "cuda max_memory_allocated", "cpu": "cpu allocator events"}
 
 
 @register
@@ -48,12 +50,11 @@ class Memory(Benchmark):
         gate, label = workbench.gate(inputs), workbench.config["label"]
         gate.admit(label, attention, self.passes)
         baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
-        on_gpu = workbench.device.type == "cuda"
-        peak = _peak_on_gpu if on_gpu else _peak_on_cpu
         passes = {}
         workbench.enter("measure")
         for done, name in enumerate(self.passes):
-            bytes_over, result = peak(Pass(name, attention, inputs, gate.gradient).run_unprepared)
+            call = Pass(name, attention, inputs, gate.gradient).run_unprepared
+            bytes_over, result = peak_bytes(workbench.device, call)
             gate.first(label, name, result)
             del result
             passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
@@ -62,7 +63,7 @@ class Memory(Benchmark):
         del attention, inputs, gate
         return {
             "passes": passes,
-            "method": "cuda max_memory_allocated" if on_gpu else "cpu allocator events",
+            "method": METHODS[workbench.device.type],
             "largest": self.bisect(workbench) if self.largest else None,
         }
 
@@ -109,6 +110,11 @@ class Memory(Benchmark):
             f"{one.measured_pass} {one.text}" if one.metric == "peak_memory" else f"largest {one.unit} {one.value}"
             for one in quantities
         )
+
+
+def peak_bytes(device: torch.device, call: Callable[[], Any]) -> tuple[int, Any]:
+    """The most that a call had allocated at once, over what there was before, and what it returned."""
+    return (_peak_on_gpu if device.type == "cuda" else _peak_on_cpu)(call)
 
 
 def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:

@@ -15,22 +15,9 @@ from torch import Tensor
 import attention_zoo
 from bench import inputs as input_sources
 from bench.measures.gate import Gate
+from bench.mechanism import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
-
-
-def build_attention(config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
-    """The mechanism of a resolved configuration, on the CPU in float32."""
-    given = {**config["attention"]}
-    arguments = {
-        "head_dim": config["head_dim"],
-        "num_heads": config["num_heads"],
-        "causal": config["causal"],
-        "max_seq_len": config["seq_len"],
-        "seed": config["seed"],
-        "impl": config["impl"],
-    }
-    return attention_zoo.create(given.pop("name"), **{**arguments, **given, **changes})
 
 
 class Workbench:
@@ -42,8 +29,11 @@ class Workbench:
         cache_dir: Path,
         memory_limit: int | None = None,
         report: Callable[[str], None] = lambda text: None,
+        keep: Path | None = None,
     ) -> None:
         self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
+        self.keep = keep or cache_dir / "kept"
+        """The cell's own folder for what outlives an attempt at it; it may not be there."""
         self.device, self.dtype = torch.device(config["device"]), getattr(torch, config["dtype"])
         self.phase = "setup"
         self.seconds: dict[str, float] = {}
@@ -66,12 +56,12 @@ class Workbench:
         yield
         self.enter(before)
 
-    def progress(self, done: int, total: int) -> None:
-        """Tell the parent how far the cell is."""
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        """Tell the parent how far the cell is, and perhaps in what state."""
         now = time.perf_counter()
         if now - self._reported > PROGRESS_INTERVAL_S:
             self._reported = now
-            self._report(f"{done}/{total}")
+            self._report(f"{done}/{total} {note}".strip())
 
     def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
         """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""

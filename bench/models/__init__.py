@@ -17,8 +17,9 @@ __all__ = ["MODELS", "EncoderSettings", "TransformerSettings", "build", "check",
 def build(config: Mapping[str, Any], vocabulary: int) -> nn.Module:
     """The model of a resolved configuration, on the CPU in float32 (or on torch's default device: `meta` to count).
 
-    Called with tokens `(batch, n)` int64, n at most `seq_len`, it gives logits `(batch, n, vocabulary)`. Every layer
-    has a mechanism of its own, the i-th with seed `config["seed"] + i`. Weights are a function of the seed alone.
+    Called with tokens `(batch, n)` int64, n at most `seq_len`, it gives logits `(batch, n, vocabulary)`; called with
+    a mask `(batch, n)` bool too, it gives those where it is true, `(asked, vocabulary)`. Every layer has a mechanism of
+    its own, the i-th with seed `config["seed"] + i`. Weights are a function of the seed alone.
 
     Raises:
         ConfigError: as `require_fits`.
@@ -27,7 +28,7 @@ def build(config: Mapping[str, Any], vocabulary: int) -> nn.Module:
     import torch
 
     from attention_zoo import UnsupportedError
-    from bench.measures.workbench import build_attention
+    from bench.mechanism import build_attention
     from bench.models.encoder import Encoder
     from bench.models.initial import initialise
     from bench.models.transformer import Transformer

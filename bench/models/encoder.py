@@ -39,14 +39,15 @@ class Encoder(nn.Module):
         self.final = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.unembedding = nn.Embedding(vocabulary, width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
         """Logits of what belongs at each position.
 
         Args:
             tokens: `(batch, n)` int64, n at most `seq_len`.
+            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
 
         Returns:
-            `(batch, n, vocabulary)`.
+            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
 
         Raises:
             ValueError: more than `seq_len` tokens.
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
         x = self.embedding(tokens) + self.positions[:n]
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.final(x), self.unembedding.weight)
+        return F.linear(self.final(x if asked is None else x[asked]), self.unembedding.weight)
 
 
 class Block(nn.Module):

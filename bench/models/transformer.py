@@ -44,14 +44,15 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.bias = nn.Parameter(self.positions.new_zeros(vocabulary))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
         """Logits of the token after each.
 
         Args:
             tokens: `(batch, n)` int64, n at most `seq_len`.
+            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
 
         Returns:
-            `(batch, n, vocabulary)`.
+            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
 
         Raises:
             ValueError: more than `seq_len` tokens.
@@ -61,7 +62,7 @@ class Transformer(nn.Module):
         x = self.embedding(tokens) + self.positions[:n]
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
-        return F.linear(self.norm(x), self.embedding.weight, self.bias)
+        return F.linear(self.norm(x if asked is None else x[asked]), self.embedding.weight, self.bias)
 
 
 class Block(nn.Module):

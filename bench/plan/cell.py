@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import attention_zoo
-from bench import measures
+from bench import measures, models, tasks
 from bench.errors import ConfigError, one_line
 from bench.inputs import source
 from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
+from bench.training.settings import require_parts
 
 # What the entries of a comparison may differ in. A label names those of the second kind that do.
 ENTRY = ("attention", "impl", "dtype")
@@ -178,11 +179,12 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
         )
+    trained = _resolve_training(config, attention)
     return {
         "label": label,
         "attention": attention,
         "bench": bench,
-        "inputs": _complete_inputs(config.inputs),
+        "inputs": config.inputs if trained else _complete_inputs(config.inputs),
         "seq_len": config.seq_len,
         "batch_size": config.batch_size or config.tokens_per_batch // config.seq_len,
         "num_heads": config.num_heads,
@@ -193,7 +195,19 @@ def _resolve(config: Config, variant: Variant) -> dict[str, Any]:
         "impl": config.impl,
         "seed": config.seed,
         "repeats": config.repeats,
+        **trained,
     }
+
+
+def _resolve_training(config: Config, attention: dict[str, Any]) -> dict[str, Any]:
+    """What a cell that trains has beside the others', none of it where nothing trains."""
+    if config.model is None or config.task is None or config.training is None:
+        return {}
+    sizes = {key: getattr(config, key) for key in ("seq_len", "num_heads", "head_dim", "causal")}
+    models.require_fits({**sizes, "model": config.model, "attention": attention})
+    tasks.require_fits({**sizes, "task": config.task})
+    require_parts(config.training, config.batch_size or config.tokens_per_batch // config.seq_len)
+    return {"model": config.model, "task": config.task, "training": config.training}
 
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bench import measures
+from bench import measures, models, tasks
 from bench.errors import ConfigError, keyed
 from bench.inputs import source
 from bench.plan.data import LARGEST, leaves, require_data
 from bench.schema import DTYPES, checked, setting
+from bench.training import settings as training
 
 YEAR_S = 365 * 86400
 
@@ -37,6 +38,10 @@ class Config:
     bench: dict[str, Any]
     inputs: dict[str, Any]
     tracking: dict[str, Any]
+    # Of benchmarks that train.
+    model: dict[str, Any] | None = None
+    task: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
     seq_len: int = setting(1024, minimum=1)
     batch_size: int | None = setting(None, minimum=1)  # None: tokens_per_batch // seq_len
     tokens_per_batch: int = setting(16384, minimum=1)
@@ -66,12 +71,35 @@ def check(values: Mapping[str, Any]) -> Config:
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
     _require_addressable(config)
     config.bench = measures.check(config.bench)
-    config.inputs = _inputs(config.inputs)
+    if measures.get(config.bench["name"]).trains:
+        _check_training(config)
+    else:
+        _refuse_training(config)
+        config.inputs = _inputs(config.inputs)
     tracking = {"name": "mlflow", **config.tracking}
     config.tracking = dataclasses.asdict(checked(Tracking, tracking, "tracking."))
     if not isinstance(config.attention.get("name"), str):
         raise ConfigError(f"attention={config.attention!r}: must be the name of a file in conf/attention")
     return config
+
+
+def _check_training(config: Config) -> None:
+    """What a benchmark that trains reads instead of inputs."""
+    bench = config.bench["name"]
+    for key, example in (("model", "transformer_tiny"), ("task", "reversal"), ("training", "default")):
+        if getattr(config, key) is None:
+            raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
+    assert config.model is not None and config.task is not None and config.training is not None
+    config.model, config.task = models.check(config.model), tasks.check(config.task)
+    config.training = training.check(config.training)
+    config.inputs = {"name": config.task["name"]}
+
+
+def _refuse_training(config: Config) -> None:
+    for key in ("model", "task"):
+        if getattr(config, key) is not None:
+            raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={config.bench['name']} reads none")
+    config.training = None
 
 
 def split(config: Config) -> list[Config]:

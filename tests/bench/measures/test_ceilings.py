@@ -14,7 +14,8 @@ from bench.measures.ceilings import COPIED, LEAST_NS, SIDES, Ceiling, Ceilings, 
 from bench.measures.flops import count
 from bench.measures.summary import headline, quantities, summarise
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
-from bench.measures.workbench import Workbench, build_attention
+from bench.measures.workbench import Workbench
+from bench.mechanism import build_attention
 from bench.records import roofline
 
 CPU = torch.device("cpu")

@@ -17,7 +17,8 @@ from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
 from bench.measures.summary import summarise
 from bench.measures.timing import WARMUP_CALLS
-from bench.measures.workbench import Workbench, build_attention
+from bench.measures.workbench import Workbench
+from bench.mechanism import build_attention
 from bench.plan.compose import CONF, compose_jobs, expand
 from bench.plan.config import check
 from bench.table import line

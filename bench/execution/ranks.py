@@ -1,0 +1,39 @@
+"""Several processes that run one sweep together, as torchrun starts them: the first one leads, the others follow.
+
+All plan the same cells and train them together; only the leader locks, records, mirrors and prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from bench import measures
+from bench.errors import ConfigError
+from bench.plan.cell import Cell
+
+
+def processes() -> int:
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def follows() -> bool:
+    """Whether this one is not the first."""
+    return processes() > 1 and int(os.environ.get("RANK", "0")) > 0
+
+
+def require_joint(cells: Sequence[Cell]) -> None:
+    """Raise `ConfigError` for what several processes cannot do together."""
+    size = processes()
+    if size == 1:
+        return
+    for cell in cells:
+        name, batch_size = cell.config["bench"]["name"], cell.config["batch_size"]
+        if not measures.get(name).trains:
+            raise ConfigError(f"WORLD_SIZE={size}: must be 1 for bench={name}, which measures in one process")
+        parts = size * cell.config["training"]["accumulate"]
+        if batch_size % parts:
+            raise ConfigError(
+                f"batch_size={batch_size}: must be divisible by WORLD_SIZE * training.accumulate = {parts}"
+            )

@@ -1,0 +1,148 @@
+"""Training a model on a task: its curve, and what it can in the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bench.measures import Benchmark, register
+from bench.records.quantities import Quantity
+from bench.records.store import write_atomically
+from bench.schema import setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bench.measures.workbench import Workbench
+    from bench.training.loop import Trainer
+
+
+@register
+@dataclass
+class Train(Benchmark):
+    """A model of `model.*` learns a task of `task.*` as `training.*` says, with the cell's mechanism in every layer."""
+
+    name: ClassVar[str] = "train"
+    trains: ClassVar[bool] = True
+
+    checkpoint: bool = setting(True, condition=False)  # keep what a killed cell goes on from, and the trained weights
+
+    def measure(self, workbench: Workbench) -> dict[str, Any]:
+        """Train from the newest checkpoint of this cell on, or from the beginning.
+
+        Returns:
+            `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
+            "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples", "loss_by_position"}],
+            "test": the same at the end, "parameters", "vocabulary", "source", "resumed_from": [steps]}`; losses are in
+            nats.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite.
+        """
+        import torch
+
+        from bench.training import checkpoint
+
+        trainer = make_trainer(workbench)
+        settings = trainer.settings
+        with torch.random.fork_rng():
+            if self.checkpoint and (state := checkpoint.newest(workbench.keep)):
+                trainer.restore(state)
+            resumed_from = trainer.step
+            workbench.enter("measure")
+            self._train(workbench, trainer)
+            test = trainer.evaluate("test", settings.test_examples)
+        if self.checkpoint and not trainer.world.rank:
+            export(trainer.model, workbench)
+            checkpoint.clear(workbench.keep)
+        return {
+            "curve": trainer.curve,
+            "seconds": trainer.seconds,
+            "validation": trainer.evaluations,
+            "test": test,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "vocabulary": trainer.task.vocabulary,
+            "source": trainer.task.source,
+            "resumed_from": resumed_from,
+            "processes": trainer.world.size,
+        }
+
+    def _train(self, workbench: Workbench, trainer: Trainer) -> None:
+        from bench.training import checkpoint
+
+        settings, saved = trainer.settings, time.monotonic()
+        began, first = time.monotonic(), trainer.step
+        while trainer.step < settings.steps:
+            trainer.train_step()
+            if trainer.step % settings.evaluate_every == 0 or trainer.step == settings.steps:
+                trainer.evaluations.append(trainer.evaluate("validation", settings.evaluation_examples))
+            now = time.monotonic()
+            due = trainer.step < settings.steps and now - saved >= settings.checkpoint_seconds
+            if self.checkpoint and due and not trainer.world.rank:
+                checkpoint.save(workbench.keep, trainer.step, trainer.state())
+                saved = now
+            per_step = (now - began) / (trainer.step - first)
+            tokens = trainer.batch_size * workbench.config["seq_len"] / per_step
+            left = per_step * (settings.steps - trainer.step)
+            loss = trainer.curve["train_loss"][-1]
+            workbench.progress(
+                trainer.step, settings.steps, f"loss {loss:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left"
+            )
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+        """Of the test split `loss` (nats), `perplexity`, `token_accuracy`, `example_accuracy`; `steps_per_second`."""
+        import numpy as np
+
+        test = measurements["test"]
+        yield Quantity("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
+        yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
+        for name in ("token_accuracy", "example_accuracy"):
+            yield Quantity(name, test[name], name=f"{name}.test", shown=("%", 100.0))
+        validation = measurements["validation"]
+        yield Quantity("validation_loss", validation[-1]["loss"], "nats", name="loss.validation", shown=None)
+        yield Quantity("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Quantity]) -> str:
+        """Loss, accuracy and speed."""
+        text = {one.metric: one.text for one in quantities}
+        return f"loss {text['loss']}, right {text['example_accuracy']}, {text['steps_per_second']}"
+
+
+def make_trainer(workbench: Workbench) -> Trainer:
+    """The model of the workbench's configuration on its device, its task, and how it is trained."""
+    import torch
+
+    from bench import models, tasks
+    from bench.training.loop import Trainer
+    from bench.training.settings import Training
+    from bench.training.world import join
+
+    config = workbench.config
+    task = tasks.open_task(config, workbench.cache_dir)
+    model = models.build(config, task.vocabulary)
+    precision = torch.promote_types(workbench.dtype, torch.float32)
+    return Trainer(
+        model.to(workbench.device, precision),
+        task,
+        Training(**config["training"]),
+        seed=config["seed"],
+        batch_size=config["batch_size"],
+        dtype=workbench.dtype,
+        world=join(workbench.keep.name, workbench.device),
+    )
+
+
+def export(model: nn.Module, workbench: Workbench) -> None:
+    """Leave the trained weights, and the configuration that builds their model, in the cell's folder."""
+    import safetensors.torch
+    from torch import Tensor
+
+    weights = {name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    write_atomically(workbench.keep / "config.json", json.dumps(workbench.config, indent=1).encode())
+    write_atomically(workbench.keep / "model.safetensors", safetensors.torch.save(weights))

@@ -1,0 +1,163 @@
+"""The loop. What happens at a step follows from the seed and the step; only what has been learned is state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.errors import NonFiniteError
+from bench.tasks import IGNORED, Batch, Task
+from bench.training.metrics import Sums, answers
+from bench.training.order import number_of, training_indices
+from bench.training.settings import Training
+from bench.training.world import World
+
+LOGGED = ("train_loss", "gradient_norm", "learning_rate")
+
+
+class Trainer:
+    """A model, what it learns, and how far it is.
+
+    Args:
+        model: in float32 (float64 for checks), on the device.
+        task: what it learns.
+        settings: how.
+        seed: of the data, their order and the dropout.
+        batch_size: examples of a step, over all parts.
+        dtype: of products: bfloat16 is autocast, and the weights stay as they are.
+        world: the processes that train it; None is this one alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        settings: Training,
+        *,
+        seed: int,
+        batch_size: int,
+        dtype: torch.dtype,
+        world: World | None = None,
+    ) -> None:
+        self.model, self.task, self.settings = model, task, settings
+        self.seed, self.batch_size, self.dtype = seed, batch_size, dtype
+        self.device = next(model.parameters()).device
+        self.world = world or World()
+        wrapped = self.world.wrapped(model)
+        self.run: Callable[..., Tensor] = torch.compile(wrapped) if settings.compile else wrapped
+        self.optimizer = torch.optim.AdamW(
+            _groups(model, settings.weight_decay),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+        )
+        self.step = 0
+        self.curve: dict[str, list[float]] = {name: [] for name in LOGGED}
+        self.evaluations: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+
+    def train_step(self) -> None:
+        """Learn from one batch.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; names the step and the first parameter.
+        """
+        began = time.perf_counter()
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._accumulated(self._training_batch())
+        norm, rate = self.update(loss)
+        for name, value in zip(LOGGED, (loss, norm, rate), strict=True):
+            self.curve[name].append(value)
+        self.seconds.append(time.perf_counter() - began)
+        self.step += 1
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the losses of a batch over its number of answers."""
+        with self._autocast():
+            return answers(self.run, tokens, targets).losses.mean()
+
+    def update(self, loss: float) -> tuple[float, float]:
+        """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise NonFiniteError(f"step={self.step}: loss {loss:g}, {self._first_nonfinite()}")
+        rate = self.settings.rate(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return norm, rate
+
+    def _training_batch(self) -> Batch:
+        size = self.task.size("train")
+        return self.task.batch("train", training_indices(self.seed, self.step, self.batch_size, size))
+
+    def _accumulated(self, batch: Batch) -> float:
+        """The gradients of the mean loss of a batch, part by part; returns the loss."""
+        asked, parts = int((batch.targets != IGNORED).sum()), self.settings.accumulate
+        own = self.world.rows(len(batch.tokens))
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        pieces = zip(batch.tokens[own].chunk(parts), batch.targets[own].chunk(parts), strict=True)
+        for part, (tokens, targets) in enumerate(pieces):
+            # Dropout is the only draw: a step repeats it, however often the run was interrupted before.
+            torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
+            last = part == parts - 1
+            with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
+                loss = answers(self.run, tokens.to(self.device), targets.to(self.device)).losses.sum() / asked
+                # The mean over the processes is to be the sum.
+                (loss * self.world.size).backward()
+            total += loss.detach()
+        return float(self.world.total(total))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def _first_nonfinite(self) -> str:
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                return f"the gradient of {name} is not finite"
+        return "every gradient is finite"
+
+    @torch.no_grad()
+    def evaluate(self, split: str, examples: int) -> dict[str, Any]:
+        """Loss (nats) and accuracies over the first examples of a split, and the loss at each position."""
+        self.model.eval()
+        count = min(examples, self.task.size(split) or examples)
+        sums = Sums(self.task.batch(split, [0]).tokens.shape[1], self.device)
+        for first in range(0, count, self.batch_size):
+            batch = self.task.batch(split, range(first, min(first + self.batch_size, count)))
+            own = self.world.rows(len(batch.tokens))
+            tokens, targets = batch.tokens[own].to(self.device), batch.targets[own].to(self.device)
+            if len(tokens):
+                with self._autocast():
+                    sums.add(answers(self.model, tokens, targets), len(tokens))
+        return {"step": self.step, "examples": count, **sums.means(self.world, count)}
+
+    def state(self) -> dict[str, Any]:
+        """All that a run goes on from."""
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curve": self.curve,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name in ("step", "curve", "evaluations", "seconds"):
+            setattr(self, name, state[name])
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,0 +1,68 @@
+"""The settings `training.*` of a cell that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import ConfigError
+from bench.schema import checked, setting
+
+SCHEDULES = ("linear", "constant")
+
+
+@dataclass
+class Training:
+    """AdamW with a warm-up; conf/training/ says the same with the same defaults.
+
+    Matrices decay, vectors (biases, norms) do not.
+    """
+
+    steps: int = setting(1000, minimum=1)
+    learning_rate: float = setting(1e-3, minimum=0)  # the peak
+    warmup: int = setting(100, minimum=0)  # steps from 0 to the peak
+    schedule: str = setting("linear", choices=SCHEDULES)  # after the warm-up, to 0 or not
+    weight_decay: float = setting(0.01, minimum=0)
+    beta1: float = setting(0.9, minimum=0, maximum=0.9999999)
+    beta2: float = setting(0.98, minimum=0, maximum=0.9999999)
+    clip: float | None = setting(1.0, minimum=0)  # of the norm of all gradients; null does not
+    accumulate: int = setting(1, minimum=1)  # parts of a batch, one after the other
+    compile: bool = False  # by torch.compile
+    evaluate_every: int = setting(100, minimum=1, condition=False)  # steps
+    evaluation_examples: int = setting(1024, minimum=1, condition=False)  # of the validation split; test is read whole
+    test_examples: int = setting(4096, minimum=1, condition=False)
+    checkpoint_seconds: float = setting(60.0, minimum=0, condition=False)  # what a kill may cost
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * (self.steps - step) / max(1, self.steps - self.warmup)
+
+
+def load(values: Mapping[str, Any]) -> Training:
+    """The settings that a configuration describes.
+
+    Raises:
+        ConfigError: naming the key, its value and what is allowed.
+    """
+    settings = checked(Training, values, "training.")
+    if settings.warmup > settings.steps:
+        raise ConfigError(f"training.warmup={settings.warmup}: must be at most training.steps={settings.steps}")
+    return settings
+
+
+def check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration with their defaults; raises as `load`."""
+    return dataclasses.asdict(load(values))
+
+
+def require_parts(settings: Mapping[str, Any], batch_size: int) -> None:
+    """Raise `ConfigError` where a batch cannot be accumulated from equal parts."""
+    parts = settings["accumulate"]
+    if batch_size % parts:
+        raise ConfigError(f"training.accumulate={parts}: must divide batch_size={batch_size}")

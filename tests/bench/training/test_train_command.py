@@ -1,0 +1,170 @@
+"""Training as a user starts it: the same curve every time, in however many pieces or processes."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from command import command, environment
+from safetensors.torch import load_file
+
+from bench.records.store import Store, latest
+
+pytestmark = pytest.mark.commands
+TINY = (
+    "bench=train",
+    "task=reversal",
+    "model=encoder",
+    "seq_len=8",
+    "batch_size=16",
+    "training.warmup=5",
+    "training.evaluate_every=10",
+    "training.evaluation_examples=32",
+    "training.test_examples=37",
+    "tracking=none",
+    "device=cpu",
+)
+
+
+def typed(folder, *arguments):
+    return command(*TINY, f"results_dir={folder}", *arguments)
+
+
+def run(folder, *arguments):
+    done = subprocess.run(typed(folder, *arguments), env=environment(), capture_output=True, text=True, timeout=300)
+    return done, list(latest(Store(folder).load()).values())
+
+
+def trained(folder, *arguments):
+    done, records = run(folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    (record,) = records
+    return record
+
+
+def weights(folder):
+    (file,) = folder.glob("training/*/model.safetensors")
+    return load_file(file)
+
+
+def assert_equal(weights, others):
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
+    records = [
+        trained(tmp_path / name, "attention=performer", "training.steps=30", f"seed={seed}", "model.layers=2")
+        for name, seed in (("one", 0), ("again", 0), ("other", 1))
+    ]
+    one, again, other = (record.measurements for record in records)
+    assert one["curve"] == again["curve"] and one["test"] == again["test"]
+    assert one["curve"]["train_loss"] != other["curve"]["train_loss"]
+    assert_equal(weights(tmp_path / "one"), weights(tmp_path / "again"))
+    assert [found["step"] for found in one["validation"]] == [10, 20, 30] and one["test"]["examples"] == 37
+    assert all(len(values) == 30 for values in (*one["curve"].values(), one["seconds"]))
+
+
+@pytest.mark.parametrize("attention", ["performer_redraw", "softmax_dropout"])
+def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
+    """Every other time the child that trains is killed, else all of the sweep's processes."""
+    arguments = (f"attention={attention}", "training.steps=250", "training.checkpoint_seconds=0")
+    whole = trained(tmp_path / "whole", *arguments).measurements
+    chance, folder = random.Random(attention), tmp_path / "killed"
+    for number in range(10):
+        sweep = subprocess.Popen(typed(folder, *arguments), env=environment(), stderr=subprocess.PIPE, text=True)
+        before = {path.name for path in folder.glob("training/*/step-*.pt")}
+        deadline = time.monotonic() + 60
+        while {path.name for path in folder.glob("training/*/step-*.pt")} <= before and sweep.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.1))
+        family = psutil.Process(sweep.pid).children(recursive=True) if sweep.poll() is None else []
+        victims = family if number % 2 else [*family, *([psutil.Process(sweep.pid)] if family else [])]
+        for victim in victims:
+            kill(victim)
+        sweep.communicate(timeout=60)
+    last = trained(folder, *arguments).measurements
+    assert last["resumed_from"] > 0
+    assert last["curve"] == whole["curve"] and last["test"] == whole["test"]
+    assert [found["loss"] for found in last["validation"]] == [found["loss"] for found in whole["validation"]]
+    assert_equal(weights(folder), weights(tmp_path / "whole"))
+    assert not list(folder.glob("training/*/step-*"))
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
+    arguments = ("attention=softmax", "training.steps=3000", "training.checkpoint_seconds=0.2")
+    done, (record,) = run(tmp_path, *arguments, "timeout=4")
+    assert done.returncode == 1 and record.status == "timeout" and not record.measurements
+    assert list(tmp_path.glob("training/*/step-*.pt"))
+    assert trained(tmp_path, *arguments).measurements["resumed_from"] > 0
+
+
+def test_two_processes_learn_what_one_does(tmp_path):
+    arguments = ("attention=polynomial_p4", "training.steps=40", "training.accumulate=2", "model.layers=2")
+    alone = trained(tmp_path / "alone", *arguments).measurements
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    torchrun = [*launcher, "-m", "bench", *typed(tmp_path / "two", *arguments)[3:]]
+    done = subprocess.run(torchrun, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| ok ") == 1
+    (record,) = latest(Store(tmp_path / "two").load()).values()
+    together = record.measurements
+    assert together["processes"] == 2 and alone["processes"] == 1
+    assert together["curve"]["train_loss"] == pytest.approx(alone["curve"]["train_loss"], rel=1e-5)
+    assert together["test"]["loss"] == pytest.approx(alone["test"]["loss"], rel=1e-5)
+    one, two = weights(tmp_path / "alone"), weights(tmp_path / "two")
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5)
+
+
+def test_what_several_processes_cannot_do_is_one_line(tmp_path):
+    latency = command("bench=latency", "attention=softmax", "tracking=none", "device=cpu", f"results_dir={tmp_path}")
+    cases = [
+        (typed(tmp_path, "attention=softmax", "batch_size=15"), "batch_size=15: must be divisible by"),
+        (latency, "WORLD_SIZE=2: must be 1 for bench=latency"),
+    ]
+    for words, message in cases:
+        several = environment(WORLD_SIZE="2", RANK="0")
+        done = subprocess.run(words, env=several, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_what_is_not_finite_ends_the_run_with_its_step_and_parameter(tmp_path):
+    done, (record,) = run(tmp_path, "attention=softmax", "training.learning_rate=1e35", "training.clip=null")
+    assert done.returncode == 1 and record.status == "nonfinite"
+    assert "step=" in record.reason and "the gradient of " in record.reason
+
+
+def test_trained_weights_build_their_model_again(tmp_path):
+    from bench import models
+
+    record = trained(
+        tmp_path,
+        "attention=polysketch_learned_r32",
+        "causal=true",
+        "training.steps=20",
+        "task=induction_heads",
+        "model=transformer_tiny",
+        "seq_len=16",
+    )
+    (folder,) = tmp_path.glob("training/*")
+    config = json.loads((folder / "config.json").read_text())
+    model = models.build(config, record.measurements["vocabulary"])
+    missing = model.load_state_dict(weights(tmp_path), strict=False)
+    assert not missing.unexpected_keys and all("_extra_state" in key for key in missing.missing_keys)
+    shutil.rmtree(folder)
