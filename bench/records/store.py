@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with contextlib.suppress(OSError):  # half a file on a full disk is room for nothing else
             temporary.unlink()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # that of what is being written
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 

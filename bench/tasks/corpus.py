@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -57,9 +58,12 @@ class LocalText:
 
     def pieces(self, split: str) -> Iterator[str]:
         """The lines of a split, with their ends."""
-        text = "".join(texts.lines(self.name, KEY))
-        start, end = (_line_start(text, share) for share in SHARES[split])
-        yield from text[start:end].splitlines(keepends=True)
+        start, end = (_line_start(self._whole, share) for share in SHARES[split])
+        yield from self._whole[start:end].splitlines(keepends=True)
+
+    @functools.cached_property
+    def _whole(self) -> str:
+        return "".join(texts.lines(self.name, KEY))
 
 
 def _line_start(text: str, share: float) -> int:

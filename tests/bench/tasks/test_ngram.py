@@ -1,0 +1,92 @@
+"""Losses of unigrams and bigrams against closed forms and a literal restatement."""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from bench.tasks.ngram import DISCOUNTS, _Bigrams, _discounted, bigram_loss, unigram_loss
+
+
+def splits(tokens, dtype=np.uint8):
+    cut, second = round(0.9 * len(tokens)), round(0.95 * len(tokens))
+    parts = {"train": tokens[:cut], "validation": tokens[cut:second], "test": tokens[second:]}
+    return {split: np.asarray(part, dtype) for split, part in parts.items()}
+
+
+def uniform(alphabet, count, seed=0):
+    return np.random.default_rng(seed).integers(alphabet, size=count)
+
+
+@pytest.mark.parametrize("alphabet", [2, 10, 64])
+def test_uniform_tokens_cost_the_logarithm_of_their_number(alphabet):
+    tokens = splits(uniform(alphabet, 400_000))
+    # 360,000 tokens to count: what is learned of pairs by mistake costs about alphabet**2 / 720,000 nats.
+    assert unigram_loss(tokens, alphabet) == pytest.approx(math.log(alphabet), abs=0.001)
+    assert bigram_loss(tokens, alphabet) == pytest.approx(math.log(alphabet), abs=0.01)
+
+
+def test_independent_tokens_cost_their_entropy_and_a_cycle_costs_nothing():
+    chances = np.array([0.5, 0.25, 0.125, 0.125])
+    independent = splits(np.random.default_rng(0).choice(4, size=400_000, p=chances))
+    entropy = -(chances * np.log(chances)).sum()
+    for loss in (unigram_loss, bigram_loss):
+        assert loss(independent, 4) == pytest.approx(entropy, abs=0.015)
+    cycle = splits(np.arange(40_000) % 7)
+    assert unigram_loss(cycle, 7) == pytest.approx(math.log(7), abs=1e-3)
+    assert 0 < bigram_loss(cycle, 7) < 1e-3
+
+
+def test_a_markov_chain_costs_its_entropy_rate():
+    # 0 and 1 alternate with probability 0.9: the next token costs the entropy of a 0.9 coin, whichever came before.
+    flips = np.random.default_rng(0).random(400_000) < 0.9
+    tokens = splits(np.cumsum(flips) % 2)
+    rate = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+    assert bigram_loss(tokens, 2) == pytest.approx(rate, abs=0.015)
+    assert unigram_loss(tokens, 2) == pytest.approx(math.log(2), abs=0.001)
+
+
+def literal_bigram(train, test, vocabulary, d):
+    """Kneser and Ney's bigrams, interpolated, one token after the other."""
+    pairs, contexts = Counter(pairwise(train)), Counter(train[:-1])
+    before = Counter(w for _, w in pairs)
+    unseen = d * len(before) / vocabulary
+    loss = 0.0
+    for v, w in pairwise(test):
+        chance = (max(before[w] - d, 0) + unseen) / len(pairs)
+        if contexts[v]:
+            followers = sum(first == v for first, _ in pairs)
+            chance = max(pairs[v, w] - d, 0) / contexts[v] + d * followers / contexts[v] * chance
+        loss -= math.log(chance) / (len(test) - 1)
+    return loss
+
+
+def literal_unigram(train, test, vocabulary, d):
+    counts = Counter(train)
+    unseen = d * len(counts) / vocabulary
+    chances = [(max(counts[w] - d, 0) + unseen) / len(train) for w in test[1:]]
+    return -sum(map(math.log, chances)) / len(chances)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
+@pytest.mark.parametrize(("vocabulary", "count"), [(30, 400), (200, 600), (5, 100)])
+def test_losses_are_those_of_a_literal_computation(vocabulary, count, dtype):
+    # Frequencies fall, and some ids never occur to train on.
+    tokens = splits((uniform(vocabulary, count) * uniform(vocabulary, count, 1)) // vocabulary, dtype)
+    train, validation, test = (tokens[split].tolist() for split in ("train", "validation", "test"))
+    for loss, literal in ((unigram_loss, literal_unigram), (bigram_loss, literal_bigram)):
+        by_discount = {d: literal(train, validation, vocabulary, d) for d in DISCOUNTS}
+        best = min(by_discount, key=by_discount.__getitem__)
+        assert loss(tokens, vocabulary) == pytest.approx(literal(train, test, vocabulary, best), rel=1e-12)
+
+
+def test_chances_add_up_to_one_after_every_token_seen_or_not():
+    train = np.array([0, 1, 0, 2, 2, 1, 0, 1, 4], np.uint8)  # 3 is never seen, 4 only at the end
+    bigrams = _Bigrams(train, 6)
+    for discount in (0.05, 0.75):
+        assert _discounted(np.bincount(train, minlength=6), discount).sum() == pytest.approx(1)
+        for before in range(6):
+            rows = [bigrams.chances(np.array([before, after], np.uint8), discount)[0] for after in range(6)]
+            assert sum(rows) == pytest.approx(1) and min(rows) > 0
