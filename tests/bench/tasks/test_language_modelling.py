@@ -243,6 +243,12 @@ def test_another_text_of_the_same_name_is_read_anew(text, cache):
     assert before != after and after.endswith(LINES[0])
 
 
+def test_tokens_of_another_vocabulary_are_others(text, cache):
+    tasks = [open_task(config(text, tokenizer="bpe", vocabulary=size), cache) for size in (300, 400, 300)]
+    first, other, again = (task.tokens["train"] for task in tasks)
+    assert len(other) < len(first) and np.array_equal(first, again)
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-10], lambda data: b"", lambda data: data[:50],
                                     lambda data: b"x" * len(data), lambda data: data + b"more"])  # fmt: skip
 def test_a_damaged_file_is_made_again(text, cache, damage):
