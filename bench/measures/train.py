@@ -15,6 +15,8 @@ from bench.records.store import write_atomically
 from bench.schema import setting
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from bench.measures.workbench import Workbench
@@ -47,18 +49,17 @@ class Train(Benchmark):
 
         from bench.training import checkpoint
 
-        trainer = make_trainer(workbench)
-        settings = trainer.settings
+        trainer, keep = make_trainer(workbench), workbench.keep if self.checkpoint else None
         with torch.random.fork_rng():
-            if self.checkpoint and (state := checkpoint.newest(workbench.keep)):
+            if keep and (state := checkpoint.newest(keep)):
                 trainer.restore(state)
             resumed_from = trainer.step
             workbench.enter("measure")
-            self._train(workbench, trainer)
-            test = trainer.evaluate("test", settings.test_examples)
-        if self.checkpoint and not trainer.world.rank:
-            export(trainer.model, workbench)
-            checkpoint.clear(workbench.keep)
+            self._train(workbench, trainer, None if trainer.world.rank else keep)
+            test = trainer.evaluate("test", trainer.settings.test_examples)
+        if keep and not trainer.world.rank:
+            export(trainer.model, workbench.config, keep)
+            checkpoint.clear(keep)
         return {
             "curve": trainer.curve,
             "seconds": trainer.seconds,
@@ -71,7 +72,7 @@ class Train(Benchmark):
             "processes": trainer.world.size,
         }
 
-    def _train(self, workbench: Workbench, trainer: Trainer) -> None:
+    def _train(self, workbench: Workbench, trainer: Trainer, keep: Path | None) -> None:
         from bench.training import checkpoint
 
         settings, saved = trainer.settings, time.monotonic()
@@ -82,8 +83,8 @@ class Train(Benchmark):
                 trainer.evaluations.append(trainer.evaluate("validation", settings.evaluation_examples))
             now = time.monotonic()
             due = trainer.step < settings.steps and now - saved >= settings.checkpoint_seconds
-            if self.checkpoint and due and not trainer.world.rank:
-                checkpoint.save(workbench.keep, trainer.step, trainer.state())
+            if keep and due:
+                checkpoint.save(keep, trainer.step, trainer.state())
                 saved = now
             per_step = (now - began) / (trainer.step - first)
             tokens = trainer.batch_size * workbench.config["seq_len"] / per_step
@@ -134,15 +135,15 @@ def make_trainer(workbench: Workbench) -> Trainer:
         seed=config["seed"],
         batch_size=config["batch_size"],
         dtype=workbench.dtype,
-        world=join(workbench.keep.name, workbench.device),
+        world=join(workbench.keep.name if workbench.keep else config["label"], workbench.device),
     )
 
 
-def export(model: nn.Module, workbench: Workbench) -> None:
-    """Leave the trained weights, and the configuration that builds their model, in the cell's folder."""
+def export(model: nn.Module, config: dict[str, Any], folder: Path) -> None:
+    """Leave trained weights, and the configuration that builds their model, in a folder."""
     import safetensors.torch
     from torch import Tensor
 
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    write_atomically(workbench.keep / "config.json", json.dumps(workbench.config, indent=1).encode())
-    write_atomically(workbench.keep / "model.safetensors", safetensors.torch.save(weights))
+    write_atomically(folder / "config.json", json.dumps(config, indent=1).encode())
+    write_atomically(folder / "model.safetensors", safetensors.torch.save(weights))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.measures.memory import METHODS, MIB, peak_bytes
+from bench.measures.peak import METHODS, MIB, peak_bytes
 from bench.records.quantities import Quantity, median
 from bench.schema import setting
 

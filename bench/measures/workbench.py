@@ -32,8 +32,8 @@ class Workbench:
         keep: Path | None = None,
     ) -> None:
         self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
-        self.keep = keep or cache_dir / "kept"
-        """The cell's own folder for what outlives an attempt at it; it may not be there."""
+        self.keep = keep
+        """The cell's own folder for what outlives an attempt at it, there or not; None keeps nothing."""
         self.device, self.dtype = torch.device(config["device"]), getattr(torch, config["dtype"])
         self.phase = "setup"
         self.seconds: dict[str, float] = {}

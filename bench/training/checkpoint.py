@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.errors import one_line, say
+from bench.records.store import replacing
 
 NAME = re.compile(r"step-(\d{10})\.pt")
 # One more than needed: should the disk spoil the newest.
@@ -24,19 +23,8 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     Raises:
         OSError: the disk is full; what was there stays.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:010d}.pt"
-    temporary = path.with_suffix(".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(folder / f"step-{step:010d}.pt") as file:
+        torch.save(state, file)
     for old in sorted(_all(folder))[:-KEPT]:
         old.unlink(missing_ok=True)
 
@@ -55,7 +43,7 @@ def newest(folder: Path) -> dict[str, Any] | None:
 
 def clear(folder: Path) -> None:
     """Remove the checkpoints: the run has ended, and the same cell would begin anew."""
-    for path in (*_all(folder), *folder.glob("*.tmp")):
+    for path in (*_all(folder), *folder.glob(".*.tmp")):
         path.unlink(missing_ok=True)
 
 
