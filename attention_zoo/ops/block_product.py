@@ -124,26 +124,39 @@ class _BlockProduct(torch.autograd.Function):
             product.causal()
         else:
             kept = product.full()
-        ctx.settings, ctx.kept = settings, len(kept)
+        ctx.settings, ctx.kept, ctx.autocast = settings, len(kept), _autocast(query.device.type)
         ctx.save_for_backward(*kept, *inputs[:-1], product.out, product.total, *parameters)
         return product.out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kept, saved = ctx.saved_tensors[: ctx.kept], ctx.saved_tensors[ctx.kept :]
-        out, total = saved[6:8]
-        settings, inputs = ctx.settings, Inputs(*saved[:6], saved[8:])  # type: ignore[call-arg]
-        grad = (grads[0] / denominator(total, settings.bias)).to(inputs.value.dtype)
-        d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
-        gradients = Gradients(settings, inputs, grad, d_total)
-        if settings.quadratic:
-            gradients.of_quadratic()
-        elif settings.causal:
-            gradients.of_causal()
-        else:
-            gradients.of_full(kept)
-        return None, *gradients.all
+        tensors = ctx.saved_tensors  # once: a checkpoint makes them anew at each look
+        kept, saved = tensors[: ctx.kept], tensors[ctx.kept :]
+        inputs = Inputs(*saved[:6], saved[8:])  # type: ignore[call-arg]
+        with torch.autocast(*ctx.autocast):  # a backward pass is called outside of it, and features are computed again
+            return None, *_gradients(ctx.settings, inputs, grads[0], saved[6], saved[7], kept)
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
+    """What a `torch.autocast` is made of that does the same as the one around, if there is any."""
+    device = device if torch.amp.is_autocast_available(device) else "cpu"
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+
+def _gradients(
+    settings: Settings, inputs: Inputs, d_out: Tensor, out: Tensor, total: Tensor, kept: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    grad = (d_out / denominator(total, settings.bias)).to(inputs.value.dtype)
+    d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
+    gradients = Gradients(settings, inputs, grad, d_total)
+    if settings.quadratic:
+        gradients.of_quadratic()
+    elif settings.causal:
+        gradients.of_causal()
+    else:
+        gradients.of_full(kept)
+    return gradients.all
 
 
 class _Product:

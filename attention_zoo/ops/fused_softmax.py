@@ -180,6 +180,7 @@ def _clear(out: Tensor, blind: Tensor) -> None:
         out.masked_fill_(blind[..., None], 0)
 
 
+@torch.autocast("cpu", enabled=False)
 def _rows_and_norms(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:

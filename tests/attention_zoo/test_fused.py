@@ -175,6 +175,41 @@ def test_a_checkpoint_and_autocast_change_nothing(name, given):
         assert attention(*tensors).isfinite().all()
 
 
+def halved_gradients(attention, tensors, call):
+    """With inputs that are products themselves, and so computed again where the attention is."""
+    out = call(lambda *x: attention(*(0.5 * one for one in x)), *tensors)
+    gradients = torch.autograd.grad(out.square().sum(), tensors, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_a_part_of_a_checkpoint_has_the_same_gradients(name, given):
+    tensors = [x.float().requires_grad_() for x in qkv(37)]
+    attention = make(name, given, "fused", dtype=torch.float32)
+    expected = halved_gradients(attention, tensors, lambda function, *x: function(*x))
+    again = halved_gradients(
+        attention, tensors, lambda function, *x: torch.utils.checkpoint.checkpoint(function, *x, use_reentrant=False)
+    )
+    torch.testing.assert_close(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [case for case in CASES if not attention_zoo.info(case[0]).data_dependent and "degree" not in case[1]],
+)
+def test_a_backward_pass_outside_of_autocast_is_that_of_a_forward_pass_inside(name, given):
+    tensors = [x.float().requires_grad_() for x in qkv(37)]
+    attention = make(name, given, "fused", dtype=torch.float32)
+
+    def inside(function, *x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return function(*(one.bfloat16() for one in x))
+
+    expected = halved_gradients(attention, tensors, lambda function, *x: function(*x))
+    found = halved_gradients(attention, tensors, inside)
+    assert (found - expected).norm() <= 0.1 * expected.norm()
+
+
 @pytest.mark.parametrize(("name", "given"), [case for case in CASES if list(make(*case, "fused").parameters())])
 def test_gradients_of_parameters_that_stand_in_for_its_own(name, given):
     """What computes features again in the backward pass must do so with the parameters of the forward pass."""

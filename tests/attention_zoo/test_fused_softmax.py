@@ -200,6 +200,14 @@ def test_autocast_casts_as_pytorch_does():
     torch.testing.assert_close(out, expected)
 
 
+def test_column_norms_keep_their_precision_under_autocast():
+    query, key, value = (x.bfloat16() for x in qkv(20, 20, torch.float32))
+    expected = attend_with_column_norms(query, key, value, scale=0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attended, norms = attend_with_column_norms(query, key, value, scale=0.3)
+    torch.testing.assert_close((attended.out, norms), (expected[0].out, expected[1]), rtol=0, atol=0)
+
+
 def test_memory_is_linear_with_masks_too():
     """n = 20,000: the scores of a head would take 1.6 GB."""
     shape = 1, 1, 20_000, 8
