@@ -46,8 +46,9 @@ mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the 
 bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in interleaved rounds (minutes; CASES=polysketch,flash)
 	$(BIN)/python -P tests/regression.py $(COMMIT) "$(CASES)"
 
-docs: $(INSTALLED)  ## write docs/zoo.md, the page that lists every mechanism, variant and paper row
+docs: $(INSTALLED)  ## write docs/zoo.md, every mechanism, variant and paper row, and docs/parameters.md, the models' sizes
 	$(BIN)/python -m bench.zoo_page
+	$(BIN)/python -m bench.parameters
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(BIN)/ruff format --check .

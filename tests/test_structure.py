@@ -24,6 +24,7 @@ ROOMS = {
     "tasks": r"bench\.tasks(\..*)?",
     "training": r"bench\.training(\..*)?",
     "measures": r"bench\.measures(\..*)?",
+    "models": r"bench\.models(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",
     "execution": r"bench\.execution(\..*)?",

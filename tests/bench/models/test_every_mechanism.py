@@ -1,0 +1,162 @@
+"""What a model promises whatever its mechanism is."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_cases import (
+    DECODERS,
+    SEQ_LEN,
+    VOCABULARY,
+    attentions,
+    best_dtype,
+    config,
+    every_decoder,
+    every_model,
+    made,
+    tokens,
+    tolerance,
+)
+from zoo_cases import NAMES
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from bench.models import build
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(DECODERS)))
+def test_what_knows_the_future_is_no_decoder(name):
+    with pytest.raises(UnsupportedError, match=rf"causal=true: {name} cannot|attention={name}: which keys"):
+        build(config(name=name), VOCABULARY)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).bidirectional])
+def test_what_sees_the_past_only_is_no_encoder(name):
+    with pytest.raises(UnsupportedError, match=f"causal=false: {name} sees the past only"):
+        build(config("encoder", name), VOCABULARY)
+
+
+@every_decoder
+def test_no_logit_knows_a_later_token(name):
+    model, read = made(name=name), tokens(1)
+    with torch.no_grad():
+        before = model(read)
+        for position in (1, 3, 4, 8, SEQ_LEN - 1):
+            changed = read.clone()
+            changed[:, position] = (changed[:, position] + 5) % VOCABULARY
+            after = model(changed)
+            difference = (after - before).abs().amax(-1)[0]
+            assert difference[:position].max() <= tolerance(name)
+            assert difference[position] > 1e-3
+
+
+@every_decoder
+def test_a_shorter_sequence_has_the_logits_of_its_prefix(name):
+    model, read = made(name=name), tokens()
+    with torch.no_grad():
+        whole = model(read)
+        for length in (1, 4, 13):
+            part = model(read[:, :length])
+            torch.testing.assert_close(part, whole[:, :length], rtol=0, atol=tolerance(name))
+
+
+@every_model
+def test_untrained_it_knows_nothing(model, name):
+    """Mean of the loss over all targets: at least the logarithm of the vocabulary, and at most 5 % more."""
+    with torch.no_grad():
+        loss = -made(model, name)(tokens(8)).log_softmax(-1).mean().item()
+    assert 1 <= loss / math.log(VOCABULARY) < 1.05
+
+
+@every_model
+def test_it_learns_a_batch_by_heart(model, name):
+    """Of sequences that differ from the first token on; that is never the same twice, so that nothing is ambiguous."""
+    learner = build(config(model, name), VOCABULARY).train()
+    read = tokens(4)
+    read[:, 0] = torch.arange(4)
+    read, targets = (read[:, :-1], read[:, 1:]) if model == "transformer" else (read, read.flip(1))
+    optimiser = torch.optim.AdamW(learner.parameters(), lr=4e-3, weight_decay=0)
+    for _step in range(400):
+        loss = F.cross_entropy(learner(read).flatten(0, 1), targets.flatten())
+        if loss < 0.01:
+            return
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    pytest.fail(f"still {loss.item():.3f}")
+
+
+@every_model
+def test_every_weight_is_of_use(model, name):
+    learner = made(model, name)
+    learner(tokens()).square().sum().backward()
+    assert [key for key, p in learner.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@every_model
+def test_weights_are_of_the_seed_alone(model, name):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = build(config(model, name, seed=7), VOCABULARY).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again = build(config(model, name, seed=7), VOCABULARY)
+    other = build(config(model, name, seed=8), VOCABULARY).state_dict()
+    assert all(torch.equal(tensor, first[key]) for key, tensor in again.state_dict().items())
+    assert [key for key in first if key.endswith("embedding.weight") and torch.equal(first[key], other[key])] == []
+    assert [attention.seed for attention in attentions(again)] == [7, 8]
+
+
+@every_model
+def test_what_was_saved_computes_the_same(model, name):
+    first, second = made(model, name, seed=0), made(model, name, seed=5)
+    read = tokens()
+    with torch.no_grad():
+        expected = first(read)
+        assert not torch.allclose(second(read), expected, atol=1e-2)
+        second.load_state_dict(first.state_dict())
+        torch.testing.assert_close(second(read), expected, rtol=0, atol=0)
+
+
+@every_decoder
+def test_activations_that_are_computed_again_have_the_same_gradients(name):
+    gradients, calls = {}, {}
+    for again in (False, True):
+        settings = {"dropout": 0.2, "activation_checkpointing": again}
+        model = made(name=name, settings=settings).train()
+        calls[again] = 0
+
+        def count(*_, again=again):
+            calls[again] += 1
+
+        for attention in attentions(model):
+            attention.register_forward_hook(count)
+        torch.manual_seed(0)
+        model(tokens()).square().sum().backward()
+        gradients[again] = {key: p.grad for key, p in model.named_parameters()}
+    assert calls == {False: 2, True: 4}
+    for key, gradient in gradients[False].items():
+        torch.testing.assert_close(gradients[True][key], gradient, rtol=1e-6, atol=tolerance(name))
+
+
+@every_model
+def test_autocast_to_bfloat16_costs_its_rounding(model, name):
+    if torch.bfloat16 not in attention_zoo.info(name).dtypes:
+        pytest.skip("takes no bfloat16")
+    learner, read = build(config(model, name), VOCABULARY), tokens()
+    seen = set()
+    for attention in attentions(learner):
+        attention.register_forward_pre_hook(lambda _, given: seen.update(x.dtype for x in given))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = learner(read)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), read.flatten())
+    assert seen == {torch.bfloat16} and learner(read).dtype == torch.float32
+    torch.testing.assert_close(logits.float(), learner(read), rtol=0, atol=0.1)
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in learner.parameters())
+
+
+@every_model
+def test_it_takes_the_mechanism_in_its_dtype(model, name):
+    assert made(model, name)(tokens()).dtype == best_dtype(name)

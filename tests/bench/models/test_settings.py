@@ -1,0 +1,120 @@
+"""What may be asked of a model: files, defaults, and one line for each mistake."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from model_cases import VOCABULARY, config
+
+from bench.errors import ConfigError
+from bench.models import MODELS, EncoderSettings, TransformerSettings, build, check, require_fits, settings
+from bench.plan.load import CONF
+
+FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((CONF / "model").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_lists_every_setting_and_fits(name):
+    given = FILES[name]
+    assert set(given) == {"model", "num_heads", "head_dim", "causal"}
+    assert check(given["model"]) == given["model"] and set(given["model"]) == set(
+        check({"name": given["model"]["name"]})
+    )
+    require_fits({**given, "attention": {"name": "softmax"}})
+    first, second, *_ = (CONF / "model" / f"{name}.yaml").read_text().splitlines()
+    assert first == "# @package _global_" and second.startswith("# ")
+
+
+@pytest.mark.parametrize("name", ["transformer_small", "encoder"])
+def test_the_first_file_of_a_model_has_its_defaults(name):
+    model = FILES[name]["model"]
+    assert model == check({"name": model["name"]})
+
+
+def test_sizes_are_those_of_the_papers():
+    sizes = {name: (f["model"]["layers"], f["num_heads"], f["head_dim"]) for name, f in FILES.items()}
+    del sizes["transformer_tiny"]
+    assert sizes == {
+        "encoder": (1, 1, 32),
+        "transformer_small": (12, 12, 64),
+        "transformer_small_13": (13, 12, 64),
+        "transformer_medium": (24, 16, 64),
+        "transformer_medium_26": (26, 16, 64),
+        "transformer_large": (36, 20, 64),
+        "transformer_large_39": (39, 20, 64),
+        "transformer_large_v1": (24, 24, 64),
+        "transformer_copying": (2, 8, 16),
+    }
+
+
+def test_settings_know_their_mask():
+    assert isinstance(settings({"name": "transformer"}), TransformerSettings)
+    assert isinstance(settings({"name": "encoder"}), EncoderSettings)
+    assert {name: cls.is_causal for name, cls in MODELS.items()} == {"transformer": True, "encoder": False}
+    assert [build(config(name), VOCABULARY).is_causal for name in MODELS] == [True, False]
+
+
+def test_settings_need_no_torch():
+    code = "import sys, bench.models as m; m.check({'name': 'encoder'}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "model.name=None: must be one of transformer, encoder"),
+        ({"name": "bert"}, "model.name='bert': must be one of transformer, encoder"),
+        ({"name": ["encoder"]}, "model.name=['encoder']: must be one of transformer, encoder"),
+        ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, activation_chec"),
+        ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
+        ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),
+        ({"name": "encoder", "layers": 10**9}, "model.layers=1000000000: must be a number of at most 1000"),
+        ({"name": "transformer", "layers": "many"}, "model.layers='many': Value 'many' of type 'str' could not be"),
+        ({"name": "transformer", "dropout": 1.5}, "model.dropout=1.5: must be a number of at most 1"),
+        ({"name": "transformer", "dropout": -0.1}, "model.dropout=-0.1: must be a number of at least 0"),
+        ({"name": "transformer", "dropout": float("nan")}, "model.dropout=nan: must be a number of at least 0"),
+        ({"name": "transformer", "activation_checkpointing": "x"}, "model.activation_checkpointing='x': Value 'x' is"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_line(values, message):
+    with pytest.raises(ConfigError) as raised:
+        check(values)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"causal": False}, "causal=false: must be true with model.name=transformer"),
+        ({"model": "encoder", "causal": True}, "causal=true: must be false with model.name=encoder"),
+        ({"head_dim": 7}, "head_dim=7: must be even, rotary positions turn pairs of coordinates"),
+        ({"head_dim": 2, "num_heads": 1}, "num_heads=1: num_heads * head_dim=2 must be at least 4"),
+        (
+            {"model": "encoder", "head_dim": 7, "num_heads": 3},
+            "num_heads=3: num_heads * head_dim=21 must be even, sines and cosines",
+        ),
+        (
+            {
+                "name": "performer",
+                "attention": {"redraw_interval": 10},
+                "settings": {"activation_checkpointing": True},
+            },
+            "model.activation_checkpointing=true: must be false with attention.redraw_interval=10, which would count "
+            "what is computed again as another forward pass",
+        ),
+        ({"settings": {"layers": 0}}, "model.layers=0: must be a number of at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(changes, message):
+    given = config(changes.pop("model", "transformer"), changes.pop("name", "softmax"), **changes)
+    for refuse in (require_fits, lambda given: build(given, VOCABULARY)):
+        with pytest.raises(ConfigError) as raised:
+            refuse(given)
+        assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 2, "num_heads": 2}, {"model": "encoder", "head_dim": 7}])
+def test_the_smallest_that_fit_are_built(changes):
+    build(config(changes.pop("model", "transformer"), **changes), VOCABULARY)
