@@ -22,6 +22,7 @@ from zoo_cases import NAMES
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from bench.mechanism import build_attention
 from bench.models import build
 
 
@@ -105,7 +106,13 @@ def test_weights_are_of_the_seed_alone(model, name):
     other = build(config(model, name, seed=8), VOCABULARY).state_dict()
     assert all(torch.equal(tensor, first[key]) for key, tensor in again.state_dict().items())
     assert [key for key in first if key.endswith("embedding.weight") and torch.equal(first[key], other[key])] == []
-    assert [attention.seed for attention in attentions(again)] == [7, 8]
+    for seed, attention in zip((7, 8), attentions(again), strict=True):
+        alone = build_attention(config(model, name), seed=seed)
+        assert attention.seed == seed
+        assert all(torch.equal(one, other) for one, other in zip(attention.buffers(), alone.buffers(), strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(attention.parameters(), alone.parameters(), strict=True)
+        )
 
 
 @every_model

@@ -122,6 +122,13 @@ def test_the_longest_sequence_is_seq_len(model):
 
 
 @pytest.mark.parametrize("model", ["transformer", "encoder"])
+def test_logits_of_what_is_asked_are_those_of_everything(model):
+    learner, read = made(model), tokens()
+    asked = read % 3 == 1
+    torch.testing.assert_close(learner(read, asked), learner(read)[asked], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["transformer", "encoder"])
 def test_weights_begin_as_they_are_said_to(model):
     weights = build(config(model, settings={"layers": 1}, num_heads=8, head_dim=32), 1000).state_dict()
     for key, tensor in weights.items():
@@ -134,10 +141,9 @@ def test_weights_begin_as_they_are_said_to(model):
 
 
 def test_mechanisms_and_weights_share_no_numbers():
-    """Both are drawn from one seed: the first of a sketch must not be the first of the embedding."""
+    """Both are drawn from one seed: the first matrix of a sketch must not be the first rows of the embedding."""
     model = build(config(name="polysketch", settings={"layers": 1}), VOCABULARY)
-    sketch = model.blocks[0].multihead.attention.sketch.matrices.flatten()
-    embedding = model.embedding.weight.flatten() / 0.02
-    count = min(len(sketch), len(embedding))
-    assert not torch.isin(sketch[:count].float(), embedding[:count]).any()
-    assert abs(torch.corrcoef(torch.stack([sketch[:count], embedding[:count]]))[0, 1].item()) < 0.25
+    sketch = model.blocks[0].multihead.attention.sketch.matrices[0, :, 0].flatten()
+    embedding = model.embedding.weight.flatten()[: len(sketch)]
+    assert len(sketch) == 128
+    assert abs(torch.corrcoef(torch.stack([sketch, embedding]))[0, 1].item()) < 0.4  # 0 +- 0.09
