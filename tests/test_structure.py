@@ -24,7 +24,6 @@ ROOMS = {
     "tasks": r"bench\.tasks(\..*)?",
     "training": r"bench\.training(\..*)?",
     "measures": r"bench\.measures(\..*)?",
-    "models": r"bench\.models(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",
     "execution": r"bench\.execution(\..*)?",

@@ -96,7 +96,7 @@ class Train(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """Of the test split `loss` (nats), `perplexity`, `token_accuracy`, `example_accuracy`; `steps_per_second`."""
+        """Of the test split `loss` (nats), `perplexity` and the accuracies; the validation curves; `steps_per_second`."""
         import numpy as np
 
         test = measurements["test"]
@@ -104,8 +104,7 @@ class Train(Benchmark):
         yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
         for name in ("token_accuracy", "example_accuracy"):
             yield Quantity(name, test[name], name=f"{name}.test", shown=("%", 100.0))
-        validation = measurements["validation"]
-        yield Quantity("validation_loss", validation[-1]["loss"], "nats", name="loss.validation", shown=None)
+        yield from _curves(measurements["validation"])
         yield Quantity("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
     @classmethod
@@ -113,6 +112,16 @@ class Train(Benchmark):
         """Loss, accuracy and speed."""
         text = {one.metric: one.text for one in quantities}
         return f"loss {text['loss']}, right {text['example_accuracy']}, {text['steps_per_second']}"
+
+
+def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Quantity]:
+    """What was found on the validation split, evaluation by evaluation in `raw`; the value is the last one."""
+    import numpy as np
+
+    for metric, unit in (("step", "1"), ("loss", "nats"), ("token_accuracy", "1"), ("example_accuracy", "1")):
+        raw = np.array([found[metric] for found in validation], dtype=float)
+        name = f"validation_{metric}"
+        yield Quantity(name, float(raw[-1]), unit, raw=raw, name=f"{metric}.validation", shown=None)
 
 
 def make_trainer(workbench: Workbench) -> Trainer:
