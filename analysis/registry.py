@@ -26,6 +26,7 @@ from analysis.plots import (
     skeinformer,
     sketch_error,
 )
+from analysis.trained import trained
 from bench.errors import one_line
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
@@ -104,6 +105,7 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
     "crossover_speeds": Entry(
         crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
     ),
+    "trained": Entry(trained, ("train",), "loss and right answers of trained models, over their seeds"),
     "peers": Entry(peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
     "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),

@@ -258,6 +258,44 @@ def roofline(label, seq_len, rng, status="ok", rounds=20, **changes):
     return record(cell, measured, status)
 
 
+def train(label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3, evaluations=8, **changes):
+    """A synthetic train record: a loss that falls exponentially from ln 10 to `final`."""
+    training = {"steps": 100 * evaluations, "learning_rate": learning_rate, "schedule": "linear"}
+    cell = {
+        **config(label, {"name": "train", "checkpoint": True}, seq_len, seed=seed, batch_size=64, **changes),
+        "inputs": {"name": "reversal"},
+        "model": {"name": "encoder", "layers": 1},
+        "task": {"name": "reversal", "alphabet": 10},
+        "training": training,
+    }
+    losses = np.log(10) * (final / np.log(10)) ** (np.arange(1, evaluations + 1) / evaluations)
+    found = [
+        {
+            "step": 100 * (number + 1),
+            "examples": 256,
+            "loss": float(loss),
+            "token_accuracy": float(np.exp(-loss)),
+            "example_accuracy": float(np.exp(-loss) ** 4),
+            "loss_by_position": [float(loss)] * 4,
+        }
+        for number, loss in enumerate(losses)
+    ]
+    measured = {
+        "curve": {
+            name: noisy(rng, 1.0, training["steps"]) for name in ("train_loss", "gradient_norm", "learning_rate")
+        },
+        "seconds": noisy(rng, 0.01, training["steps"]),
+        "validation": found,
+        "test": found[-1],
+        "parameters": 12345,
+        "vocabulary": 10,
+        "source": "generated",
+        "resumed_from": 0,
+        "processes": 1,
+    }
+    return record(cell, measured, status)
+
+
 def everything(seed=0):
     """Records that every figure can be made from, with cells of every kind of outcome among them."""
     rng = np.random.default_rng(seed)
@@ -295,6 +333,9 @@ def everything(seed=0):
     for label, n, causal in product(("flash", "linformer", "performer", "v_mean"), (1024, 4096), (False, True)):
         status = "oom" if (label, n) == ("linformer", 4096) else "ok"
         records.append(roofline(label, n, rng, status, batch_size=1, causal=causal))
+    for label, n, of_seed in product(("softmax", "polynomial_p4", "performer"), (16, 64), (0, 1, 2)):
+        status = "nonfinite" if (label, n, of_seed) == ("performer", 64, 2) else "ok"
+        records.append(train(label, n, of_seed, rng, status, final=1e-3 * 2**of_seed))
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))

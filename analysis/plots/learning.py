@@ -15,8 +15,8 @@ from analysis.plots import style
 
 PANELS = (("validation_loss", "loss (nats)"), ("validation_example_accuracy", "examples wholly right (%)"))
 _EXPLANATION = (
-    "On the validation split. Lines: medians over seeds, shaded from the lowest to the highest. Right: examples of "
-    "which every answer is right."
+    "On the validation split. Thick lines: medians over seeds; thin ones: each seed. Right: examples of which every "
+    "answer is right."
 )
 
 
@@ -51,20 +51,20 @@ def figure(frame: pd.DataFrame) -> Figure:
         for panel, (metric, label) in zip(row, PANELS, strict=True):
             style.title(panel, f"{task.replace('_', ' ')}, n = {seq_len:,}")
             for name, of_series in rows.groupby("series"):
-                _band(panel, of_series, metric, properties[name], 100 if "accuracy" in metric else 1)
+                _curves(panel, of_series, metric, properties[name], 100 if "accuracy" in metric else 1)
             panel.set_xlabel("step")
             panel.set_ylabel(label)
         style.log_axis(row[0].yaxis, PANELS[0][1])
         row[1].set_ylim(-3, 103)
     style.legend(drawn, properties)
     seeds = f"{data['seed'].nunique()} seeds." if data["seed"].nunique() > 1 else "One seed."
-    sentences = [_EXPLANATION, seeds, style.conditions(data), style.functions(data), *dict.fromkeys(notes), *older]
+    sentences = [_EXPLANATION, seeds, style.conditions(data), *dict.fromkeys(notes), *older]
     style.caption(drawn, " ".join(filter(None, sentences)))
     return drawn
 
 
-def _band(panel: Axes, rows: pd.DataFrame, metric: str, properties: dict[str, object], factor: float) -> None:
-    """The median of the curves of all seeds, and from the lowest to the highest of them."""
+def _curves(panel: Axes, rows: pd.DataFrame, metric: str, properties: dict[str, object], factor: float) -> None:
+    """The median of the curves of all seeds, and each of them."""
     curves = rows[rows["metric"] == metric].set_index("seed")["raw"]
     steps = rows[rows["metric"] == "validation_step"].set_index("seed")["raw"]
     if curves.empty:
@@ -75,7 +75,7 @@ def _band(panel: Axes, rows: pd.DataFrame, metric: str, properties: dict[str, ob
     line = {key: value for key, value in properties.items() if key != "marker"}
     panel.plot(at, np.median(values, 0), **line)  # type: ignore[arg-type]
     if len(values) > 1:
-        panel.fill_between(at, values.min(0), values.max(0), color=line.get("color"), alpha=0.15, linewidth=0)
+        panel.plot(at, values.T, color=line["color"], linewidth=0.5, alpha=0.4)
 
 
 def _tuned(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

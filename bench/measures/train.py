@@ -96,7 +96,7 @@ class Train(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """Of the test split `loss` (nats), `perplexity` and the accuracies; the validation curves; `steps_per_second`."""
+        """Of the test split `loss` (nats), `perplexity`, accuracies; the validation curves; `steps_per_second`."""
         import numpy as np
 
         test = measurements["test"]

@@ -59,8 +59,8 @@ class Settings:
         """
         if config["causal"] != self.causal:
             reader = "a decoder" if self.causal else "an encoder"
-            allowed = str(self.causal).lower()
-            raise ConfigError(f"causal={config['causal']}: must be {allowed}: {reader} reads task.name={self.name}")
+            given, allowed = (str(value).lower() for value in (config["causal"], self.causal))
+            raise ConfigError(f"causal={given}: must be {allowed}: {reader} reads task.name={self.name}")
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """The task of a configuration that fits; `cache_dir` is where it keeps what is costly to make."""

@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
 @pytest.mark.parametrize("attention", ["performer_redraw", "softmax_dropout"])
 def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
     """Every other time the child that trains is killed, else all of the sweep's processes."""
-    arguments = (f"attention={attention}", "training.steps=250", "training.checkpoint_seconds=0")
+    arguments = (f"attention={attention}", "training.steps=400", "training.checkpoint_seconds=0")
     whole = trained(tmp_path / "whole", *arguments).measurements
     chance, folder = random.Random(attention), tmp_path / "killed"
     for number in range(10):
