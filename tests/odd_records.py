@@ -6,7 +6,7 @@ import json
 import os
 
 import numpy as np
-from synthetic_records import compare, decode, flops, latency, memory, roofline, sketch_error, spectral
+from synthetic_records import compare, decode, flops, latency, memory, roofline, sketch_error, spectral, train
 
 from bench.records.files import LARGEST
 
@@ -25,6 +25,7 @@ def good(seed=0):
     records += [latency("skeinformer", 1024, rng, causal=False, attention=attention)]
     records += [sketch_error("gaussian", 4, r, rng) for r in (8, 32)]
     records += [roofline("flash", n, rng) for n in (512, 1024)]
+    records += [train("performer", 16, of_seed, rng) for of_seed in (0, 1)]
     return [*records, flops("softmax", 1024, 10**8)]
 
 

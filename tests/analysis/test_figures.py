@@ -16,6 +16,7 @@ from synthetic_records import (
     roofline,
     sketch_error,
     spectral,
+    train,
 )
 
 import analysis
@@ -251,6 +252,7 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
     cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
     cells += [roofline("flash", 512, rng, rounds=1)]
     cells += [sketch_error("gaussian", 4, r, rng, trials=1) for r in (8, 32)]
+    cells += [train("performer", 16, 0, rng, evaluations=1)]
     figure = FIGURES[name](tidy(cells))
     style.save(figure, tmp_path, name)
     for axes in figure.axes:
