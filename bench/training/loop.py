@@ -104,7 +104,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         pieces = zip(batch.tokens[own].chunk(parts), batch.targets[own].chunk(parts), strict=True)
         for part, (tokens, targets) in enumerate(pieces):
-            # Dropout is the only draw: a step repeats it, however often the run was interrupted before.
+            # What a step draws globally it repeats, however often the run was interrupted before.
             torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
@@ -147,6 +147,7 @@ class Trainer:
             "curve": self.curve,
             "evaluations": self.evaluations,
             "seconds": self.seconds,
+            "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -155,6 +156,17 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for name in ("step", "curve", "evaluations", "seconds"):
             setattr(self, name, state[name])
+        for name, generator in self._generators().items():
+            generator.set_state(state["generators"][name])
+
+    def _generators(self) -> dict[str, torch.Generator]:
+        """Those that modules draw from, such as the dropout of attention weights, which follows a seed of its own."""
+        return {
+            f"{module}.{name}": value
+            for module, of_module in self.model.named_modules()
+            for name, value in vars(of_module).items()
+            if isinstance(value, torch.Generator)
+        }
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
