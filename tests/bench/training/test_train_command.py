@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from bench.records.store import Store, latest
 
-pytestmark = pytest.mark.commands
+pytestmark = [pytest.mark.commands, pytest.mark.slow]
 TINY = (
     "bench=train",
     "task=reversal",
@@ -73,7 +73,6 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
     assert all(len(values) == 30 for values in (*one["curve"].values(), one["seconds"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["performer_redraw", "softmax_dropout"])
 def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
     """Every other time the child that trains is killed, else all of the sweep's processes."""
