@@ -21,6 +21,7 @@ import torch
 import attention_zoo
 from bench import measures
 from bench.execution import family
+from bench.measures.progress import Progress
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.outcomes import classify
@@ -78,7 +79,7 @@ def measure_cell(
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
     limit = limit_memory(config)
-    workbench = Workbench(config, cache_dir, limit, lambda text: _note(progress_file, text), keep)
+    workbench = Workbench(config, cache_dir, limit, lambda progress: _note(progress_file, progress), keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)
@@ -94,9 +95,9 @@ def measure_cell(
     return result
 
 
-def _note(file: Path, text: str) -> None:
+def _note(file: Path, progress: Progress) -> None:
     with contextlib.suppress(OSError):  # a courtesy
-        file.write_text(text)
+        file.write_text(progress.encode())
 
 
 def limit_memory(config: dict[str, Any]) -> int | None:

@@ -25,9 +25,13 @@ def follows() -> bool:
 
 def require_joint(cells: Sequence[Cell]) -> None:
     """Raise `ConfigError` for what several processes cannot do together."""
-    size = processes()
+    size, port = processes(), os.environ.get("MASTER_PORT", "")
     if size == 1:
         return
+    if not port.isdecimal() or port == "0":
+        raise ConfigError(
+            f"MASTER_PORT={port}: must be the port where WORLD_SIZE={size} processes meet, as torchrun sets"
+        )
     for cell in cells:
         name, batch_size = cell.config["bench"]["name"], cell.config["batch_size"]
         if not measures.get(name).trains:

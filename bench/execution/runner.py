@@ -18,6 +18,7 @@ import attention_zoo
 from bench.errors import one_line, scrubbed
 from bench.execution import processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
+from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
@@ -39,7 +40,7 @@ def run_cell(
     sweep_id: str = "",
     attempt: int = 1,
     overrides: tuple[str, ...] = (),
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[Progress], None] = lambda now: None,
     held: int | None = None,
     scratch: Path | None = None,
 ) -> Record:
@@ -51,7 +52,7 @@ def run_cell(
         sweep_id: the plan that the record belongs to.
         attempt: how many records this cell has, with this one.
         overrides: the command line, for the record.
-        progress: told "done/total" within the cell now and then.
+        progress: told how far the cell is now and then.
         held: the descriptor of a lock that the child keeps if this process is killed.
         scratch: where the child's files lie instead, if another process measures the same cell.
 
@@ -129,7 +130,7 @@ def child_environment(device: str) -> dict[str, str]:
 
 
 def _run_child(
-    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[str], None], held: int | None
+    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[Progress], None], held: int | None
 ) -> dict[str, Any]:
     device = cell.config["device"]
     job = {
@@ -185,12 +186,12 @@ def _tail(file: Path) -> str:
     return ""
 
 
-def _ended(child: processes.Child, timeout: float, file: Path, progress: Callable[[str], None]) -> bool:
+def _ended(child: processes.Child, timeout: float, file: Path, progress: Callable[[Progress], None]) -> bool:
     """Wait for the end or the timeout; returns whether the end came first."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
-        with contextlib.suppress(OSError):
-            progress(file.read_text())
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
+            progress(Progress.decode(file.read_text()))
     return child.wait(0.0)

@@ -21,6 +21,7 @@ from bench.execution.rehearsal import rehearse
 from bench.execution.reruns import Rerun
 from bench.execution.runner import run_cell
 from bench.execution.slots import hold, slot
+from bench.measures.progress import Progress
 from bench.plan import sources
 from bench.plan.cell import Cell, Variant, make_cell, merge_compared
 from bench.plan.config import Config, check, split
@@ -75,12 +76,17 @@ def plan(composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Seque
     return Sweep(tuple(cells.values()), settings, tuple(overrides))
 
 
-def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
+def run_sweep(
+    sweep: Sweep,
+    on_records: Callable[[Sequence[Record]], None] = lambda records: None,
+    on_progress: Callable[[Cell, Progress], None] = lambda cell, progress: None,
+) -> list[Record]:
     """Measure what is missing or failed, and return the record that stands for each cell.
 
     Args:
         sweep: what to measure.
         on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
+        on_progress: told how far a cell is now and then.
 
     Raises:
         ConfigError: the results folder or the folder of the device's lock cannot be used.
@@ -102,7 +108,7 @@ def run_sweep(sweep: Sweep, on_records: Callable[[Sequence[Record]], None] = lam
     if rerun:
         rerun.begin()
     on_records(records)
-    measuring = _Measuring(store, sweep, {record.record_id for record in records}, on_records)
+    measuring = _Measuring(store, sweep, {record.record_id for record in records}, on_records, on_progress)
     standing |= measuring.all(todo, quiet=_none_supported(sweep, todo, standing))
     if rerun:
         rerun.end()
@@ -126,9 +132,15 @@ class _Measuring:
     """The part of a sweep that measures."""
 
     def __init__(
-        self, store: Store, sweep: Sweep, seen: Set[str], on_records: Callable[[Sequence[Record]], None]
+        self,
+        store: Store,
+        sweep: Sweep,
+        seen: Set[str],
+        on_records: Callable[[Sequence[Record]], None],
+        on_progress: Callable[[Cell, Progress], None],
     ) -> None:
-        self._store, self._sweep, self._seen, self._on_records = store, sweep, seen, on_records
+        self._store, self._sweep, self._seen = store, sweep, seen
+        self._on_records, self._on_progress = on_records, on_progress
         self._interrupts = Interrupts()
 
     def all(self, todo: Sequence[Cell], quiet: bool) -> dict[str, Record]:
@@ -165,7 +177,7 @@ class _Measuring:
                         sweep_id=self._sweep.sweep_id,
                         attempt=len(attempts) + 1,
                         overrides=self._sweep.overrides,
-                        progress=lambda text: bar.set_postfix_str(text, refresh=sys.stderr.isatty()),
+                        progress=lambda now: self._tell(cell, now, bar),
                         held=held,
                     )
                 except KeyboardInterrupt as interrupt:
@@ -175,6 +187,10 @@ class _Measuring:
                     raise
             self._save(record)
         return record
+
+    def _tell(self, cell: Cell, now: Progress, bar: tqdm[NoReturn]) -> None:
+        bar.set_postfix_str(now.text, refresh=sys.stderr.isatty())
+        self._on_progress(cell, now)
 
     def _save(self, record: Record) -> None:
         with self._interrupts.held_back():

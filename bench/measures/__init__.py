@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bench.errors import ConfigError
+from bench.measures.progress import Point
 from bench.records.quantities import Quantity
 from bench.schema import checked, setting
 
@@ -52,6 +53,11 @@ class Benchmark:
         for path, value in flatten(measurements).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 yield Quantity(path, float(value))
+
+    @classmethod
+    def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
+        """What changed step by step, where anything did, by name."""
+        return {}
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:

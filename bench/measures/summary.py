@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from bench import measures
 from bench.errors import one_line
+from bench.measures.progress import Point
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 
@@ -39,6 +41,23 @@ def _unreadable(record: Record, error: Exception) -> RecordError:
 def summarise(record: Record) -> dict[str, float]:
     """The numbers of one cell by their names in MLflow, such as `latency_ms.forward`; all finite."""
     return {name: number for quantity in quantities(record) for name, number in quantity.tracked().items()}
+
+
+def curves(record: Record, most: int) -> dict[str, list[Point]]:
+    """What changed step by step in an ok cell, by name; of a long curve `most` points, the last among them.
+
+    Raises:
+        RecordError: as `quantities`.
+    """
+    if record.status != "ok":
+        return {}
+    try:
+        found = benchmark(record).curves(record.measurements)
+        points = {name: [Point(int(step), float(value)) for step, value in curve] for name, curve in found.items()}
+    except Exception as error:  # of a benchmark from anywhere
+        raise _unreadable(record, error) from None
+    finite = {name: [point for point in curve if math.isfinite(point.value)] for name, curve in points.items()}
+    return {name: curve[::-1][:: math.ceil(len(curve) / most)][::-1] for name, curve in finite.items() if curve}
 
 
 def headline(record: Record) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
+from bench.measures.progress import Point
 from bench.records.quantities import Quantity
 from bench.records.store import write_atomically
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from bench.training.loop import Trainer
 
 
+VALIDATED = ("loss", "token_accuracy", "example_accuracy")
+
+
 @register
 @dataclass
 class Train(Benchmark):
@@ -31,16 +34,14 @@ class Train(Benchmark):
     name: ClassVar[str] = "train"
     trains: ClassVar[bool] = True
 
-    checkpoint: bool = setting(True, condition=False)  # keep what a killed cell goes on from, and the trained weights
-
     def measure(self, workbench: Workbench) -> dict[str, Any]:
         """Train from the newest checkpoint of this cell on, or from the beginning.
 
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples", "loss_by_position"}],
-            "test": the same at the end, "parameters", "vocabulary", "source", "resumed_from": [steps]}`; losses are in
-            nats.
+            "test": the same at the end, "baselines": test losses by name, "parameters", "vocabulary", "source",
+            "resumed_from": [steps]}`; losses are in nats.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -49,7 +50,7 @@ class Train(Benchmark):
 
         from bench.training import checkpoint
 
-        trainer, keep = make_trainer(workbench), workbench.keep if self.checkpoint else None
+        trainer, keep = make_trainer(workbench), workbench.keep
         with torch.random.fork_rng():
             if keep and (state := checkpoint.newest(keep)):
                 trainer.restore(state)
@@ -65,12 +66,23 @@ class Train(Benchmark):
             "seconds": trainer.seconds,
             "validation": trainer.evaluations,
             "test": test,
+            "baselines": trainer.task.baselines(),
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "vocabulary": trainer.task.vocabulary,
             "source": trainer.task.source,
             "resumed_from": resumed_from,
             "processes": trainer.world.size,
         }
+
+    @classmethod
+    def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
+        """Loss, norm of the gradients and learning rate step by step; what each evaluation found."""
+        logged = {
+            name: [Point(step + 1, value) for step, value in enumerate(values)]
+            for name, values in measurements["curve"].items()
+        }
+        found = measurements["validation"]
+        return logged | {f"validation_{name}": [Point(one["step"], one[name]) for one in found] for name in VALIDATED}
 
     def _train(self, workbench: Workbench, trainer: Trainer, keep: Path | None) -> None:
         from bench.training import checkpoint
@@ -89,9 +101,11 @@ class Train(Benchmark):
             per_step = (now - began) / (trainer.step - first)
             tokens = trainer.batch_size * workbench.config["seq_len"] / per_step
             left = per_step * (settings.steps - trainer.step)
-            loss = trainer.curve["train_loss"][-1]
             workbench.progress(
-                trainer.step, settings.steps, f"loss {loss:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left"
+                trainer.step,
+                settings.steps,
+                f"loss {trainer.curve['train_loss'][-1]:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left",
+                _newest(trainer),
             )
 
     @classmethod
@@ -122,6 +136,14 @@ def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Quantity]:
         raw = np.array([found[metric] for found in validation], dtype=float)
         name = f"validation_{metric}"
         yield Quantity(name, float(raw[-1]), unit, raw=raw, name=f"{metric}.validation", shown=None)
+
+
+def _newest(trainer: Trainer) -> dict[str, Point]:
+    """The last point of each curve of `Train.curves`."""
+    points = {name: Point(trainer.step, values[-1]) for name, values in trainer.curve.items() if values}
+    for found in trainer.evaluations[-1:]:
+        points |= {f"validation_{name}": Point(found["step"], found[name]) for name in VALIDATED}
+    return points
 
 
 def make_trainer(workbench: Workbench) -> Trainer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 import attention_zoo
 from bench import inputs as input_sources
 from bench.measures.gate import Gate
+from bench.measures.progress import Point, Progress
 from bench.mechanism import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
@@ -28,7 +29,7 @@ class Workbench:
         config: dict[str, Any],
         cache_dir: Path,
         memory_limit: int | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        report: Callable[[Progress], None] = lambda progress: None,
         keep: Path | None = None,
     ) -> None:
         self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
@@ -56,12 +57,12 @@ class Workbench:
         yield
         self.enter(before)
 
-    def progress(self, done: int, total: int, note: str = "") -> None:
-        """Tell the parent how far the cell is, and perhaps in what state."""
+    def progress(self, done: int, total: int, note: str = "", curves: Mapping[str, Point] | None = None) -> None:
+        """Tell the parent how far the cell is, perhaps in what state, and the newest points of its curves."""
         now = time.perf_counter()
         if now - self._reported > PROGRESS_INTERVAL_S:
             self._reported = now
-            self._report(f"{done}/{total} {note}".strip())
+            self._report(Progress(f"{done}/{total} {note}".strip(), dict(curves or {})))
 
     def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
         """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""

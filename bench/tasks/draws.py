@@ -86,6 +86,10 @@ class Generated:
         require_split(split)
         return self._rule.examples if split == "train" else None
 
+    def baselines(self) -> dict[str, float]:
+        """None: there is chance alone to beat."""
+        return {}
+
     def batch(self, split: str, indices: Sequence[int]) -> Batch:
         """The examples `indices` of a split."""
         import torch

@@ -99,6 +99,15 @@ class Windows:
         require_split(split)
         return None if split == "train" else (len(self.tokens[split]) - 1) // self._seq_len
 
+    def baselines(self) -> dict[str, float]:
+        """Losses of the `unigram` and the `bigram` model of the same tokens."""
+        from bench.tasks.ngram import bigram_loss, unigram_loss
+
+        return {
+            "unigram": unigram_loss(self.tokens, self.vocabulary),
+            "bigram": bigram_loss(self.tokens, self.vocabulary),
+        }
+
     def batch(self, split: str, indices: Sequence[int]) -> Batch:
         """The windows `indices` of a split; targets are the tokens one further."""
         import torch

@@ -40,6 +40,9 @@ class Task(Protocol):
     def size(self, split: str) -> int | None:
         """How many examples a split has; None: without end. Raises `ValueError` for another split."""
 
+    def baselines(self) -> dict[str, float]:
+        """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""
+
     def batch(self, split: str, indices: Sequence[int]) -> Batch:
         """The examples `indices` of a split, in that order; `IndexError` for one that the split has not."""
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,8 @@ from filelock import FileLock
 
 from bench.errors import bounded, one_line, say
 from bench.measures import flatten
-from bench.measures.summary import benchmark, features, summarise
+from bench.measures.progress import Point
+from bench.measures.summary import benchmark, curves, features, summarise
 from bench.quiet import QUIET
 from bench.records.record import FAILED, Record, RecordError
 from bench.records.store import latest
@@ -34,6 +36,8 @@ LOCK_TIMEOUT_S = 600.0
 LOGGERS = {"alembic": logging.WARNING, "sqlalchemy": logging.CRITICAL, "mlflow": logging.CRITICAL}
 # What MLflow takes in one call, and characters of a value (it takes 6000, which nobody reads) and of a note.
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
+# Of a curve.
+MAX_POINTS = 200
 # Unsupported and out of memory are findings; what failed is to be looked into or run again.
 _RUN_STATUS = dict.fromkeys(FAILED, "FAILED") | {"interrupted": "KILLED"}
 
@@ -76,7 +80,8 @@ class Mirror:
         named on stderr and left out.
         """
         by_id = {record.record_id: record for record in records}
-        standing = {record.record_id for record in latest(by_id.values()).values()}
+        by_cell = latest(by_id.values())
+        standing = {record.record_id for record in by_cell.values()}
         # A sweep calls this cell by cell: it need not read all runs each time.
         cell_ids = {record.cell_id for record in by_id.values()}
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
@@ -96,7 +101,13 @@ class Mirror:
                     written += experiment.write_cell(record, superseded)
                 elif runs[record_id].data.tags.get("superseded") != superseded:
                     experiment.client.set_tag(runs[record_id].info.run_id, "superseded", superseded)
+            experiment.end_live(by_cell, one_cell)
             return written
+
+    def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
+        """Add points to the curves of a cell that is being measured; its record's run will have all of them."""
+        with self._writing() as experiment:
+            experiment.write_points(cell_id, config, points)
 
     def summary(self, sweep_id: str, records: Iterable[Record], figures: Sequence[Path], table: str) -> None:
         """Write the runs that show a sweep as a whole, in place of those that an earlier call wrote.
@@ -181,6 +192,37 @@ class _Experiment:
             token = page.token or ""
         return runs
 
+    def write_points(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
+        from mlflow.entities import Metric
+
+        live = next(iter(self.search(f"tags.kind = 'live' AND tags.cell_id = '{cell_id}'")), None)
+        if live is None:
+            tags = {"kind": "live", "cell_id": cell_id, "attention": _text(config["label"])}
+            name = f"{config['label']} n={config['seq_len']} {config['bench']['name']}, running"
+            live = self.client.create_run(self.id, tags=tags, run_name=_text(name))
+            self._log(live.info.run_id, [], params=flatten(config))
+        elif live.info.status != "RUNNING":
+            self.client.update_run(live.info.run_id, "RUNNING")
+        told, now = live.data.metrics, round(time.time() * 1000)
+        new = {f"curve/{_name(name)}": point for name, point in points.items()}
+        self._log(
+            live.info.run_id,
+            [
+                Metric(name, point.value, now, point.step)
+                for name, point in new.items()
+                if told.get(name) != point.value
+            ],
+        )
+
+    def end_live(self, records: Mapping[str, Record], one_cell: str) -> None:
+        """Take away what was shown of cells until their records came; of one that failed it is all there is."""
+        for live in self.search("tags.kind = 'live'" + one_cell):
+            record = records.get(live.data.tags["cell_id"])
+            if record is not None and record.status == "ok":
+                self.client.delete_run(live.info.run_id)
+            elif record is not None and live.info.status == "RUNNING":
+                self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FINISHED"))
+
     def write_cell(self, record: Record, superseded: str) -> bool:
         """Returns whether MLflow takes it."""
         from mlflow.exceptions import MlflowException
@@ -193,7 +235,7 @@ class _Experiment:
         times = _milliseconds(record.started), _milliseconds(record.ended)
         try:
             with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
-                self._log(run_id, _metrics(record, told), params=flatten(record.config))
+                self._log(run_id, [*_metrics(record, told), *_curves(record)], params=flatten(record.config))
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
@@ -264,6 +306,16 @@ def _metrics(record: Record, told: Mapping[str, float]) -> list[Metric]:
 
     at = _milliseconds(record.ended), _step(record)
     return [Metric(_metric_name(key), value, *at) for key, value in told.items()]
+
+
+def _curves(record: Record) -> Iterator[Metric]:
+    """The record's curves, some hundred points of each."""
+    from mlflow.entities import Metric
+
+    ended = _milliseconds(record.ended)
+    with suppress(RecordError):  # `_told` says so
+        for name, points in curves(record, MAX_POINTS).items():
+            yield from (Metric(f"curve/{_name(name)}", point.value, ended, point.step) for point in points)
 
 
 def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.errors import ConfigError, one_line, say, without_credentials
+from bench.measures.progress import Progress
+from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.record import Record
 from bench.table import table
@@ -21,6 +24,7 @@ PATIENCE = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
+LIVE_INTERVAL_S = 5.0
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 
 
@@ -33,6 +37,7 @@ class Tracker:
 
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
+        self._followed = -LIVE_INTERVAL_S
         if settings.tracking["name"] == "none":
             return
         if importlib.util.find_spec("mlflow") is None:
@@ -52,6 +57,17 @@ class Tracker:
             return
         try:
             self.mirror.sync(records)
+        except TrackingError as error:
+            self._give_up(error)
+
+    def follow(self, cell: Cell, progress: Progress) -> None:
+        """Add the newest points of a cell's curves, not too often, while it is measured."""
+        now = time.monotonic()
+        if self.mirror is None or not progress.curves or now - self._followed < LIVE_INTERVAL_S:
+            return
+        self._followed = now
+        try:
+            self.mirror.follow(cell.cell_id, cell.config, progress.curves)
         except TrackingError as error:
             self._give_up(error)
 

@@ -1,0 +1,38 @@
+"""How far a cell is: what the process that measures tells its parent now and then."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """The newest value of a curve."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the bar shows, and the newest point of each curve of a training run."""
+
+    text: str
+    curves: dict[str, Point] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """As `decode` reads it."""
+        return json.dumps([self.text, self.curves])
+
+    @classmethod
+    def decode(cls, encoded: str) -> Progress:
+        """Read what `encode` wrote; values that are not finite are left out.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it is not that, cut short perhaps.
+        """
+        text, curves = json.loads(encoded)
+        points = {str(name): Point(int(step), float(value)) for name, (step, value) in curves.items()}
+        return cls(str(text), {name: point for name, point in points.items() if math.isfinite(point.value)})
