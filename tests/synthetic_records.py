@@ -262,7 +262,7 @@ def train(label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3
     """A synthetic train record: a loss that falls exponentially from ln 10 to `final`."""
     training = {"steps": 100 * evaluations, "learning_rate": learning_rate, "schedule": "linear"}
     cell = {
-        **config(label, {"name": "train", "checkpoint": True}, seq_len, seed=seed, batch_size=64, **changes),
+        **config(label, {"name": "train"}, seq_len, seed=seed, batch_size=64, **changes),
         "inputs": {"name": "reversal"},
         "model": {"name": "encoder", "layers": 1},
         "task": {"name": "reversal", "alphabet": 10},
@@ -287,6 +287,7 @@ def train(label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3
         "seconds": noisy(rng, 0.01, training["steps"]),
         "validation": found,
         "test": found[-1],
+        "baselines": {},
         "parameters": 12345,
         "vocabulary": 10,
         "source": "generated",

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo import Attention
-from attention_zoo.checks import require
 from bench.models.multihead import MultiHead
-from bench.models.positions import sinusoidal
+from bench.models.positions import PositionedEmbedding
 from bench.models.registry import EncoderSettings
 
 
@@ -28,13 +27,11 @@ class Encoder(nn.Module):
     """
 
     is_causal: ClassVar[bool] = EncoderSettings.is_causal
-    positions: Tensor
 
     def __init__(self, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int) -> None:
         super().__init__()
         width = attentions[0].num_heads * attentions[0].head_dim
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
+        self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
         self.blocks = nn.ModuleList(Block(attention) for attention in attentions)
         self.final = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.unembedding = nn.Embedding(vocabulary, width)
@@ -52,9 +49,7 @@ class Encoder(nn.Module):
         Raises:
             ValueError: more than `seq_len` tokens.
         """
-        n, longest = tokens.shape[1], len(self.positions)
-        require("seq_len", n, n <= longest, f"at most {longest}")
-        x = self.embedding(tokens) + self.positions[:n]
+        x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
         return F.linear(self.final(x if asked is None else x[asked]), self.unembedding.weight)

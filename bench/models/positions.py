@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attention_zoo.checks import require
+
 THETA = 10000.0
 
 
@@ -12,6 +14,26 @@ def sinusoidal(length: int, width: int) -> Tensor:
     """`(length, width)`: sine and cosine of `position / 10000^(2i / width)`, in turns (Vaswani et al. 2017, 3.5)."""
     angles = _angles(length, width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(torch.float32)
+
+
+class PositionedEmbedding(nn.Embedding):
+    """Tokens 0 to `vocabulary - 1` as vectors of `width`, with sinusoidal positions, `seq_len` of them, added."""
+
+    positions: Tensor
+
+    def __init__(self, vocabulary: int, width: int, seq_len: int) -> None:
+        super().__init__(vocabulary, width)
+        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`(batch, n)` int64 -> `(batch, n, width)`.
+
+        Raises:
+            ValueError: more than `seq_len` tokens.
+        """
+        n, longest = tokens.shape[1], len(self.positions)
+        require("seq_len", n, n <= longest, f"at most {longest}")
+        return super().forward(tokens) + self.positions[:n]
 
 
 class Rotary(nn.Module):

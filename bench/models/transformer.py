@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attention_zoo import Attention
-from attention_zoo.checks import require
 from bench.models.multihead import MultiHead
-from bench.models.positions import Rotary, sinusoidal
+from bench.models.positions import PositionedEmbedding, Rotary
 from bench.models.registry import TransformerSettings
 
 EPS = 1e-5
@@ -29,7 +29,6 @@ class Transformer(nn.Module):
     """
 
     is_causal: ClassVar[bool] = TransformerSettings.is_causal
-    positions: Tensor
 
     def __init__(
         self, settings: TransformerSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int
@@ -37,12 +36,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.activation_checkpointing = settings.activation_checkpointing
         width = attentions[0].num_heads * attentions[0].head_dim
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
+        self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
         rotary = Rotary(seq_len, attentions[0].head_dim)
         self.blocks = nn.ModuleList(Block(attention, rotary, settings.dropout) for attention in attentions)
         self.norm = nn.LayerNorm(width, eps=EPS)
-        self.bias = nn.Parameter(self.positions.new_zeros(vocabulary))
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
         """Logits of the token after each.
@@ -57,9 +55,7 @@ class Transformer(nn.Module):
         Raises:
             ValueError: more than `seq_len` tokens.
         """
-        n, longest = tokens.shape[1], len(self.positions)
-        require("seq_len", n, n <= longest, f"at most {longest}")
-        x = self.embedding(tokens) + self.positions[:n]
+        x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
         return F.linear(self.norm(x if asked is None else x[asked]), self.embedding.weight, self.bias)

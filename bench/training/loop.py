@@ -78,7 +78,7 @@ class Trainer:
         self.step += 1
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the losses of a batch over its number of answers."""
+        """The mean loss of the answers of a batch."""
         with self._autocast():
             return answers(self.run, tokens, targets).losses.mean()
 

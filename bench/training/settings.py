@@ -31,8 +31,8 @@ class Training:
     accumulate: int = setting(1, minimum=1)  # parts of a batch, one after the other
     compile: bool = False  # by torch.compile
     evaluate_every: int = setting(100, minimum=1, condition=False)  # steps
-    evaluation_examples: int = setting(1024, minimum=1, condition=False)  # of the validation split; test is read whole
-    test_examples: int = setting(4096, minimum=1, condition=False)
+    evaluation_examples: int = setting(1024, minimum=1, condition=False)  # of the validation split
+    test_examples: int = setting(4096, minimum=1, condition=False)  # of the test split, at the end
     checkpoint_seconds: float = setting(60.0, minimum=0, condition=False)  # what a kill may cost
 
     def rate(self, step: int) -> float:

@@ -93,7 +93,7 @@ def test_an_encoder_is_that_of_torch_nn(training):
             theirs.norm1.load_state_dict(block.attention_norm.state_dict())
             theirs.norm2.load_state_dict(block.feed_forward_norm.state_dict())
         read = tokens(length=20)
-        hidden = blocks(ours.embedding(read) + sinusoids(20, WIDTH))
+        hidden = blocks(F.embedding(read, ours.embedding.weight) + sinusoids(20, WIDTH))
         linear, _, norm = ours.final
         expected = norm(F.gelu(linear(hidden))) @ ours.unembedding.weight.T
         torch.testing.assert_close(ours(read), expected, rtol=0, atol=1e-5)
@@ -102,7 +102,7 @@ def test_an_encoder_is_that_of_torch_nn(training):
 def test_dropout_of_everything_leaves_the_embedding():
     model = made(settings={"dropout": 1.0}).train()
     read = tokens()
-    x = model.embedding(read) + sinusoids(SEQ_LEN, 32)
+    x = F.embedding(read, model.embedding.weight) + sinusoids(SEQ_LEN, 32)
     torch.testing.assert_close(model(read), model.norm(x) @ model.embedding.weight.T, rtol=0, atol=1e-6)
     assert not torch.allclose(model.eval()(read), model.norm(x) @ model.embedding.weight.T, atol=1e-2)
 

@@ -33,7 +33,7 @@ MALFORMED = [
     ((*DECODER, "task=associative_recall", "task.num_pairs=64"), "seq_len=64: must be even and at least 256"),
     ((*DECODER, "task=selective_copying", "seq_len=16"), "seq_len=16"),
     ((*DECODER, "task=language_modelling", "task.tokenizer=bpe", "task.vocabulary=null"), "task.vocabulary=None"),
-    ((*DECODER, "bench.checkpoint=maybe"), "bench.checkpoint='maybe'"),
+    ((*DECODER, "bench.memory_limit=much"), "bench.memory_limit='much'"),
 ]
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 
 from bench.records.store import Store, latest
 
-pytestmark = [pytest.mark.commands, pytest.mark.slow]
+pytestmark = pytest.mark.commands
 TINY = (
     "bench=train",
     "task=reversal",
@@ -73,6 +72,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
     assert all(len(values) == 30 for values in (*one["curve"].values(), one["seconds"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["performer_redraw", "softmax_dropout"])
 def test_a_run_killed_ten_times_ends_with_the_same_weights(tmp_path, attention):
     """Every other time the child that trains is killed, else all of the sweep's processes."""
@@ -116,7 +116,7 @@ def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
 def test_two_processes_learn_what_one_does(tmp_path):
     arguments = ("attention=polynomial_p4", "training.steps=40", "training.accumulate=2", "model.layers=2")
     alone = trained(tmp_path / "alone", *arguments).measurements
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     torchrun = [*launcher, "-m", "bench", *typed(tmp_path / "two", *arguments)[3:]]
     done = subprocess.run(torchrun, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -133,12 +133,15 @@ def test_two_processes_learn_what_one_does(tmp_path):
 
 def test_what_several_processes_cannot_do_is_one_line(tmp_path):
     latency = command("bench=latency", "attention=softmax", "tracking=none", "device=cpu", f"results_dir={tmp_path}")
+    somewhere = {"MASTER_PORT": "29500"}
     cases = [
-        (typed(tmp_path, "attention=softmax", "batch_size=15"), "batch_size=15: must be divisible by"),
-        (latency, "WORLD_SIZE=2: must be 1 for bench=latency"),
+        (typed(tmp_path, "attention=softmax", "batch_size=15"), somewhere, "batch_size=15: must be divisible by"),
+        (latency, somewhere, "WORLD_SIZE=2: must be 1 for bench=latency"),
+        (typed(tmp_path, "attention=softmax"), {"MASTER_PORT": "0"}, "MASTER_PORT=0: must be the port where"),
+        (typed(tmp_path, "attention=softmax"), {}, "MASTER_PORT=: must be the port where"),
     ]
-    for words, message in cases:
-        several = environment(WORLD_SIZE="2", RANK="0")
+    for words, port, message in cases:
+        several = environment(WORLD_SIZE="2", RANK="0", **port)
         done = subprocess.run(words, env=several, capture_output=True, text=True, timeout=100)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
         assert done.stderr.count("\n") == 1
@@ -167,4 +170,3 @@ def test_trained_weights_build_their_model_again(tmp_path):
     model = models.build(config, record.measurements["vocabulary"])
     missing = model.load_state_dict(weights(tmp_path), strict=False)
     assert not missing.unexpected_keys and all("_extra_state" in key for key in missing.missing_keys)
-    shutil.rmtree(folder)
