@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo import Attention
+from bench.models.initial import before_logits
 from bench.models.multihead import MultiHead
 from bench.models.positions import PositionedEmbedding
 from bench.models.registry import EncoderSettings
@@ -33,7 +34,7 @@ class Encoder(nn.Module):
         width = attentions[0].num_heads * attentions[0].head_dim
         self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
         self.blocks = nn.ModuleList(Block(attention) for attention in attentions)
-        self.final = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.final = nn.Sequential(nn.Linear(width, width), nn.GELU(), before_logits(nn.LayerNorm(width)))
         self.unembedding = nn.Embedding(vocabulary, width)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:

@@ -7,14 +7,16 @@ from torch import nn
 
 from attention_zoo import Attention
 
-EMBEDDING_STD = 0.02
+LOGIT_STD = 0.2
+"""Of an untrained model: its loss begins at the logarithm of the vocabulary."""
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw the weights of a model; its mechanisms have drawn their own, and norms begin as the identity.
+    """Draw the weights of a model; its mechanisms have drawn their own, and norms stay as they are.
 
-    Linear layers: LeCun normal and no bias, as the official code's (flax's Dense). Embeddings: N(0, 0.02^2), GPT-2's,
-    so that logits begin small: flax's 1/sqrt(width) would begin half a nat above the logarithm of the vocabulary.
+    As in the official code (flax's Dense and Embed): linear layers are LeCun normal without bias, embeddings have
+    standard deviation 1/sqrt(width). Smaller ones, such as GPT-2's 0.02, drown in the positions that are added: two
+    layers of width 64 then needed more than 800 steps instead of 200 to learn induction heads.
     """
     if isinstance(module, Attention):
         return
@@ -23,6 +25,12 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=EMBEDDING_STD, generator=generator)
+        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5, generator=generator)
     for child in module.children():
         initialise(child, generator)
+
+
+def before_logits(norm: nn.LayerNorm) -> nn.LayerNorm:
+    """The norm whose output meets the embeddings, so scaled that logits begin with `LOGIT_STD`."""
+    nn.init.constant_(norm.weight, LOGIT_STD)
+    return norm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attention_zoo import Attention
+from bench.models.initial import before_logits
 from bench.models.multihead import MultiHead
 from bench.models.positions import PositionedEmbedding, Rotary
 from bench.models.registry import TransformerSettings
@@ -39,7 +40,7 @@ class Transformer(nn.Module):
         self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
         rotary = Rotary(seq_len, attentions[0].head_dim)
         self.blocks = nn.ModuleList(Block(attention, rotary, settings.dropout) for attention in attentions)
-        self.norm = nn.LayerNorm(width, eps=EPS)
+        self.norm = before_logits(nn.LayerNorm(width, eps=EPS))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:

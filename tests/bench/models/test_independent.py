@@ -132,10 +132,12 @@ def test_logits_of_what_is_asked_are_those_of_everything(model):
 def test_weights_begin_as_they_are_said_to(model):
     weights = build(config(model, settings={"layers": 1}, num_heads=8, head_dim=32), 1000).state_dict()
     for key, tensor in weights.items():
-        if "norm" in key or key.startswith("final.2") or key.endswith("bias"):
-            assert torch.equal(tensor, torch.full_like(tensor, float(key.endswith("weight")))), key
+        before_logits = key.startswith(("norm", "final.2"))
+        if "norm" in key or before_logits or key.endswith("bias"):
+            gain = 0.2 if before_logits else 1.0
+            assert torch.equal(tensor, torch.full_like(tensor, gain if key.endswith("weight") else 0.0)), key
         else:
-            std = 0.02 if "embedding" in key else tensor.shape[1] ** -0.5
+            std = tensor.shape[1] ** -0.5
             assert tensor.std().item() == pytest.approx(std, rel=0.02), key
             assert abs(tensor.mean().item()) < 0.02 * std, key
 
