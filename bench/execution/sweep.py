@@ -22,8 +22,7 @@ from bench.execution.reruns import Rerun
 from bench.execution.runner import run_cell
 from bench.execution.slots import hold, slot
 from bench.measures.progress import Progress
-from bench.plan import sources
-from bench.plan.cell import Cell, Variant, make_cell, merge_compared
+from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.machine import gpu
 from bench.records.record import FAILED, Record
@@ -58,7 +57,7 @@ def plan(composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Seque
     Raises:
         ConfigError: one line about the first configuration that cannot be run.
     """
-    sources.forget()  # a notebook plans again after an edit
+    forget()  # a notebook plans again after an edit
     cells: dict[str, Cell] = {}
     settings: Config | None = None
     made = []

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from attention_zoo.checks import check_choice
-from bench.inputs.gaussian import Gaussian
-from bench.inputs.pretrained import Pretrained
+from attention_zoo.checks import check_choice, require
+from bench import saved
+from bench.inputs.base import Source
 
-SOURCES: dict[str, type[Gaussian] | type[Pretrained]] = {"gaussian": Gaussian, "pretrained": Pretrained}
+# By names that are computed: the code of one source is no part of a cell that reads another.
+SOURCES = {"gaussian": "Gaussian", "pretrained": "Pretrained", "trained": "Trained"}
+# What a model is read with that has no task of its own; null is the default.
+OF_TRANSFORMERS = ("text", "window")
 
 
-def source(fields: Mapping[str, Any]) -> Gaussian | Pretrained:
+def source(fields: Mapping[str, Any]) -> Source:
     """The source that a config's `inputs` describe: its `name` and the fields of that source.
+
+    `pretrained` is `trained` where the model is a folder that `bench=train` left.
 
     Raises:
         ValueError: unknown name or field, or a value out of range.
     """
     given = dict(fields)
     name = check_choice("inputs.name", given.pop("name", None), tuple(SOURCES))
-    known = [field.name for field in dataclasses.fields(SOURCES[name])]
+    given = {key: value for key, value in given.items() if value is not None or key not in OF_TRANSFORMERS}
+    if name == "pretrained" and isinstance(model := given.get("model"), str) and saved.is_saved(model):
+        name = "trained"
+        for key in OF_TRANSFORMERS:
+            require(f"inputs.{key}", given.get(key), key not in given, f"null: {model} reads its own task's test split")
+    kind = getattr(importlib.import_module(f"{__name__}.{name}"), SOURCES[name])
+    known = [field.name for field in dataclasses.fields(kind)]
     for key, value in given.items():
         if key not in known:
             raise ValueError(f"inputs.{key}={value!r}: unknown; {name} takes {', '.join(known)}")
-    return SOURCES[name](**given)
+    described: Source = kind(**given)
+    return described
 
 
 def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,6 +65,4 @@ def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Te
 
 def check(config: Mapping[str, Any], cache_dir: Path) -> None:
     """Raise what `load` would raise, as far as that can be known without making the tensors; writes nothing."""
-    described = source(config["inputs"])
-    if isinstance(described, Pretrained):
-        described.check(config, cache_dir)
+    source(config["inputs"]).check(config, cache_dir)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from attention_zoo.checks import check_float
+from bench.inputs.base import Source
 from bench.inputs.seeds import inputs_seed
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Source):
     """Value is N(0, 1); so are query and key, but for the factor that makes attention sharp or flat.
 
     Attributes:
@@ -23,8 +24,7 @@ class Gaussian:
             uniform, which flatters every approximation; trained models' scores are several times as wide.
     """
 
-    is_read: ClassVar[bool] = False
-    """Whether it comes from somewhere, and may be missing or not fit."""
+    name: ClassVar[str] = "gaussian"
 
     score_scale: float = 1.0
 

@@ -81,7 +81,7 @@ def _minilm(key: str) -> str:
 
 def is_directory(name: str, key: str = KEY) -> bool:
     """Whether a model is a local directory; raises `ValueError` for one that is not there."""
-    looks_local = name.startswith(("/", ".", "~"))
+    looks_local = name.startswith(("/", ".", "~")) or name.partition("@")[0].count("/") > 1
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
     found = exists_as(Path.is_dir, name)
     require(key, name, found or not looks_local, allowed)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +11,17 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attention_zoo.checks import check_choice, check_int, require
-from bench.inputs import models, texts
+from bench.inputs import kept, models, texts
+from bench.inputs.base import Source
 from bench.inputs.capture import Transformer
 from bench.inputs.seeds import inputs_seed
-from bench.records.store import write_atomically
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Source):
     """The batch is the first `batch_size` sequences of `seq_len` tokens of the text, one after another.
 
     Attributes:
@@ -38,6 +36,7 @@ class Pretrained:
             positions repeat (first arXiv version of the Skeinformer paper: 512).
     """
 
+    name: ClassVar[str] = "pretrained"
     is_read: ClassVar[bool] = True
 
     model: str = "minilm"
@@ -59,45 +58,33 @@ class Pretrained:
 
         A cached file is all that a machine without model, text and transformers needs.
         """
-        import safetensors.torch
-
-        key, path = self._cached(config, cache_dir)
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (FileNotFoundError, safetensors.SafetensorError):
-            # A file that cannot be read, cut short on its way here perhaps, is made again.
-            tensors = self._make(config)
-            write_atomically(path, safetensors.torch.save(tensors, metadata={"inputs": key}))
-        self._check_heads(config, *tensors["query"].shape)
-        return tensors["query"], tensors["key"], tensors["value"]
+        query, key, value = kept.load(self._key(config), cache_dir, lambda: self._make(config))
+        self._check_heads(config, *query.shape)
+        return query, key, value
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """See that model, layer, heads and text are there and fit the cell; the model does not run."""
-        import safetensors
-
-        try:
-            with safetensors.safe_open(self._cached(config, cache_dir)[1], "numpy") as file:
-                self._check_heads(config, *file.get_slice("query").get_shape())
-        except (FileNotFoundError, safetensors.SafetensorError):
+        if (shape := kept.shape(self._key(config), cache_dir)) is not None:
+            self._check_heads(config, *shape)
+        else:
             described = _described(self, config["batch_size"], config["seq_len"])
             self._check_heads(config, config["batch_size"], described.heads, config["seq_len"], described.head_dim)
+
+    def identity(self) -> dict[str, Any]:
+        """The hashes of the files that model and text are, or their names on the hub."""
+        return {"model": models.identity(self.model), "text": texts.identity(self.text)}
 
     def _check_heads(self, config: Mapping[str, Any], batch: int, heads: int, length: int, head_dim: int) -> None:
         for name, has in (("num_heads", heads), ("head_dim", head_dim)):
             require(name, config[name], config[name] == has, f"{has}, as in inputs.model={self.model}")
 
-    def _cached(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[str, Path]:
-        key = json.dumps(self._key(config), sort_keys=True)
-        return key, Path(cache_dir) / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
-
     def _key(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """All that determines the tensors."""
         return {
             "format": FORMAT,
-            "model": models.identity(self.model),
+            **self.identity(),
             "seed": self._seed(config),
             "layer": self.layer,
-            "text": texts.identity(self.text),
             "window": self.window,
             "seq_len": config["seq_len"],
             "batch_size": config["batch_size"],
@@ -106,11 +93,11 @@ class Pretrained:
     def _seed(self, config: Mapping[str, Any]) -> int | None:
         return inputs_seed(config["seed"]) if self.weights == "initialised" else None
 
-    def _make(self, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _make(self, config: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         transformer = Transformer(self.model)
         tokens = self.read(transformer, config["batch_size"], config["seq_len"])
-        tensors = transformer.attention_inputs(tokens, self.layer, self.window, self._seed(config))
-        return {name: t.contiguous() for name, t in zip(("query", "key", "value"), tensors, strict=True)}
+        query, key, value = transformer.attention_inputs(tokens, self.layer, self.window, self._seed(config))
+        return query, key, value
 
     def read(self, transformer: Transformer, batch_size: int, seq_len: int) -> Tensor:
         """The tokens that the model reads, `(batch_size, seq_len)`; `ValueError` where layer or text do not fit."""

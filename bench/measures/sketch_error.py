@@ -37,7 +37,8 @@ class SketchError(Benchmark):
         """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
 
         Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is
-        one sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2).
+        one sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2) or the
+        mechanism is the trained one of the model that the inputs are taken from.
 
         Returns:
             Lists over trials (the redraws of a sequence side by side) of lists over heads:
@@ -69,14 +70,17 @@ class SketchError(Benchmark):
         gate.close()
         attention.double()
         query, key, _ = (tensor.double() for tensor in inputs)
-        redraws = workbench.config["repeats"] if attention.degree > 2 else 1
+        # What was trained is what it is.
+        is_drawn = attention.degree > 2 and workbench.config["label"] not in workbench.trained
+        redraws = workbench.config["repeats"] if is_drawn else 1
         trials = len(query) * redraws
         measured: dict[str, list[Any]] = {}
         with torch.no_grad():
             for trial in range(trials):
                 sequence = slice(trial // redraws, trial // redraws + 1)
-                # Multiplied, so that cells that differ in their seed alone share no draw either.
-                attention.resample(workbench.config["seed"] * trials + trial)
+                if is_drawn:
+                    # Multiplied, so that cells that differ in their seed alone share no draw either.
+                    attention.resample(workbench.config["seed"] * trials + trial)
                 q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
                 results = _errors(attention, q, k) | _signs(attention, q, k)
                 if trial % redraws == 0:

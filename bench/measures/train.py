@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bench.measures import Benchmark, register
 from bench.measures.progress import Point
 from bench.records.quantities import Quantity
-from bench.records.store import write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import nn
 
     from bench.measures.workbench import Workbench
     from bench.training.loop import Trainer
@@ -48,6 +44,7 @@ class Train(Benchmark):
         """
         import torch
 
+        from bench import saved
         from bench.training import checkpoint
 
         trainer, keep = make_trainer(workbench), workbench.keep
@@ -59,7 +56,7 @@ class Train(Benchmark):
             self._train(workbench, trainer, None if trainer.world.rank else keep)
             test = trainer.evaluate("test", trainer.settings.test_examples)
         if keep and not trainer.world.rank:
-            export(trainer.model, workbench.config, keep)
+            saved.save(keep, trainer.model, workbench.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
         return {
             "curve": trainer.curve,
@@ -168,13 +165,3 @@ def make_trainer(workbench: Workbench) -> Trainer:
         dtype=workbench.dtype,
         world=join(workbench.keep.name if workbench.keep else config["label"], workbench.device),
     )
-
-
-def export(model: nn.Module, config: dict[str, Any], folder: Path) -> None:
-    """Leave trained weights, and the configuration that builds their model, in a folder."""
-    import safetensors.torch
-    from torch import Tensor
-
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    write_atomically(folder / "config.json", json.dumps(config, indent=1).encode())
-    write_atomically(folder / "model.safetensors", safetensors.torch.save(weights))

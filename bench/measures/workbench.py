@@ -40,6 +40,8 @@ class Workbench:
         self.seconds: dict[str, float] = {}
         self.implementations: dict[str, dict[str, str | None]] = {}
         self.correctness: dict[str, dict[str, Any]] = {}
+        self.trained: set[str] = set()
+        """The labels of mechanisms that are those of the model that the inputs are taken from, as they were trained."""
         self.inputs_sha256: str | None = None
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
 
@@ -67,7 +69,7 @@ class Workbench:
     def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
         """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""
         changes = {} if seq_len is None else {"max_seq_len": seq_len}
-        return build_attention(self.config, **changes).to(self.device, self.dtype).eval()
+        return self._built(self.config, **changes).to(self.device, self.dtype).eval()
 
     def configs(self) -> list[dict[str, Any]]:
         """The cell's configuration, and in a comparison that of every other mechanism."""
@@ -75,14 +77,20 @@ class Workbench:
 
     def attentions(self) -> dict[str, attention_zoo.Attention]:
         """All mechanisms of the cell by label, each in its dtype: several in a comparison, else one."""
-        return {
-            c["label"]: build_attention(c).to(self.device, getattr(torch, c["dtype"])).eval() for c in self.configs()
-        }
+        return {c["label"]: self._built(c).to(self.device, getattr(torch, c["dtype"])).eval() for c in self.configs()}
 
     def reference(self, label: str) -> attention_zoo.Attention:
         """The reference implementation of one of the cell's mechanisms."""
         config = next(config for config in self.configs() if config["label"] == label)
-        return build_attention(config, impl="reference")
+        return self._built(config, impl="reference")
+
+    def _built(self, config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
+        """A mechanism of the cell, the one that the inputs were made for where it is that one."""
+        trained = input_sources.source(config["inputs"]).mechanism(config, **changes)
+        if trained is None:
+            return build_attention(config, **changes)
+        self.trained.add(config["label"])
+        return trained
 
     def gate(self, inputs: tuple[Tensor, Tensor, Tensor], positions: Tensor | None = None) -> Gate:
         """The correctness gate of this cell, for these inputs."""
@@ -92,10 +100,13 @@ class Workbench:
         """Remember for the record which implementation and backend ran."""
         executed = attention.executed
         self.implementations[label] = {} if executed is None else executed._asdict()
+        if label in self.trained:
+            self.implementations[label]["weights"] = "trained"
 
     def exact(self) -> attention_zoo.Attention:
-        """The exact function that the cell's mechanism approximates, in at least float32."""
-        name = "polynomial" if self.attention().info.approximates == "polynomial" else "flash"
+        """The exact function that the cell's mechanism approximates, in at least float32, with the weights of both."""
+        attention = self.attention()
+        name = "polynomial" if attention.info.approximates == "polynomial" else "flash"
         precision = torch.promote_types(self.dtype, torch.float32)
         common = {key: self.config[key] for key in ("head_dim", "num_heads", "causal")}
         given = self.config["attention"]
@@ -103,6 +114,8 @@ class Workbench:
         # The fused kernels of a GPU do not take float64.
         impl = "reference" if precision == torch.float64 else "auto"
         exact = attention_zoo.create(name, **common, **shared, impl=impl)
+        weights = attention.state_dict()
+        exact.load_state_dict({key: weights.get(key, value) for key, value in exact.state_dict().items()})
         return exact.to(self.device, precision).eval()
 
     def inputs(

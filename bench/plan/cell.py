@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import attention_zoo
-from bench import measures, models, tasks
+from bench import inputs, measures, models, tasks
 from bench.errors import ConfigError, one_line
-from bench.inputs import source
+from bench.plan import sources as code
 from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
@@ -107,13 +107,34 @@ def content_id(config: dict[str, Any], sources: tuple[Source, ...]) -> str:
         "sources": {source.name: source.sha256 for source in sources},
         "packages": {package: _version(package) for package in _packages(config)},
         "machine": measuring_identity(config["device"]),
+        "inputs": _identity(json.dumps(config["inputs"])) if _takes_inputs(config) else {},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def forget() -> None:
+    """Read code and models anew: a plan that is made later may find others."""
+    code.forget()
+    _identity.cache_clear()
+
+
 def _cell(config: dict[str, Any], timeout: float) -> Cell:
-    sources = _sources(config)
-    return Cell(config, content_id(config, sources), timeout, sources=sources)
+    try:
+        sources = _sources(config)
+        return Cell(config, content_id(config, sources), timeout, sources=sources)
+    except ValueError as error:  # what inputs are read from is not there
+        raise ConfigError(one_line(error)) from None
+
+
+def _takes_inputs(config: dict[str, Any]) -> bool:
+    """Whether a cell takes queries, keys and values from `inputs`; what trains reads its task."""
+    return "task" not in config
+
+
+@functools.cache
+def _identity(source: str) -> dict[str, Any]:
+    """What is read for the inputs that a JSON text describes: once for all cells, files may be large."""
+    return inputs.source(json.loads(source)).identity()
 
 
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
@@ -133,13 +154,18 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
-    """The code that a measurement runs: the child process, the benchmark, and every mechanism that it calls."""
+    """The code that a measurement runs: child process, benchmark, inputs, and every mechanism that these call."""
     names = _mechanisms(config)
-    suite = ("bench.execution.child", measures.get(config["bench"]["name"]).__module__)
-    if calls(closure(suite), "exact"):
+    suite = ["bench.execution.child", measures.get(config["bench"]["name"]).__module__]
+    through: frozenset[str] = frozenset()
+    if _takes_inputs(config):
+        source = inputs.source(config["inputs"])
+        suite, through = [*suite, type(source).__module__], source.mechanisms()
+    if calls(closure(tuple(suite)), "exact"):
         functions = {attention_zoo.info(name).approximates for name in names}
         names |= {exact for function, exact in EXACT.items() if function in functions}
-    return closure((*suite, *sorted(attention_zoo.attention_class(name).__module__ for name in names)))
+    modules = {attention_zoo.attention_class(name).__module__ for name in names | through}
+    return closure((*suite, *sorted(modules)))
 
 
 def _mechanisms(config: dict[str, Any]) -> set[str]:
@@ -226,9 +252,10 @@ def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str
     return {key: value for key, value in defaults.items() if _is_data(value)}, frozenset(floats)
 
 
-def _complete_inputs(inputs: dict[str, Any]) -> dict[str, Any]:
-    takes_float = {field.name for field in dataclasses.fields(source(inputs)) if "float" in str(field.type)}
-    return {key: _plain(value, key in takes_float) for key, value in inputs.items()}
+def _complete_inputs(values: dict[str, Any]) -> dict[str, Any]:
+    described: Any = inputs.source(values)
+    takes_float = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
+    return {key: _plain(value, key in takes_float) for key, value in values.items()}
 
 
 def _is_data(value: Any) -> bool:

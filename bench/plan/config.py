@@ -135,6 +135,7 @@ def _require_addressable(config: Config) -> None:
 
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"name": values.get("name"), **dataclasses.asdict(source(values))}
+        described: Any = source(values)
+        return {"name": described.name, **dataclasses.asdict(described)}
     except ValueError as error:
         raise ConfigError(str(error)) from None

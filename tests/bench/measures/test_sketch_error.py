@@ -28,7 +28,7 @@ class Workbench:
         drawn[1] = drawn[0] + 0.5 * drawn[1]
         self._inputs = inputs or tuple(x.to(dtype or torch.float64) for x in drawn)
         self.made = attention_zoo.create(name, head_dim=shape[3], num_heads=shape[1], dtype=dtype, **given)
-        self.seen = []
+        self.seen, self.trained = [], set()
 
     def inputs(self):
         return self._inputs

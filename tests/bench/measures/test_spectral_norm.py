@@ -42,7 +42,7 @@ class Workbench:
         generator = torch.Generator().manual_seed(0)
         self._inputs = tuple(torch.randn(shape, generator=generator, dtype=dtype) for _ in range(3))
         self._attention, self._exact = attention, exact
-        self.seen = []
+        self.seen, self.trained = [], set()
 
     def inputs(self):
         return self._inputs

@@ -1,0 +1,147 @@
+"""What `bench=train` left, as models of transformers (tested with 5.23): importing this module makes them known.
+
+`AutoModelForCausalLM.from_pretrained(folder)` is a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` an encoder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
+
+from attention_zoo import UnsupportedError
+from bench import models, saved
+
+
+class AttentionZooConfig(PreTrainedConfig):
+    """The cell that a model was trained in.
+
+    Attributes:
+        cell: its resolved configuration.
+        vocab_size: how many tokens the model knows.
+    """
+
+    model_type = saved.TYPE
+
+    cell: dict[str, Any] | None = None
+    vocab_size: int = 1
+    tie_word_embeddings: bool = False  # by the model itself, where they are
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest sequence."""
+        return int(self._cell["seq_len"])
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Heads of a layer."""
+        return int(self._cell["num_heads"])
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of a token."""
+        return int(self._cell["num_heads"] * self._cell["head_dim"])
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers."""
+        return models.settings(self._cell["model"]).layers
+
+    @property
+    def _cell(self) -> dict[str, Any]:
+        return self.cell or {}
+
+
+class _AttentionZooModel(PreTrainedModel):
+    config_class = AttentionZooConfig
+    config: AttentionZooConfig
+
+    def __init__(self, config: AttentionZooConfig) -> None:
+        super().__init__(config)
+        # Not every mechanism can be made on transformers' meta device.
+        with torch.device("cpu"):
+            self.model = models.build(config._cell, config.vocab_size)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """What the checkpoint does not hold (tables of positions are made, not saved) is as in a new model."""
+        if module is not self.model:
+            return
+        new = models.build(self.config._cell, self.config.vocab_size)
+        fresh = dict([*new.named_parameters(), *new.named_buffers()])
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if not getattr(tensor, "_is_hf_initialized", False):
+                    tensor.copy_(fresh[name])
+
+    def _logits(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if attention_mask is not None and not attention_mask.all():
+            raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")
+        logits: Tensor = self.model(input_ids)
+        return logits
+
+
+class AttentionZooForCausalLM(_AttentionZooModel, GenerationMixin):  # type: ignore[misc]
+    """A decoder that was trained here. It keeps no cache: `generate` reads the whole sequence for every token."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> CausalLMOutput:
+        """Logits of the token after each, and with labels the mean cross-entropy.
+
+        Args:
+            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
+            attention_mask: ones.
+            labels: `(batch, n)`, the tokens themselves as for every such model of transformers, which shifts them;
+                -100 where nothing is asked. (Those of `bench.tasks` are shifted already.)
+            **kwargs: what transformers passes along, of `num_items_in_batch` the loss makes use.
+
+        Raises:
+            UnsupportedError: padding.
+            ValueError: a sequence that is too long.
+        """
+        logits = self._logits(input_ids, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The whole sequence, whatever transformers would take from a cache."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class AttentionZooForMaskedLM(_AttentionZooModel):
+    """An encoder that was trained here."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> MaskedLMOutput:
+        """Logits of what belongs at each position, and with labels the mean cross-entropy.
+
+        Args:
+            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
+            attention_mask: ones.
+            labels: `(batch, n)`, what belongs there; -100 where nothing is asked.
+            **kwargs: as for a decoder.
+
+        Raises:
+            UnsupportedError: padding.
+            ValueError: a sequence that is too long.
+        """
+        logits = self._logits(input_ids, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss=loss, logits=logits)
+
+
+AutoConfig.register(saved.TYPE, AttentionZooConfig)
+AutoModelForCausalLM.register(AttentionZooConfig, AttentionZooForCausalLM)
+AutoModelForMaskedLM.register(AttentionZooConfig, AttentionZooForMaskedLM)

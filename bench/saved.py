@@ -1,0 +1,122 @@
+"""The folder of a trained model: the cell that it was trained in and its weights, as transformers reads them too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench.errors import one_line
+from bench.records.store import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TYPE = "attention_zoo"
+# transformers has no class for a model's body alone where the model is the body: it is a part of one of ours.
+PREFIX = "model."
+# What a model and its task are made of.
+KINDS = {
+    **dict.fromkeys(("attention", "model", "task"), dict),
+    **dict.fromkeys(("seq_len", "num_heads", "head_dim", "seed"), int),
+    "causal": bool,
+    "impl": str,
+}
+
+
+class Saved(NamedTuple):
+    """What `config.json` says: the resolved configuration of the cell, and how many tokens its model knows."""
+
+    cell: dict[str, Any]
+    vocabulary: int
+
+
+def save(folder: Path, model: nn.Module, cell: Mapping[str, Any], vocabulary: int) -> None:
+    """Leave a trained model in a folder, each file wholly or not at all.
+
+    Args:
+        folder: where `config.json` and `model.safetensors` are left.
+        model: of `bench.models.build(cell, vocabulary)`.
+        cell: the resolved configuration of the cell that trained it.
+        vocabulary: how many tokens it knows.
+    """
+    import safetensors.torch
+    from torch import Tensor
+
+    weights = {
+        PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }
+    described = {
+        "architectures": [f"AttentionZooFor{'CausalLM' if cell['causal'] else 'MaskedLM'}"],
+        "model_type": TYPE,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "vocab_size": vocabulary,
+        "cell": dict(cell),
+    }
+    write_atomically(folder / "model.safetensors", safetensors.torch.save(weights, metadata={"format": "pt"}))
+    write_atomically(folder / "config.json", json.dumps(described, indent=1).encode())
+
+
+def is_saved(folder: str | Path) -> bool:
+    """Whether a folder is one that `save` left; False, too, for what cannot be read."""
+    try:
+        return _described(Path(folder)).get("model_type") == TYPE
+    except (OSError, ValueError):
+        return False
+
+
+def read(folder: str | Path) -> Saved:
+    """What a folder of `save` says.
+
+    Raises:
+        ValueError: it cannot be read, or says something else.
+    """
+    try:
+        described = _described(Path(folder))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"config.json cannot be read: {one_line(error)}") from None
+    cell, vocabulary = described.get("cell"), described.get("vocab_size")
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"config.json: vocab_size={vocabulary!r}: must be an integer of at least 1")
+    if not isinstance(cell, dict):
+        raise ValueError("config.json: cell must be the configuration that bench=train left there")
+    for key, kind in KINDS.items():
+        value: Any = cell.get(key)
+        if type(value) is not kind or (isinstance(value, dict) and not isinstance(value.get("name"), str)):
+            raise ValueError(f"config.json: cell.{key} must be what bench=train left there")
+    return Saved(cell, vocabulary)
+
+
+def load_weights(folder: str | Path) -> dict[str, Tensor]:
+    """The state_dict of a saved model, on the CPU.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    import safetensors
+    import safetensors.torch
+
+    try:
+        tensors = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"model.safetensors cannot be read: {one_line(error)}") from None
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+
+
+def shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the state_dict of a saved model; raises as `load_weights`, which reads the tensors too."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(Path(folder) / "model.safetensors", "numpy") as file:
+            return {name.removeprefix(PREFIX): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"model.safetensors cannot be read: {one_line(error)}") from None
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    described = json.loads((folder / "config.json").read_bytes())
+    if not isinstance(described, dict):
+        raise ValueError("no JSON object")
+    return described
