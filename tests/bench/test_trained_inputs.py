@@ -1,0 +1,455 @@
+"""Inputs from models that were trained here: what their mechanisms are given, and the mechanisms themselves."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from model_cases import DECODERS, ENCODERS, config
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+import attention_zoo
+import bench.inputs
+from bench import models, saved, tasks
+from bench.errors import ConfigError
+from bench.execution.rehearsal import rehearse
+from bench.inputs import kept
+from bench.inputs.seeds import inputs_seed
+from bench.inputs.trained import Trained
+from bench.measures.sketch_error import SketchError
+from bench.measures.spectral_norm import SpectralNorm
+from bench.measures.train import Train
+from bench.measures.workbench import Workbench
+from bench.models.multihead import MultiHead
+from bench.plan import cell as plan_cell
+from bench.plan.cell import Variant, make_cell, merge_compared
+from bench.plan.config import check
+
+LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
+OF_KIND = {
+    "decoder": {"task": {"name": "induction_heads"}, "model": {"name": "transformer", "layers": 2}, "causal": True},
+    "encoder": {"task": {"name": "reversal"}, "model": {"name": "encoder", "layers": 2}, "causal": False},
+}
+SIZES = {"seq_len": 12, "batch_size": 4, "num_heads": 2, "head_dim": 8, "device": "cpu", "tracking": {}}
+
+
+def planned(attention, **values):
+    attention = {"name": attention} if isinstance(attention, str) else attention
+    checked = check({"inputs": {"name": "gaussian"}, **SIZES, **values, "attention": attention})
+    return make_cell(checked, Variant(attention["name"], attention))
+
+
+def train(folder, attention=LEARNED, kind="decoder", steps=3, seed=5, **values):
+    """A folder as `bench=train` leaves it."""
+    training = {"steps": steps, "warmup": 0, "test_examples": 4, "evaluation_examples": 4, "learning_rate": 0.05}
+    of_kind = {**OF_KIND[kind], "training": training, "seed": seed, **values}
+    made = planned(attention, bench={"name": "train"}, **of_kind)
+    Train().measure(Workbench(made.config, folder / "inputs", keep=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A function of `train`'s arguments, each of which is trained once; nobody changes what it gives."""
+    folders = {}
+
+    def of(**given):
+        key = json.dumps(given, sort_keys=True)
+        if key not in folders:
+            folders[key] = train(tmp_path_factory.mktemp("trained"), **given)
+        return folders[key]
+
+    return of
+
+
+@pytest.fixture
+def decoder(trained, tmp_path):
+    """A folder of a decoder with a learned sketch, to be changed."""
+    return Path(shutil.copytree(trained(), tmp_path / "decoder"))
+
+
+def reading(folder, attention="softmax", bench_name="latency", inputs=None, **values):
+    """A cell whose inputs come from a folder."""
+    inputs = {"name": "pretrained", "model": str(folder), **(inputs or {})}
+    bench_settings = {"name": bench_name}
+    return planned(attention, bench=bench_settings, inputs=inputs, **values)
+
+
+def loaded(folder, tmp_path, **values):
+    return bench.inputs.load(reading(folder, **values).config, tmp_path / "cache")
+
+
+def workbench(folder, tmp_path, attention=LEARNED, **values):
+    return Workbench(reading(folder, attention, **values).config, tmp_path / "cache")
+
+
+# --- query, key and value
+
+
+def tokens(kind, count=4, seed=5):
+    given = {"task": OF_KIND[kind]["task"], "causal": OF_KIND[kind]["causal"], "seq_len": 12, "seed": seed}
+    return tasks.open_task(given, Path("/nowhere")).batch("test", range(count)).tokens
+
+
+def turned(x):
+    """Rotary positions by complex numbers: coordinate i with i + h/2, position t by t 10000^(-2i/h)."""
+    first, second = x.double().chunk(2, -1)
+    half = first.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[2]).double(), 10000.0 ** (-torch.arange(half).double() / half))
+    rotated = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([rotated.real, rotated.imag], -1)
+
+
+def test_layer_0_of_a_decoder_equals_a_computation_from_the_bare_weights(trained, tmp_path):
+    weights = {name.removeprefix("model."): x for name, x in load_file(trained() / "model.safetensors").items()}
+    positions = torch.arange(12).double()[:, None] * 10000.0 ** (-torch.arange(0, 16, 2).double() / 16)
+    x = weights["embedding.weight"][tokens("decoder")].double()
+    x = x + torch.stack([positions.sin(), positions.cos()], -1).flatten(1)
+    norm = [weights[f"blocks.0.attention_norm.{name}"].double() for name in ("weight", "bias")]
+    x = F.layer_norm(x, (16,), *norm, eps=1e-5) @ weights["blocks.0.multihead.query_key_value.weight"].double().T
+    query, key, value = x.view(4, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    for tensor, expected in zip(loaded(trained(), tmp_path), (turned(query), turned(key), value), strict=True):
+        assert tensor.shape == (4, 2, 12, 8) and tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_every_layer_gives_what_its_projection_gave(kind, layer, trained, tmp_path):
+    folder = trained(kind=kind)
+    model = models.build(saved.read(folder).cell, saved.read(folder).vocabulary).eval()
+    model.load_state_dict(saved.load_weights(folder))
+    projected = []
+    projection = [m for m in model.modules() if isinstance(m, MultiHead)][layer].query_key_value
+    projection.register_forward_hook(lambda module, given, out: projected.append(out))
+    with torch.no_grad():
+        model(tokens(kind))
+    query, key, value = projected[0].view(4, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    if kind == "decoder":
+        query, key = turned(query).float(), turned(key).float()
+    for tensor, expected in zip(loaded(folder, tmp_path, inputs={"layer": layer}), (query, key, value), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shorter_inputs_and_smaller_batches_are_the_beginning_of_larger_ones(trained, tmp_path):
+    whole = loaded(trained(), tmp_path)
+    for part in (loaded(trained(), tmp_path, seq_len=7), loaded(trained(), tmp_path, batch_size=2)):
+        batch, _, length, _ = part[0].shape
+        for small, large in zip(part, whole, strict=True):
+            torch.testing.assert_close(small, large[:batch, :, :length], rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_read_once_is_kept_until_the_weights_change(decoder, tmp_path, monkeypatch):
+    first = loaded(decoder, tmp_path)
+    (file,) = (tmp_path / "cache").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "build", None)
+        assert all(torch.equal(a, b) for a, b in zip(loaded(decoder, tmp_path), first, strict=True))
+    shift(decoder, "blocks.0.attention_norm.bias")
+    assert not torch.equal(loaded(decoder, tmp_path)[0], first[0])
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    file.write_bytes(file.read_bytes()[:-10])
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def shift(folder, name, by=0.5):
+    """Change a weight of a folder."""
+    weights = load_file(folder / "model.safetensors")
+    weights = {key: value + by if key == f"model.{name}" else value.clone() for key, value in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_the_kept_tensors_are_of_one_model_layer_task_and_seed(trained, tmp_path, monkeypatch):
+    keys = []
+    monkeypatch.setattr(kept, "load", lambda key, *_: keys.append(json.dumps(key, sort_keys=True)) or [torch.empty(0)])
+    variants = [
+        {}, {"seq_len": 11}, {"batch_size": 3}, {"inputs": {"layer": 1}},
+        {"inputs": {"weights": "initialised"}}, {"inputs": {"weights": "initialised"}, "seed": 1},
+    ]  # fmt: skip
+    for variant in variants:
+        loaded(trained(), tmp_path, **variant)
+    loaded(trained(seed=6), tmp_path)
+    assert len(set(keys)) == len(keys) == 7
+    loaded(trained(), tmp_path, seed=1)
+    assert keys[-1] == keys[0], "trained weights do not depend on the cell's seed"
+    assert str(trained()) not in keys[0]
+
+
+def test_initialised_is_the_same_model_as_new(trained, tmp_path):
+    state = torch.get_rng_state()
+    first, again, other = (
+        loaded(trained(), tmp_path / str(n), inputs={"weights": "initialised", "layer": 1}, seed=seed)
+        for n, seed in enumerate((0, 0, 1))
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    found = saved.read(trained())
+    model = models.build({**found.cell, "seed": inputs_seed(0)}, found.vocabulary).eval()
+    expected = bench.inputs.trained.attention_inputs(model, tokens("decoder"), 1)
+    for a, b, c, d in zip(first, again, other, expected, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, d) and not torch.equal(a, c)
+    assert not torch.equal(first[0], loaded(trained(), tmp_path, inputs={"layer": 1})[0])
+
+
+def test_a_text_is_read_by_the_model_that_was_trained_on_it(trained, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number * number} of a text\n" for number in range(100)))
+    task = {"name": "language_modelling", "text": str(text)}
+    folder = train(tmp_path / "model", "softmax", task=task)
+    test = tasks.open_task(saved.read(folder).cell, tmp_path / "cache")
+    windows = test.size("test")
+    assert loaded(folder, tmp_path, batch_size=windows)[0].shape[0] == windows
+    with pytest.raises(ValueError, match=f"^batch_size={windows + 1}: must be at most {windows}, as many examples as"):
+        loaded(folder, tmp_path, batch_size=windows + 1)
+    text.unlink()
+    with pytest.raises(ValueError, match=r"^inputs.model='.*': task.text='.*text.txt': must be kjv"):
+        loaded(folder, tmp_path, batch_size=1)
+
+
+# --- the mechanism
+
+
+def test_the_mechanism_of_the_model_is_measured_as_it_was_trained(trained, tmp_path):
+    weights = load_file(trained() / "model.safetensors")
+    fresh = attention_zoo.create("polysketch", head_dim=8, num_heads=2, causal=True, sketch="learned", sketch_size=8)
+    for layer in (0, 1):
+        bench_ = workbench(trained(), tmp_path, causal=True, inputs={"layer": layer})
+        attention = bench_.attention()
+        assert len(attention.state_dict()) > 4 and not attention.training
+        for name, value in attention.state_dict().items():
+            assert torch.equal(value, weights[f"model.blocks.{layer}.multihead.attention.{name}"])
+        assert any(not torch.equal(x, fresh.state_dict()[name]) for name, x in attention.state_dict().items())
+        bench_.note_implementation("polysketch", attention)
+        assert bench_.implementations["polysketch"]["weights"] == "trained"
+        assert all(
+            torch.equal(a, b) for a, b in zip(attention.parameters(), bench_.reference("polysketch").parameters())
+        )
+
+
+@pytest.mark.parametrize(
+    ("attention", "inputs"),
+    [
+        ({**LEARNED, "sketch": "gaussian"}, {}),
+        ({**LEARNED, "sketch_size": 16}, {}),
+        ({**LEARNED, "local": True}, {}),
+        ("polynomial", {}),
+        (LEARNED, {"weights": "initialised"}),
+    ],
+)
+def test_any_other_mechanism_is_as_new(attention, inputs, trained, tmp_path):
+    bench_ = workbench(trained(), tmp_path, attention, causal=True, inputs=inputs)
+    made, label = bench_.attention(), bench_.config["label"]
+    given = {"name": attention} if isinstance(attention, str) else dict(attention)
+    fresh = attention_zoo.create(given.pop("name"), head_dim=8, num_heads=2, causal=True, max_seq_len=12, **given)
+    assert made.state_dict().keys() == fresh.state_dict().keys()
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in made.state_dict().items())
+    bench_.note_implementation(label, made)
+    assert not bench_.trained and "weights" not in bench_.implementations[label]
+
+
+def test_in_a_comparison_each_mechanism_is_asked_by_itself(trained, tmp_path):
+    cells = [
+        reading(trained(), {**LEARNED, "sketch": sketch}, "compare", causal=True) for sketch in ("learned", "gaussian")
+    ]
+    (cell,) = merge_compared(cells)
+    bench_ = Workbench(cell.config, tmp_path)
+    labels = list(bench_.attentions())
+    assert len(labels) == 2 and bench_.trained == {labels[0]}
+
+
+def test_a_checkpoint_that_knows_fewer_hyperparameters_had_their_defaults(decoder, tmp_path):
+    described = json.loads((decoder / "config.json").read_text())
+    del described["cell"]["attention"]["per_head"]
+    (decoder / "config.json").write_text(json.dumps(described))
+    bench_ = workbench(decoder, tmp_path, causal=True)
+    bench_.attention()
+    assert bench_.trained
+
+
+@pytest.mark.parametrize("name", sorted({*DECODERS, *ENCODERS}))
+def test_every_mechanism_with_weights_or_draws_is_taken_over(name, tmp_path):
+    kind = "encoder" if name in ENCODERS else "transformer"
+    cell = config(kind, name, task={"name": "reversal" if kind == "encoder" else "induction_heads"}, seed=3)
+    model = models.build(cell, 17)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1)
+    saved.save(tmp_path, model, cell, 17)
+    own = [module for module in model.modules() if isinstance(module, MultiHead)][1].attention
+    shorter = {**cell, "seq_len": 16, "seed": 0}
+    taken = Trained(str(tmp_path), layer=1).mechanism(shorter)
+    assert (taken is None) == (not [*own.parameters(), *own.buffers()])
+    if taken is not None:
+        assert taken.seed == own.seed == 4
+        for key, value in own.state_dict().items():
+            assert torch.equal(taken.state_dict()[key], value) if isinstance(value, torch.Tensor) else True
+        x = torch.randn(2, 2, 16, 16, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(taken.eval()(x, x, x), own.eval()(x, x, x))
+
+
+@torch.no_grad()
+def test_the_sketch_error_is_that_of_the_trained_sketch_and_nothing_is_drawn(trained, tmp_path):
+    bench_ = workbench(trained(), tmp_path, bench_name="sketch_error", repeats=3, causal=True)
+    query, key, _ = (x.double() for x in bench_.inputs())
+    result = SketchError().measure(bench_)
+    assert len(result["kernel_error"]) == 4
+    weights = load_file(trained() / "model.safetensors")
+    prefix = "model.blocks.0.multihead.attention."
+    sketch = attention_zoo.create("polysketch", head_dim=8, num_heads=2, sketch="learned", sketch_size=8).double()
+    sketch.load_state_dict({name.removeprefix(prefix): x for name, x in weights.items() if name.startswith(prefix)})
+    for sequence, by_head in enumerate(result["kernel_error"]):
+        left, right = (sketch.features(x)[sequence] for x in (query, key))
+        power = (query[sequence] @ key[sequence].mT) ** 4
+        norms = [(x[sequence].square().sum(-1) ** 4).sum(-1).sqrt() for x in (query, key)]
+        expected = ((left @ right.mT) ** 2 - power).flatten(1).norm(dim=1) / (norms[0] * norms[1])
+        torch.testing.assert_close(torch.tensor(by_head).double(), expected, rtol=1e-9, atol=0)
+    random = workbench(trained(), tmp_path, {**LEARNED, "sketch": "gaussian"}, repeats=3, causal=True)
+    assert len(SketchError().measure(random)["kernel_error"]) == 12
+
+
+def test_what_is_exact_has_the_trained_weights_that_it_shares(trained, tmp_path):
+    """Degree 2 is no sketch: exact, but for the affine layer norm, which was trained."""
+    exactly = {"name": "polysketch", "degree": 2}
+    folder = Path(shutil.copytree(trained(attention=exactly), tmp_path / "model"))
+    shift(folder, "blocks.0.multihead.attention.layernorm.weight", torch.linspace(-1, 1, 8))
+    bench_ = workbench(folder, tmp_path, exactly, bench_name="spectral_norm", dtype="float64", causal=True)
+    result = SpectralNorm().measure(bench_)
+    assert len(result["relative"]) == 4 and max(max(by_head) for by_head in result["relative"]) < 1e-12
+
+
+# --- planning
+
+
+def test_a_plan_says_what_is_read(trained):
+    inputs = {"name": "trained", "model": str(trained()), "weights": "pretrained", "layer": 0}
+    assert reading(trained()).config["inputs"] == inputs
+    assert reading(trained(), inputs={"text": None, "window": None}).config["inputs"] == inputs
+    assert bench.inputs.source(inputs) == Trained(str(trained()))
+
+
+def test_a_cell_is_another_one_when_the_weights_change_and_no_other_is(decoder):
+    def ids():
+        plan_cell.forget()
+        return reading(decoder).cell_id, planned("softmax", bench={"name": "latency"}).cell_id
+
+    before = ids()
+    assert ids() == before
+    shift(decoder, "blocks.1.multihead.out.weight")
+    after = ids()
+    assert after[0] != before[0] and after[1] == before[1]
+
+
+def test_the_code_of_a_cell_is_that_of_its_inputs_too(trained):
+    read, drawn = (
+        {source.name for source in one.sources}
+        for one in (reading(trained()), planned("softmax", bench={"name": "latency"}))
+    )
+    own = {"bench/inputs/trained.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
+    assert read >= own | {"attention_zoo/polysketch.py"}
+    assert not drawn & (own | {"bench/inputs/pretrained.py", "bench/tasks/__init__.py", "attention_zoo/polysketch.py"})
+
+
+def emptied(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def of_another_shape(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "model.bias": torch.zeros(3)}, folder / "model.safetensors")
+
+
+def without_one(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.bias"]
+    save_file(weights, folder / "model.safetensors")
+
+
+def saying(**changes):
+    def change(folder):
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**described, **changes}))
+
+    return change
+
+
+def saying_of_its_cell(**changes):
+    def change(folder):
+        described = json.loads((folder / "config.json").read_text())
+        described["cell"] |= changes
+        (folder / "config.json").write_text(json.dumps(described))
+
+    return change
+
+
+NAMED = "inputs.model='{}': "
+BROKEN = [
+    (emptied, NAMED + "model.safetensors cannot be read: "),
+    (cut, NAMED + "model.safetensors cannot be read: "),
+    (of_another_shape, NAMED + "model.safetensors: bias is [3], must be [17] as config.json has it"),
+    (without_one, NAMED + "model.safetensors: bias is missing, must be [17] as config.json has it"),
+    (saying(vocab_size="many"), NAMED + "config.json: vocab_size='many': must be an integer of at least 1"),
+    (saying(cell=None), NAMED + "config.json: cell must be the configuration that bench=train left there"),
+    (saying_of_its_cell(seq_len="long"), NAMED + "config.json: cell.seq_len must be what bench=train left there"),
+    (saying_of_its_cell(attention={}), NAMED + "config.json: cell.attention must be what bench=train left there"),
+    (saying_of_its_cell(attention={"name": "magic"}), "inputs.model='{}': attention='magic'"),
+    (saying_of_its_cell(model={"name": "oracle"}), NAMED + "model.name='oracle': must be one of"),
+    (saying_of_its_cell(task={"name": "chess"}), NAMED + "task.name='chess': must be one of"),
+    (saying_of_its_cell(head_dim=4), NAMED + "model.safetensors: "),
+    (lambda folder: (folder / "config.json").write_text("{"), NAMED + "cannot be read: "),
+    (shutil.rmtree, NAMED + "must be minilm, a directory, or repository[@revision]"),
+]
+UNFIT = [
+    ({"num_heads": 4}, "num_heads=4: must be 2, as in inputs.model={}"),
+    ({"head_dim": 32}, "head_dim=32: must be 8, as in inputs.model={}"),
+    ({"seq_len": 13}, "seq_len=13: must be at most 12, as in inputs.model={}"),
+    ({"inputs": {"layer": 2}}, "inputs.layer=2: must be between 0 and 1: {} has 2 layers"),
+    ({"inputs": {"layer": -1}}, "inputs.layer=-1: must be"),
+    ({"inputs": {"weights": "new"}}, "inputs.weights='new': must be one of pretrained, initialised"),
+    ({"inputs": {"text": "kjv"}}, "inputs.text='kjv': must be null: {} reads its own task's test split"),
+    ({"inputs": {"window": 64}}, "inputs.window=64: must be null: {} reads its own task's test split"),
+    ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; trained takes model, weights, layer"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "line"), BROKEN, ids=range(len(BROKEN)))
+def test_a_folder_that_is_no_whole_model_is_one_line_before_anything_starts(spoil, line, decoder, tmp_path):
+    good = reading(decoder).config
+    spoil(decoder)
+    plan_cell.forget()
+    with pytest.raises((ConfigError, ValueError)) as refused:
+        bench.inputs.check(reading(decoder).config, tmp_path)
+    assert str(refused.value).startswith(line.format(decoder)) and "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="^inputs.model="):
+        bench.inputs.load(good, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("changes", "line"), UNFIT, ids=range(len(UNFIT)))
+def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tmp_path):
+    with pytest.raises((ConfigError, ValueError)) as refused:
+        bench.inputs.check(reading(trained(), **changes).config, tmp_path)
+    assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
+
+
+def test_a_rehearsal_finds_what_does_not_fit_and_writes_nothing(decoder, tmp_path):
+    cells = [reading(decoder, seed=seed) for seed in range(3)]
+    assert rehearse(cells, tmp_path / "inputs") == cells
+    with pytest.raises(ConfigError, match=r"^seq_len=13: must be at most 12, as in inputs.model="):
+        rehearse([reading(decoder, seq_len=13)], tmp_path / "inputs")
+    cut(decoder)
+    with pytest.raises(ConfigError, match=r"^inputs.model='.*': model.safetensors cannot be read: "):
+        rehearse([reading(decoder)], tmp_path / "inputs")
+    assert not (tmp_path / "inputs").exists()
+
+
+def test_planning_builds_no_model_and_needs_no_transformers(trained, monkeypatch):
+    monkeypatch.setattr(models, "build", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert reading(trained()).config["inputs"]["name"] == "trained"
