@@ -77,7 +77,9 @@ class Trained(Source):
 
     def mechanisms(self) -> frozenset[str]:
         """The one that the model was trained with."""
-        return frozenset({self._read().cell["attention"]["name"]})
+        name = self._read().cell["attention"]["name"]
+        with self._named():
+            return frozenset({attention_zoo.info(name).name})
 
     def mechanism(self, config: Mapping[str, Any], **changes: Any) -> attention_zoo.Attention | None:
         """The layer's own mechanism, its weights and draws as they were trained; made for the model's longest sequence.

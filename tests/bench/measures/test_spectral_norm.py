@@ -184,6 +184,13 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
     assert len(set(attention.seeds[1:])) == 12
 
 
+def test_what_was_trained_is_not_drawn_again():
+    attention = Fake(lambda query, key, value, seed: value, random=True)
+    bench = Workbench(attention, lambda query, key, value: value, shape=(3, 2, 16, 4), repeats=4)
+    bench.trained = {"fake"}
+    assert len(measure(bench)["absolute"]) == 3 and attention.seeds == [0]
+
+
 def test_sequences_are_compared_with_their_own_exact_output():
     def value_itself(query, key, value, *seed):
         return value

@@ -1,7 +1,6 @@
 """Training as a user starts it: the same curve every time, in however many pieces or processes."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -154,7 +153,7 @@ def test_what_is_not_finite_ends_the_run_with_its_step_and_parameter(tmp_path):
 
 
 def test_trained_weights_build_their_model_again(tmp_path):
-    from bench import models
+    from bench import models, saved
 
     record = trained(
         tmp_path,
@@ -166,7 +165,6 @@ def test_trained_weights_build_their_model_again(tmp_path):
         "seq_len=16",
     )
     (folder,) = tmp_path.glob("training/*")
-    config = json.loads((folder / "config.json").read_text())
-    model = models.build(config, record.measurements["vocabulary"])
-    missing = model.load_state_dict(weights(tmp_path), strict=False)
-    assert not missing.unexpected_keys and all("_extra_state" in key for key in missing.missing_keys)
+    found = saved.read(folder)
+    assert found == (record.config, record.measurements["vocabulary"])
+    models.build(*found).load_state_dict(saved.load_weights(folder))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import bench as bench_command
 from model_cases import DECODERS, ENCODERS, config
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
@@ -27,6 +28,7 @@ from bench.models.multihead import MultiHead
 from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
+from bench.records.store import Store, latest
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {
@@ -39,7 +41,7 @@ SIZES = {"seq_len": 12, "batch_size": 4, "num_heads": 2, "head_dim": 8, "device"
 def planned(attention, **values):
     attention = {"name": attention} if isinstance(attention, str) else attention
     checked = check({"inputs": {"name": "gaussian"}, **SIZES, **values, "attention": attention})
-    return make_cell(checked, Variant(attention["name"], attention))
+    return make_cell(checked, Variant(attention["name"], {"name": attention["name"]}))
 
 
 def train(folder, attention=LEARNED, kind="decoder", steps=3, seed=5, **values):
@@ -221,11 +223,11 @@ def test_the_mechanism_of_the_model_is_measured_as_it_was_trained(trained, tmp_p
         for name, value in attention.state_dict().items():
             assert torch.equal(value, weights[f"model.blocks.{layer}.multihead.attention.{name}"])
         assert any(not torch.equal(x, fresh.state_dict()[name]) for name, x in attention.state_dict().items())
-        bench_.note_implementation("polysketch", attention)
-        assert bench_.implementations["polysketch"]["weights"] == "trained"
-        assert all(
-            torch.equal(a, b) for a, b in zip(attention.parameters(), bench_.reference("polysketch").parameters())
-        )
+        label = bench_.config["label"]
+        bench_.note_implementation(label, attention)
+        assert bench_.implementations[label]["weights"] == "trained"
+        pairs = zip(attention.parameters(), bench_.reference(label).parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ def test_the_sketch_error_is_that_of_the_trained_sketch_and_nothing_is_drawn(tra
         power = (query[sequence] @ key[sequence].mT) ** 4
         norms = [(x[sequence].square().sum(-1) ** 4).sum(-1).sqrt() for x in (query, key)]
         expected = ((left @ right.mT) ** 2 - power).flatten(1).norm(dim=1) / (norms[0] * norms[1])
-        torch.testing.assert_close(torch.tensor(by_head).double(), expected, rtol=1e-9, atol=0)
+        torch.testing.assert_close(torch.tensor(by_head, dtype=expected.dtype), expected, rtol=1e-9, atol=0)
     random = workbench(trained(), tmp_path, {**LEARNED, "sketch": "gaussian"}, repeats=3, causal=True)
     assert len(SketchError().measure(random)["kernel_error"]) == 12
 
@@ -398,10 +400,11 @@ BROKEN = [
     (saying(cell=None), NAMED + "config.json: cell must be the configuration that bench=train left there"),
     (saying_of_its_cell(seq_len="long"), NAMED + "config.json: cell.seq_len must be what bench=train left there"),
     (saying_of_its_cell(attention={}), NAMED + "config.json: cell.attention must be what bench=train left there"),
-    (saying_of_its_cell(attention={"name": "magic"}), "inputs.model='{}': attention='magic'"),
+    (saying_of_its_cell(attention={"name": "magic"}), NAMED + "attention='magic': unknown; known are"),
     (saying_of_its_cell(model={"name": "oracle"}), NAMED + "model.name='oracle': must be one of"),
     (saying_of_its_cell(task={"name": "chess"}), NAMED + "task.name='chess': must be one of"),
-    (saying_of_its_cell(head_dim=4), NAMED + "model.safetensors: "),
+    (saying(vocab_size=5), NAMED + "model.safetensors: bias is [17], must be [5] as"),
+    (saying_of_its_cell(model={"name": "transformer", "layers": 3}), NAMED + "model.safetensors: blocks.2."),
     (lambda folder: (folder / "config.json").write_text("{"), NAMED + "cannot be read: "),
     (shutil.rmtree, NAMED + "must be minilm, a directory, or repository[@revision]"),
 ]
@@ -426,7 +429,7 @@ def test_a_folder_that_is_no_whole_model_is_one_line_before_anything_starts(spoi
     with pytest.raises((ConfigError, ValueError)) as refused:
         bench.inputs.check(reading(decoder).config, tmp_path)
     assert str(refused.value).startswith(line.format(decoder)) and "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="^inputs.model="):
+    with pytest.raises(ValueError, match=r"^inputs\.model="):
         bench.inputs.load(good, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -453,3 +456,34 @@ def test_planning_builds_no_model_and_needs_no_transformers(trained, monkeypatch
     monkeypatch.setattr(models, "build", None)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert reading(trained()).config["inputs"]["name"] == "trained"
+
+
+@pytest.mark.commands
+def test_what_a_command_trained_the_next_ones_measure(tmp_path):
+    common = ("num_heads=2", "head_dim=16", "seq_len=16", "device=cpu", "tracking=none", f"results_dir={tmp_path}")
+    fewer = ("training.steps=20", "training.warmup=5", "training.test_examples=8", "training.evaluation_examples=8")
+    model = ("model=transformer_tiny", "task=induction_heads", "batch_size=16", "attention=polysketch_learned_r32")
+    done = bench_command("bench=train", *model, *common, *fewer)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "training").iterdir()
+    assert saved.is_saved(folder)
+    for name in ("sketch_error", "spectral_norm"):
+        read = (
+            "inputs=pretrained",
+            f"inputs.model={folder}",
+            "batch_size=2",
+            "causal=true",
+            "repeats=3",
+            f"bench={name}",
+        )
+        mechanisms = "attention=polysketch_learned_r32,polysketch_random_r32"
+        done = bench_command(*read, mechanisms, *common)
+        assert done.returncode == 0, done.stderr
+    records = latest(Store(tmp_path).load()).values()
+    for name, measured in (("sketch_error", "kernel_error"), ("spectral_norm", "relative")):
+        found = {r.config["label"]: r for r in records if r.config["bench"]["name"] == name}
+        trials = {label: len(record.measurements[measured]) for label, record in found.items()}
+        assert trials == {"polysketch_learned_r32": 2, "polysketch_random_r32": 6}
+        noted = {label: record.numerics["implementations"][label].get("weights") for label, record in found.items()}
+        assert noted == {"polysketch_learned_r32": "trained", "polysketch_random_r32": None}
+        assert {record.config["inputs"]["name"] for record in found.values()} == {"trained"}
