@@ -146,14 +146,11 @@ def test_shorter_inputs_and_smaller_batches_are_the_beginning_of_larger_ones(tra
 
 def test_what_was_read_once_is_kept_until_the_weights_change(decoder, tmp_path, monkeypatch):
     first = loaded(decoder, tmp_path)
-    (file,) = (tmp_path / "cache").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(models, "build", None)
         assert all(torch.equal(a, b) for a, b in zip(loaded(decoder, tmp_path), first, strict=True))
     shift(decoder, "blocks.0.attention_norm.bias")
     assert not torch.equal(loaded(decoder, tmp_path)[0], first[0])
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-    file.write_bytes(file.read_bytes()[:-10])
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
