@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
@@ -67,16 +67,14 @@ class _AttentionZooModel(PreTrainedModel):
             self.model = models.build(config._cell, config.vocab_size)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
         """What the checkpoint does not hold (tables of positions are made, not saved) is as in a new model."""
-        if module is not self.model:
-            return
         new = models.build(self.config._cell, self.config.vocab_size)
         fresh = dict([*new.named_parameters(), *new.named_buffers()])
-        with torch.no_grad():
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                if not getattr(tensor, "_is_hf_initialized", False):
-                    tensor.copy_(fresh[name])
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if not getattr(tensor, "_is_hf_initialized", False):
+                tensor.copy_(fresh[name])
 
     def _logits(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         if attention_mask is not None and not attention_mask.all():

@@ -25,7 +25,7 @@ def trained(folder, model="transformer", name="softmax", **given):
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in built.parameters():
-            weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
+            weight.add_(0.5 * torch.randn(weight.shape, generator=generator))
     saved.save(folder, built, cell, VOCABULARY)
     return built
 
