@@ -55,6 +55,7 @@ COLUMNS = (
     "inputs",
     "weights",  # of pretrained inputs: initialised or pretrained
     "input_settings",  # JSON
+    "source",  # of what a model learned: the text that was really read, or "generated"
     "impl",
     "seed",
     "settings",  # JSON: what else determines the measurement
@@ -270,6 +271,7 @@ def _conditions(record: Record) -> Row:
             "inputs": inputs.pop("name", None),
             "weights": inputs.pop("weights", None),
             "input_settings": _json(inputs),
+            "source": record.measurements.get("source"),
             "settings": _json(settings),
             "device_name": machine.get("gpu_name" if config.get("device") == "cuda" else "cpu_model"),
             "threads": record.numerics.get("threads"),

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis import trained
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
 from analysis.peers import peers
@@ -21,12 +22,16 @@ from analysis.plots import (
     learning,
     memory,
     pareto,
+    perplexity,
     polysketchformer,
+    quality_cost,
+    recall,
     roofline,
     skeinformer,
     sketch_error,
+    thesis,
+    train_step,
 )
-from analysis.trained import trained
 from bench.errors import one_line
 
 Made = TypeVar("Made", Figure, pd.DataFrame)
@@ -90,6 +95,21 @@ FIGURES: dict[str, Entry[Figure]] = {
     "memory": Entry(memory.figure, ("memory",), "peak memory over context length"),
     "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
     "learning": Entry(learning.figure, ("train",), "loss and right answers over the steps of training"),
+    "copying_induction": Entry(
+        learning.sudden, ("train",), "copying and induction over the steps of training (PolySketchFormer, Figure 5)"
+    ),
+    "recall": Entry(recall.figure, ("train",), "associative recall over the number of pairs, by length"),
+    "thesis": Entry(thesis.figure, ("train",), "loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8)"),
+    "perplexity": Entry(
+        perplexity.figure, ("train",), "test perplexity over context length (PolySketchFormer, Figure 2)"
+    ),
+    "perplexity_by_position": Entry(
+        perplexity.by_position, ("train",), "test perplexity over the position in the context"
+    ),
+    "steps_per_second": Entry(
+        train_step.figure, (), "training steps per second over context length (PolySketchFormer, Figure 4)"
+    ),
+    "quality_cost": Entry(quality_cost.figure, ("train",), "test loss over the measured time of a step of training"),
     "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
     "roofline": Entry(roofline.figure, ("roofline",), "FLOP/s over FLOP/byte under the roof of the device"),
     "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
@@ -105,7 +125,17 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
     "crossover_speeds": Entry(
         crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
     ),
-    "trained": Entry(trained, ("train",), "loss and right answers of trained models, over their seeds"),
+    "trained": Entry(trained.trained, ("train",), "loss and right answers of trained models, over their seeds"),
+    "polysketchformer_tables2_3": Entry(
+        trained.perplexities, ("train",), "test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3)"
+    ),
+    "polysketchformer_table4": Entry(
+        train_step.table, (), "training steps per second beside the papers' (PolySketchFormer, Table 4)"
+    ),
+    "polysketchformer_table5": Entry(
+        trained.solved, ("train",), "copying and induction beside the paper's (PolySketchFormer, Table 5)"
+    ),
+    "thesis_losses": Entry(trained.thesis, ("train",), "loss of sequence reversal beside the thesis'"),
     "peers": Entry(peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
     "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
     "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),

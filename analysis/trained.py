@@ -1,14 +1,21 @@
-"""What mechanisms have learned, in a table: over seeds, on the test split."""
+"""What mechanisms have learned, in tables: over seeds, on the test split, beside what the papers report."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest, series
+from analysis.frame import series
+from analysis.learned import PANEL, learned, over_seeds
+from analysis.published import beside
+
+SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
 
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each task, length and mechanism: median and range over seeds of loss (nats) and whole examples right.
+    """A row for each task, length and mechanism: loss (nats) and whole examples right, at its best learning rate.
 
     Args:
         frame: from `analysis.frame.load`.
@@ -16,29 +23,80 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: no cell of bench=train ended ok.
     """
-    data = frame[(frame["bench"] == "train") & (frame["status"] == "ok")]
-    if data.empty:
-        raise MissingRecords("needs an ok record of bench=train")
-    keys = ["inputs", "seq_len", "series", "settings", "dtype"]
-    data, _ = newest(data.assign(series=series(data)), [*keys, "seed", "metric"])
-    rows = []
-    for (task, seq_len, name, _, dtype), cells in data.groupby(keys, sort=False):
-        loss, right, speed = (
-            cells.loc[cells["metric"] == metric, "value"] for metric in ("loss", "example_accuracy", "steps_per_second")
-        )
-        rows.append(
-            {
-                "task": task,
-                "n": seq_len,
-                "attention": name,
-                "dtype": dtype,
-                "seeds": cells["seed"].nunique(),
-                "loss (nats)": loss.median(),
-                "lowest": loss.min(),
-                "highest": loss.max(),
-                "right (%)": 100 * right.median(),
-                "lowest right (%)": 100 * right.min(),
-                "steps/s": speed.median(),
-            }
-        )
-    return pd.DataFrame(rows).sort_values(["task", "n", "loss (nats)"], kind="stable").reset_index(drop=True)
+    data, _ = learned(frame)
+    table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
+    speed = over_seeds(data, "steps_per_second").set_index([*PANEL, "series"])["value"]
+    table["steps/s"] = speed.reindex(pd.MultiIndex.from_frame(table[["task", "n", "attention"]])).to_numpy()
+    return table.sort_values(["task", "n", "loss (nats)"], kind="stable").reset_index(drop=True)
+
+
+def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
+    """PolySketchFormer, Tables 2 and 3: test perplexity of ours on our text, of n-grams, and of the papers on theirs.
+
+    The papers' models have 12 or 13 layers of 12 heads x 64.
+
+    Raises:
+        MissingRecords: no language model was trained.
+    """
+    data, _ = learned(frame, ["language_modelling"])
+    table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
+    for name in ("unigram", "bigram"):
+        losses = data[data["metric"] == f"{name}_loss"].groupby(PANEL)["value"].median()
+        table[name] = [math.exp(losses.get(key, math.nan)) for key in zip(table["task"], table["n"], strict=True)]
+    return beside(table, "perplexity")
+
+
+def solved(frame: pd.DataFrame) -> pd.DataFrame:
+    """PolySketchFormer, Table 5 and Appendix F.2: examples of copying and induction wholly right, ours and the paper's.
+
+    Raises:
+        MissingRecords: neither task was learned.
+    """
+    data, _ = learned(frame, ["selective_copying", "induction_heads"])
+    tables = []
+    for task, rows in data.groupby("inputs", sort=False):
+        table = _rows(rows, {"right (%)": ("example_accuracy", 100)}, sizes=True)
+        table = beside(table, "right", of=task).rename(columns={f"{task} (ICML)": "ICML (%)"})
+        tables.append(table.assign(task=table["task"].fillna(task.replace("_", " "))))
+    return pd.concat(tables, ignore_index=True)
+
+
+def thesis(frame: pd.DataFrame) -> pd.DataFrame:
+    """Reizin's thesis, chapter 5: the loss of sequence reversal in the end, ours over seeds and the thesis' one run.
+
+    Raises:
+        MissingRecords: reversal was not learned.
+    """
+    data, _ = learned(frame, ["reversal"])
+    table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
+    return table.rename(columns={"reversal (thesis)": "thesis"})
+
+
+def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: bool = False) -> pd.DataFrame:
+    """A row for each panel and series with median and range of metrics, each with its name and a factor.
+
+    With `sizes` the model's have columns, and the name of the mechanism is without them.
+    """
+    keys = [*PANEL, "series"]
+    cells = data.drop_duplicates("cell_id")
+    first = cells.assign(name=series(cells)).drop_duplicates(keys).set_index(keys)
+    ok = (cells["status"] == "ok").groupby([cells[key] for key in keys])
+    model = {
+        "attention": first["name"],
+        "layers": first["layers"],
+        "heads": first["num_heads"],
+        "head dim": first["head_dim"],
+    }
+    columns = {
+        **(model if sizes else {}),
+        "dtype": first["dtype"],
+        "learning rate": first["rate"],
+        "best of": first["rates"],
+        "seeds": ok.sum(),
+        "failed": ok.size() - ok.sum(),
+    }
+    for name, (metric, factor) in metrics.items():
+        values = over_seeds(data, metric).set_index(keys)
+        columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
+    table = pd.DataFrame(columns).reset_index().rename(columns={"kind": "task", "seq_len": "n"})
+    return table.drop(columns="series") if sizes else table.rename(columns={"series": "attention"})

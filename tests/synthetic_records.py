@@ -258,17 +258,18 @@ def roofline(label, seq_len, rng, status="ok", rounds=20, **changes):
     return record(cell, measured, status)
 
 
-def train(label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3, evaluations=8, **changes):
-    """A synthetic train record: a loss that falls exponentially from ln 10 to `final`."""
-    training = {"steps": 100 * evaluations, "learning_rate": learning_rate, "schedule": "linear"}
-    cell = {
-        **config(label, {"name": "train"}, seq_len, seed=seed, batch_size=64, **changes),
-        "inputs": {"name": "reversal"},
-        "model": {"name": "encoder", "layers": 1},
-        "task": {"name": "reversal", "alphabet": 10},
-        "training": training,
-    }
-    losses = np.log(10) * (final / np.log(10)) ** (np.arange(1, evaluations + 1) / evaluations)
+def train(
+    label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3, evaluations=8, task="reversal", **changes
+):
+    """A synthetic train record: a loss that falls exponentially, or at once, from ln 10 to `final`."""
+    cell = training_cell(label, {"name": "train"}, seq_len, task, seed=seed, **changes)
+    training = {"steps": 100 * evaluations, "learning_rate": learning_rate, "schedule": "linear", "accumulate": 1}
+    cell["training"] = training
+    share = np.arange(1, evaluations + 1) / evaluations
+    if task in ("induction_heads", "selective_copying"):
+        share = 1 / (1 + np.exp(-30 * (share - rng.uniform(0.3, 0.8))))
+    losses = np.log(10) * (final / np.log(10)) ** share
+    text = cell["task"].get("text")
     found = [
         {
             "step": 100 * (number + 1),
@@ -276,25 +277,93 @@ def train(label, seq_len, seed, rng, status="ok", learning_rate=1e-3, final=1e-3
             "loss": float(loss),
             "token_accuracy": float(np.exp(-loss)),
             "example_accuracy": float(np.exp(-loss) ** 4),
-            "loss_by_position": [float(loss)] * 4,
+            "loss_by_position": [None, *(loss * (1 + 1 / np.arange(1, seq_len))).tolist()],
         }
         for number, loss in enumerate(losses)
     ]
     measured = {
         "curve": {
-            name: noisy(rng, 1.0, training["steps"]) for name in ("train_loss", "gradient_norm", "learning_rate")
+            "train_loss": np.interp(
+                range(100 * evaluations), 100 * np.arange(evaluations + 1), [np.log(10), *losses]
+            ).tolist(),
+            **{name: noisy(rng, 1.0, training["steps"]) for name in ("gradient_norm", "learning_rate")},
         },
         "seconds": noisy(rng, 0.01, training["steps"]),
         "validation": found,
         "test": found[-1],
-        "baselines": {},
         "parameters": 12345,
         "vocabulary": 10,
-        "source": "generated",
+        "source": text or "generated",
         "resumed_from": 0,
         "processes": 1,
+        "baselines": {"unigram": 2.9, "bigram": 2.2 + 1 / seq_len} if text else {},
     }
     return record(cell, measured, status)
+
+
+TASKS = {
+    "reversal": {"alphabet": 10},
+    "induction_heads": {"alphabet": 16, "examples": 65536},
+    "selective_copying": {"alphabet": 16, "num_tokens": 16, "examples": 65536},
+    "associative_recall": {"num_pairs": 4, "vocabulary": 8192},
+    "language_modelling": {"text": "kjv", "tokenizer": "bytes"},
+}
+
+
+def training_cell(label, bench, seq_len, task, layers=2, batch_size=64, settings=None, **changes):
+    """The config of a cell whose model learns a task, as the suite resolves it."""
+    cell = config(label, bench, seq_len, batch_size=batch_size, causal=task != "reversal", **changes)
+    model = {"name": "encoder" if task == "reversal" else "transformer", "layers": layers}
+    return {
+        **cell,
+        "inputs": {"name": task},
+        "model": model,
+        "task": {"name": task, **TASKS[task], **(settings or {})},
+        "training": {"steps": 1000, "learning_rate": 1e-3, "schedule": "linear", "accumulate": 1},
+    }
+
+
+def train_step(label, seq_len, rng, status="ok", task="language_modelling", tokens=8192, **changes):
+    """A synthetic train_step record: the attention's time and as much again for all else."""
+    cell = training_cell(label, {"name": "train_step"}, seq_len, task, batch_size=tokens // seq_len, **changes)
+    step = 2 * ns_per_call(label, cell)
+    shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "step": 1.0}
+    measured = {
+        "parts": {
+            name: {"unit": "ns", "samples": noisy(rng, share * step), "calls_per_sample": 1}
+            for name, share in shares.items()
+        },
+        "tokens": tokens,
+        "parameters": 12345,
+        "peak_bytes": 10**8,
+    }
+    return record(cell, measured, status)
+
+
+def trained(rng):
+    """Records of training, with runs that failed among them."""
+    labels = ("softmax", "polynomial_p4", "polysketch_learned_local_r64", "performer")
+    records = []
+    for label, n, of_seed in product(("softmax", "polynomial_p4", "performer"), (16, 64), (0, 1, 2)):
+        status = "nonfinite" if (label, n, of_seed) == ("performer", 64, 2) else "ok"
+        records.append(train(label, n, of_seed, rng, status, final=1e-3 * 2**of_seed))
+    for quality, label in enumerate(labels):
+        for n, of_seed, rate in product((256, 512, 1024), (0, 1, 2), (1e-3, 3e-3)):
+            status = "oom" if (label, n) == ("softmax", 1024) else "ok"
+            final = (1.3 + 0.1 * quality + 20 / n + (rate > 1e-3) / 10) * rng.lognormal(0, 0.01)
+            changes = {"task": "language_modelling", "batch_size": 8192 // n, "learning_rate": rate, "final": final}
+            records.append(train(label, n, of_seed, rng, status, **changes))
+        for n in (256, 512, 1024, 2048):
+            records.append(train_step(label, n, rng, "oom" if label == "softmax" and n > 512 else "ok"))
+        for task, of_seed in product(("induction_heads", "selective_copying"), (0, 1, 2)):
+            solved = 1e-3 if (label, task) != ("performer", "selective_copying") else 2.0
+            status = "nonfinite" if (label, of_seed) == ("polynomial_p4", 1) else "ok"
+            records.append(train(label, 127, of_seed, rng, status, final=solved, task=task, evaluations=20))
+        for n, pairs, of_seed in product((64, 128), (4, 8, 16), (0, 1, 2)):
+            changes = {"task": "associative_recall", "settings": {"num_pairs": pairs}}
+            final = 1e-3 * pairs * 4**quality * n / 64 * rng.lognormal(0, 0.3)
+            records.append(train(label, n, of_seed, rng, final=final, **changes))
+    return records
 
 
 def everything(seed=0):
@@ -334,9 +403,7 @@ def everything(seed=0):
     for label, n, causal in product(("flash", "linformer", "performer", "v_mean"), (1024, 4096), (False, True)):
         status = "oom" if (label, n) == ("linformer", 4096) else "ok"
         records.append(roofline(label, n, rng, status, batch_size=1, causal=causal))
-    for label, n, of_seed in product(("softmax", "polynomial_p4", "performer"), (16, 64), (0, 1, 2)):
-        status = "nonfinite" if (label, n, of_seed) == ("performer", 64, 2) else "ok"
-        records.append(train(label, n, of_seed, rng, status, final=1e-3 * 2**of_seed))
+    records += trained(rng)
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))

@@ -1,30 +1,27 @@
-"""How mechanisms learn a task: loss and right answers on the validation split over the steps of training."""
+"""How mechanisms learn a task over the steps of training."""
 
 from __future__ import annotations
 
-import json
-import math
-
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.frame import MissingRecords, newest, series, settle
+from analysis.frame import MissingRecords
+from analysis.learned import PANEL, learned
 from analysis.plots import style
 
 PANELS = (("validation_loss", "loss (nats)"), ("validation_example_accuracy", "examples wholly right (%)"))
-_EXPLANATION = (
-    "On the validation split. Thick lines: medians over seeds; thin ones: each seed. Right: examples of which every "
-    "answer is right."
-)
+SUDDEN = ("induction_heads", "selective_copying")
+SIDE_BY_SIDE = 3
+"""Tasks and lengths, above which two stand beside each other."""
+_SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
+_EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
 
 
 @style.literal
 def figure(frame: pd.DataFrame) -> Figure:
-    """A row of panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
+    """Two panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
 
-    Of several learning rates each mechanism has the one with the lowest mean loss over its seeds at the end.
+    Of several learning rates each mechanism has the best (`analysis.learned`).
 
     Args:
         frame: from `analysis.frame.load`.
@@ -32,61 +29,70 @@ def figure(frame: pd.DataFrame) -> Figure:
     Raises:
         MissingRecords: no cell of the benchmark ended ok.
     """
-    data = frame[frame["bench"] == "train"]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=train")
-    kinds, notes = [], []
-    for (_, _), rows in data.groupby(["inputs", "seq_len"]):
-        if (rows["status"] == "ok").any():
-            tuned, chosen = _tuned(rows)
-            kept, more = settle(tuned, facets=("seed",))
-            notes += [*chosen, *more]
-            kinds.append(kept)
-    data = pd.concat(kinds)
-    data, older = newest(data.assign(series=series(data)), ["series", "inputs", "seq_len", "seed", "metric"])
+    data, notes = learned(frame)
     properties = style.styles(data, data["series"])
-    groups = list(data.groupby(["inputs", "seq_len"]))
-    drawn, axes = style.panels(len(groups), len(PANELS), share_y=False)
-    for row, ((task, seq_len), rows) in zip(axes, groups, strict=True):
-        for panel, (metric, label) in zip(row, PANELS, strict=True):
-            style.title(panel, f"{task.replace('_', ' ')}, n = {seq_len:,}")
+    groups = list(data[data["status"] == "ok"].groupby(PANEL))
+    drawn, axes = style.grid(len(PANELS) * len(groups), len(PANELS) * (1 + (len(groups) > SIDE_BY_SIDE)))
+    for number, ((kind, seq_len), rows) in enumerate(groups):
+        pair = axes[len(PANELS) * number :][: len(PANELS)]
+        for panel, (metric, label) in zip(pair, PANELS, strict=True):
+            style.title(panel, f"{kind}, n = {seq_len:,}")
             for name, of_series in rows.groupby("series"):
-                _curves(panel, of_series, metric, properties[name], 100 if "accuracy" in metric else 1)
+                style.curves(panel, by_step(of_series, metric), properties[name])
             panel.set_xlabel("step")
             panel.set_ylabel(label)
-        style.log_axis(row[0].yaxis, PANELS[0][1])
-        row[1].set_ylim(-3, 103)
+        style.value_axis(pair[0].yaxis, PANELS[0][1])
+        pair[1].set_ylim(-3, 103)
     style.legend(drawn, properties)
-    seeds = f"{data['seed'].nunique()} seeds." if data["seed"].nunique() > 1 else "One seed."
-    sentences = [_EXPLANATION, seeds, style.conditions(data), *dict.fromkeys(notes), *older]
-    style.caption(drawn, " ".join(filter(None, sentences)))
+    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
     return drawn
 
 
-def _curves(panel: Axes, rows: pd.DataFrame, metric: str, properties: dict[str, object], factor: float) -> None:
-    """The median of the curves of all seeds, and each of them."""
-    curves = rows[rows["metric"] == metric].set_index("seed")["raw"]
-    steps = rows[rows["metric"] == "validation_step"].set_index("seed")["raw"]
-    if curves.empty:
-        return
-    length = min(map(len, curves))
-    values = factor * np.stack([curve[:length] for curve in curves])
-    at = steps.iloc[0][:length]
-    line = {key: value for key, value in properties.items() if key != "marker"}
-    panel.plot(at, np.median(values, 0), **line)  # type: ignore[arg-type]
-    if len(values) > 1:
-        panel.plot(at, values.T, color=line["color"], linewidth=0.5, alpha=0.4)
+@style.literal
+def sudden(frame: pd.DataFrame) -> Figure:
+    """Figure 5 of PolySketchFormer (ICML): right examples of copying and induction over the steps of training.
+
+    A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: neither task was learned.
+    """
+    data, notes = learned(frame, SUDDEN)
+    properties = style.styles(data, data["series"])
+    groups = list(data.groupby(PANEL))
+    drawn, axes = style.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=1.8)
+    for row, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
+        for panel, (name, look) in zip(row, properties.items(), strict=True):
+            _small(panel, rows[rows["series"] == name], look)
+            style.title(panel, name if row is axes[0] else "")
+        row[0].set_ylabel(f"{kind}\nn = {seq_len:,}\nright (%)", fontsize=7)
+    for panel in axes[-1]:
+        panel.set_xlabel("step")
+    explanation = f"Examples of the validation split of which every answer is right. {_SEEDS}"
+    style.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
+    return drawn
 
 
-def _tuned(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of each mechanism with its best learning rate, which is taken out of the settings; and a sentence."""
-    settings = [json.loads(text) for text in rows["settings"]]
-    rates = [each.get("training", {}).pop("learning_rate", math.nan) for each in settings]
-    rows = rows.assign(rate=rates, settings=[json.dumps(each, sort_keys=True) for each in settings])
-    if rows["rate"].nunique() < 2:
-        return rows, []
-    ends = rows[rows["metric"] == "validation_loss"].groupby(["attention", "rate"])["value"].mean()
-    best = {attention: values.idxmin()[1] for attention, values in ends.groupby(level=0)}
-    kept = rows[rows["rate"] == rows["attention"].map(best)]
-    tried = ", ".join(f"{rate:g}" for rate in sorted(rows["rate"].unique()))
-    return kept, [f"Learning rates: the best of {tried} by validation loss for each mechanism."]
+def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The curve of a metric: a row for each step at which it was evaluated, a column for each seed."""
+    values, steps = (rows[rows["metric"] == name].set_index("seed")["raw"] for name in (metric, "validation_step"))
+    factor = 100 if "accuracy" in metric else 1
+    curves = {seed: pd.Series(factor * values[seed], index=steps[seed]) for seed in values.index}
+    if not curves:
+        raise MissingRecords(f"needs an ok record of bench=train with {metric}")
+    return pd.DataFrame(curves)
+
+
+def _small(panel: style.Axes, rows: pd.DataFrame, look: dict[str, object]) -> None:
+    ok = rows[rows["status"] == "ok"]
+    if len(ok):
+        style.curves(panel, by_step(ok, "validation_example_accuracy"), look)
+    cells = rows.drop_duplicates("cell_id")
+    failed = cells[cells["status"] != "ok"]["status"].value_counts()
+    words = [f"{count} of {len(cells)}: {style.STATUS.get(status, status)}" for status, count in failed.items()]
+    panel.text(0.5, 0.5, "\n".join(words or ([] if len(ok) else ["not run"])), size=6, ha="center", gid="gap",
+               transform=panel.transAxes)  # fmt: skip
+    panel.set_ylim(-3, 103)

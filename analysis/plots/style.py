@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -144,17 +145,32 @@ def _tint(colour: str) -> str:
 
 
 def panels(
-    rows: int, columns: int, *, share_y: bool = True, heights: Sequence[float] | None = None
+    rows: int,
+    columns: int,
+    *,
+    share_y: bool = True,
+    heights: Sequence[float] | None = None,
+    width: float = PANEL[0],
 ) -> tuple[Figure, np.ndarray]:
     """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
 
-    With `share_y` the panels of a row have one vertical axis; `heights` are those of the rows, in inches.
+    With `share_y` the panels of a row have one vertical axis; `heights` are those of the rows and `width` that of a
+    column, in inches.
     """
     heights = [PANEL[1]] * rows if heights is None else heights
     with mpl.rc_context(_RC):
-        figure = Figure(figsize=(max(PANEL[0] * columns, 4.6), sum(heights)), layout="constrained")
+        figure = Figure(figsize=(max(width * columns, 4.6), sum(heights)), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if share_y else False, height_ratios=heights)
     return figure, axes
+
+
+def grid(count: int, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, so many beside each other, each with axes of its own."""
+    rows = math.ceil(count / columns)
+    figure, axes = panels(rows, min(count, columns), share_y=False)
+    for unused in axes.flat[count:]:
+        unused.remove()
+    return figure, list(axes.flat[:count])
 
 
 def title(axes: Axes, text: str, points_above: float = 6) -> None:
@@ -191,6 +207,27 @@ def log_axis(axis: Axis, label: str) -> None:
     axis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
     )
+
+
+def value_axis(axis: Axis, label: str) -> None:
+    """A logarithmic axis, unless all values are within a factor of three."""
+    low, high = sorted(map(float, axis.get_view_interval()))
+    if low > 0 and high / low < 3:
+        axis.set_label_text(label)
+    else:
+        log_axis(axis, label)
+
+
+def curves(axes: Axes, of_seeds: pd.DataFrame, properties: dict[str, Any]) -> None:
+    """A thin line for each column, a seed's values over the index, and a thick one, with marks, for their median."""
+    line = {"color": properties["color"], "linestyle": properties["linestyle"]}
+    with mpl.rc_context(_RC):
+        if of_seeds.shape[1] > 1:
+            axes.plot(of_seeds.index, of_seeds, linewidth=0.5, alpha=0.4, color=line["color"], gid="seed")
+        step = max(1, len(of_seeds) // 6)
+        # Marks that start apart, so that curves on top of each other are still told apart.
+        start = zlib.crc32(str(properties).encode()) % step
+        axes.plot(of_seeds.index, of_seeds.median(axis=1), markevery=(start, step), gid="median", **properties)
 
 
 def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
@@ -235,9 +272,19 @@ def _gap(axes: Axes, at: np.ndarray, status: str, properties: dict[str, Any], la
     axes.text(centre, 1, STATUS.get(status, status), size=6, ha="center", va="center", bbox=box, **look)
 
 
+def inner_legend(axes: Axes, properties: dict[str, dict[str, Any]]) -> None:
+    """A legend for one row of panels, to the right of its last one."""
+    with mpl.rc_context(_RC):
+        axes.legend(handles=_handles(properties), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _handles(properties: dict[str, dict[str, Any]]) -> list[Line2D]:
+    return [Line2D([], [], label=shortened(name), **style) for name, style in properties.items()]
+
+
 def legend(figure: Figure, properties: dict[str, dict[str, Any]]) -> None:
     """One legend for the whole figure, above the panels."""
-    handles = [Line2D([], [], label=shortened(name), **style) for name, style in properties.items()]
+    handles = _handles(properties)
     longest = max(len(str(handle.get_label())) for handle in handles)
     with mpl.rc_context(_RC):
         figure.legend(

@@ -36,8 +36,8 @@ class Train(Benchmark):
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples", "loss_by_position"}],
-            "test": the same at the end, "baselines": test losses by name, "parameters", "vocabulary", "source",
-            "resumed_from": [steps]}`; losses are in nats.
+            "test": the same at the end, "baselines": {"unigram", "bigram"} of a text, "parameters", "vocabulary",
+            "source", "resumed_from": [steps]}`; losses are in nats.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -107,7 +107,10 @@ class Train(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """Of the test split `loss` (nats), `perplexity`, accuracies; the validation curves; `steps_per_second`."""
+        """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; the curves; the speed.
+
+        Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers.
+        """
         import numpy as np
 
         test = measurements["test"]
@@ -115,6 +118,11 @@ class Train(Benchmark):
         yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
         for name in ("token_accuracy", "example_accuracy"):
             yield Quantity(name, test[name], name=f"{name}.test", shown=("%", 100.0))
+        yield _by_position(test["loss_by_position"])
+        for name, loss in measurements.get("baselines", {}).items():
+            yield Quantity(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
+        raw = np.array(measurements["curve"]["train_loss"], dtype=float)
+        yield Quantity("train_loss", float(raw[-1]), "nats", raw=raw, name="loss.train", shown=None)
         yield from _curves(measurements["validation"])
         yield Quantity("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
@@ -123,6 +131,15 @@ class Train(Benchmark):
         """Loss, accuracy and speed."""
         text = {one.metric: one.text for one in quantities}
         return f"loss {text['loss']}, right {text['example_accuracy']}, {text['steps_per_second']}"
+
+
+def _by_position(losses: Sequence[float | None]) -> Quantity:
+    """The mean loss at each position in `raw`, NaN where nothing is asked; the value is that of the last one asked."""
+    import numpy as np
+
+    raw = np.array(losses, dtype=float)
+    last = float(raw[np.isfinite(raw)][-1])
+    return Quantity("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
 
 
 def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Quantity]:

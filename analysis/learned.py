@@ -1,0 +1,161 @@
+"""The cells that trained: by task, each mechanism at its best learning rate, and what to say of its seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from typing import Any
+
+import pandas as pd
+
+from analysis.frame import MissingRecords, newest, series, settle
+
+# What makes a mechanism in a model, beside its learning rate and its seed.
+_MODEL = ["attention", "hyperparameters", "impl", "layers"]
+PANEL = ["kind", "seq_len"]
+"""What trained models are compared within."""
+MOST_NAMED = 6
+
+
+def learned(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
+    """The cells of bench=train that belong together, those that failed among them.
+
+    Of several learning rates, each mechanism of a task and length has the one with the lowest median of the validation
+    loss over its seeds at the end, where a run that failed counts as infinite.
+
+    Args:
+        frame: from `analysis.frame.load`.
+        tasks: their names; none are all.
+
+    Returns:
+        Its rows with new columns, and sentences for a caption. The columns: `kind` (the task, its text, those of its
+        settings that differ in the frame), `task` (its settings, JSON), `work`, `series`, `layers` of the model, `rate`
+        of learning and `rates` that were tried.
+
+    Raises:
+        MissingRecords: no such cell ended ok.
+    """
+    chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
+    if not (chosen["status"] == "ok").any():
+        which = f" with task={' or '.join(tasks)}" if tasks else ""
+        raise MissingRecords(f"needs an ok record of bench=train{which}")
+    parts, notes = [], []
+    for _, rows in _unpacked(chosen).groupby(PANEL):
+        settled, more = settle(rows, facets=("seed",)) if (rows["status"] == "ok").any() else (rows, [])
+        parts.append(settled)
+        notes += more
+    data = pd.concat(parts)
+    cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
+    data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
+    data = data.assign(series=named(data))
+    return data, [*seeds(data), *failures(data), *rates(data), *dict.fromkeys(notes), *older]
+
+
+def named(data: pd.DataFrame) -> pd.Series:
+    """Names as of `analysis.frame.series`, with the number of layers where it differs."""
+    names = series(data)
+    return names + data["layers"].map(" layers={}".format) if data["layers"].nunique(dropna=False) > 1 else names
+
+
+def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A row for each panel and series: `value` is the median over seeds, `low` and `high` the range."""
+    rows = data[data["metric"] == metric]
+    values = rows.groupby([*PANEL, "series"])["value"]
+    rows = rows.assign(**{name: values.transform(of) for name, of in _SPREAD.items()})
+    return rows.drop_duplicates([*PANEL, "series"])
+
+
+_SPREAD = {"value": "median", "low": "min", "high": "max"}
+
+
+def with_settings(rows: pd.DataFrame, taken: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """The rows with columns of what was set, which is taken out of `settings`.
+
+    Args:
+        rows: from `analysis.frame.load`.
+        taken: for each new column the part of the configuration and the key in it, such as `("model", "layers")`.
+    """
+    settings = [json.loads(text) for text in rows["settings"]]
+    columns = {
+        column: [each.get(part, {}).pop(key, None) for each in settings] for column, (part, key) in taken.items()
+    }
+    return rows.assign(**columns, settings=[json.dumps(each, sort_keys=True) for each in settings])
+
+
+def work(rows: pd.DataFrame) -> list[str]:
+    """What a step of training does, apart from the mechanism and the sizes that have columns: JSON."""
+    settings = [json.loads(text) for text in rows["settings"]]
+    parts = [
+        {key: each.get(key) for key in ("model", "task")}
+        | {key: each.get("training", {}).get(key) for key in ("accumulate", "compile")}
+        for each in settings
+    ]
+    return [json.dumps(each, sort_keys=True) for each in parts]
+
+
+def seeds(data: pd.DataFrame) -> list[str]:
+    """How many there are of each, in words."""
+    counts = data[data["status"] == "ok"].groupby([*PANEL, "series"])["seed"].nunique()
+    low, high = counts.min(), counts.max()
+    return [f"{high} seed{'' if high == 1 else 's'}." if low == high else f"{low} to {high} seeds."]
+
+
+def failures(data: pd.DataFrame) -> list[str]:
+    """Which runs did not end ok, in words."""
+    cells = data.drop_duplicates("cell_id")
+    failed = cells[cells["status"] != "ok"].groupby([*PANEL, "series", "status"]).size()
+    said = [f"{name}, {kind}, n = {n} ({count}: {status})" for (kind, n, name, status), count in failed.items()]
+    more = [f"{len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
+    return [f"Runs that did not end: {'; '.join([*said[:MOST_NAMED], *more])}."] if said else []
+
+
+def rates(data: pd.DataFrame) -> list[str]:
+    """From which learning rates the best were taken, in words."""
+    tried = data["rates"].unique()
+    if len(tried) > 1:
+        return ["Learning rates: the best by validation loss of those tried, which are not as many for all."]
+    return [f"Learning rates: the best of {tried[0]} by validation loss for each mechanism."] if "," in tried[0] else []
+
+
+def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
+    """With `kind`, `task`, `rate` and `layers`, which are no conditions any more."""
+    rows = rows.assign(work=work(rows))
+    rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
+    settings = [json.loads(text) for text in rows["settings"]]
+    tasks = [each.pop("task", {}) for each in settings]
+    rows = rows.assign(
+        rate=pd.to_numeric(rows["rate"], errors="coerce"),
+        settings=[json.dumps(each, sort_keys=True) for each in settings],
+        task=[json.dumps(each, sort_keys=True) for each in tasks],
+    )
+    return rows.assign(kind=_kinds(rows, tasks))
+
+
+def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
+    """The name of each row's task, the text that was read, and those of its settings that differ."""
+    values: dict[tuple[str, str], set[str]] = {}
+    read: dict[str, str] = {}
+    for name, task, source in zip(rows["inputs"], tasks, rows["source"], strict=True):
+        for key, value in task.items():
+            values.setdefault((name, key), set()).add(json.dumps(value))
+        if "text" in task and isinstance(source, str):
+            read.setdefault(task["text"], source)
+    kinds = []
+    for name, task, source in zip(rows["inputs"], tasks, rows["source"], strict=True):
+        text = [source if isinstance(source, str) else read.get(task["text"], task["text"])] if "text" in task else []
+        differing = [f"{k}={v}" for k, v in task.items() if len(values[name, k]) > 1 and k not in ("text", "fallback")]
+        kinds.append(", ".join([str(name).replace("_", " "), *text, *differing]))
+    return kinds
+
+
+def _tuned(data: pd.DataFrame) -> pd.DataFrame:
+    """The cells of each mechanism with its best learning rate, and what was tried."""
+    ends = data[data["metric"] == "validation_loss"].set_index("cell_id")["value"]
+    data = data.assign(end=data["cell_id"].map(ends).fillna(math.inf))
+    best = []
+    for _, rows in data.groupby([*PANEL, *_MODEL], dropna=False):
+        by_rate = rows.drop_duplicates("cell_id").groupby("rate")["end"].median()
+        kept = rows if len(by_rate) < 2 else rows[rows["rate"] == by_rate.idxmin()]
+        best.append(kept.assign(rates=", ".join(f"{rate:g}" for rate in by_rate.index)))
+    return pd.concat(best).drop(columns="end")

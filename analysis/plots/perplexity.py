@@ -1,0 +1,110 @@
+"""Language models: test perplexity over the context length, and over the position within it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.learned import PANEL, learned, over_seeds
+from analysis.plots import style
+
+TASK = "language_modelling"
+BASELINES: dict[str, dict[str, Any]] = {
+    "unigram": {"color": "0.45", "linestyle": "--", "linewidth": 1},
+    "bigram": {"color": "0.45", "linestyle": ":", "linewidth": 1},
+}
+BINS = 24
+"""Of positions, each as many times as long as the one before."""
+
+
+@style.literal
+def figure(frame: pd.DataFrame) -> Figure:
+    """Figure 2 of PolySketchFormer (ICML): test perplexity over context length, a panel for each text.
+
+    The table `polysketchformer_tables2_3` has the paper's numbers beside ours.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no language model was trained.
+    """
+    data, notes = learned(frame, [TASK])
+    values = over_seeds(data, "perplexity")
+    properties = style.styles(data, data["series"])
+    drawn, axes = style.grid(data["kind"].nunique())
+    shown: dict[str, dict[str, Any]] = {}
+    for panel, (kind, rows) in zip(axes, data.groupby("kind"), strict=True):
+        style.title(panel, kind)
+        for name, of_series in values[values["kind"] == kind].groupby("series"):
+            style.errorbar(panel, of_series, "seq_len", properties[name])
+        for name, look in BASELINES.items():
+            losses = rows[rows["metric"] == f"{name}_loss"].groupby("seq_len")["value"].median()
+            if len(losses):
+                panel.plot(losses.index, np.exp(losses), gid=name, marker="_", **look)
+                shown[name] = look
+        style.gaps(panel, rows, "seq_len", properties)
+        style.length_axis(panel, rows["seq_len"])
+        style.value_axis(panel.yaxis, "test perplexity")
+    style.legend(drawn, properties | shown)
+    explanation = "Perplexity of a token on the test split: medians over seeds, bars from the least to the greatest."
+    baselines = ["Grey: n-grams with Kneser-Ney discounts, of the same training and test text."] if shown else []
+    style.caption(drawn, " ".join([explanation, *baselines, _trained_on(data), *notes, style.conditions(data)]))
+    return drawn
+
+
+@style.literal
+def by_position(frame: pd.DataFrame) -> Figure:
+    """Test perplexity over the position within the context, a panel for each text and context length.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: no language model was trained.
+    """
+    data, notes = learned(frame, [TASK])
+    rows = data[data["metric"] == "loss_by_position"]
+    properties = style.styles(data, data["series"])
+    groups = list(rows.groupby(PANEL))
+    drawn, axes = style.grid(len(groups))
+    for panel, ((kind, seq_len), of_panel) in zip(axes, groups, strict=True):
+        style.title(panel, f"{kind}, n = {seq_len:,}")
+        for name, of_series in of_panel.groupby("series"):
+            curves = np.exp(
+                pd.DataFrame(
+                    {seed: _binned(raw) for seed, raw in zip(of_series["seed"], of_series["raw"], strict=True)}
+                )
+            )
+            style.curves(panel, curves, properties[name])
+        style.log_axis(panel.xaxis, "position (tokens before it, and itself)")
+        style.value_axis(panel.yaxis, "test perplexity")
+    style.legend(drawn, properties)
+    explanation = (
+        "Perplexity on the test split of the tokens at a position, over bins of positions that grow with it. Thick "
+        "lines: medians over seeds; thin ones: each seed."
+    )
+    style.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
+    return drawn
+
+
+def _binned(losses: np.ndarray) -> pd.Series:
+    """The mean over bins of positions, by the (geometric) middle of the bin."""
+    edges = np.unique(np.geomspace(1, len(losses) + 1, BINS + 1).round().astype(int))
+    parts = np.split(losses, edges[1:-1] - 1)
+    middles = np.sqrt(edges[:-1] * (edges[1:] - 1.0))
+    return pd.Series([part.mean() for part in parts], index=middles)
+
+
+def _trained_on(data: pd.DataFrame) -> str:
+    steps = data[data["metric"] == "train_loss"]
+    tokens = steps["raw"].map(len) * steps["tokens"]
+    low, high = tokens.min() / 1e6, tokens.max() / 1e6
+    return (
+        f"Trained on {low:.3g} million tokens."
+        if low == high
+        else f"Trained on {low:.3g} to {high:.3g} million tokens."
+    )

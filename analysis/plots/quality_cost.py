@@ -1,0 +1,97 @@
+"""Quality against cost: what a mechanism's model has learned, over the time of a step of its training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.frame import newest
+from analysis.learned import PANEL, learned, over_seeds, work
+from analysis.plots import style
+from analysis.plots.pareto import front
+
+# What the time of a step depends on.
+_STEP = [
+    "attention",
+    "hyperparameters",
+    "impl",
+    "seq_len",
+    "batch_size",
+    "num_heads",
+    "head_dim",
+    "dtype",
+    "device_name",
+]
+_STEP += ["work"]
+MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
+
+
+@style.literal
+def figure(frame: pd.DataFrame) -> Figure:
+    """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
+
+    The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
+    else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.
+
+    Args:
+        frame: from `analysis.frame.load`.
+
+    Raises:
+        MissingRecords: nothing was trained.
+    """
+    data, notes = learned(frame)
+    points = _points(frame, data)
+    properties = style.styles(data, data["series"])
+    groups = list(points.groupby(PANEL))
+    drawn, axes = style.grid(len(groups))
+    for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
+        style.title(panel, f"{kind}, n = {seq_len:,}")
+        measured = rows["step_ms"].notna().all()
+        _draw(panel, rows if measured else rows.assign(**{name: rows[own] for name, own in _WHILE}), properties)
+        style.log_axis(panel.xaxis, MEASURED if measured else TRAINING)
+        style.value_axis(panel.yaxis, "test loss (nats)")
+    style.legend(drawn, {name: {**look, "linestyle": "none"} for name, look in properties.items()})
+    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data), style.functions(data)]))
+    return drawn
+
+
+_EXPLANATION = (
+    "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
+    "median with its 95% interval, while training the median of all steps and seeds, with bars over seeds. Cells are "
+    "minutes apart. Grey: what nothing beats in both."
+)
+_TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
+_TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
+_WHILE = list(zip(_TIMES, _TRAINED, strict=True))
+
+
+def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
+    """The losses (`value`, `low`, `high`) with the times of a step in ms, measured and while training."""
+    steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
+    steps, _ = newest(steps.assign(work=work(steps)), _STEP)
+    times = steps[[*_STEP, "value", "low", "high"]].rename(
+        columns=dict(zip(("value", "low", "high"), _TIMES, strict=True))
+    )
+    times[_TIMES] *= 1e-6
+    speeds = over_seeds(data, "steps_per_second")
+    speeds = speeds.assign(
+        **{name: 1e3 / speeds[of] for name, of in zip(_TRAINED, ("value", "high", "low"), strict=True)}
+    )
+    points = over_seeds(data, "loss").merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
+    return points.merge(times, on=_STEP, how="left")
+
+
+def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+    best = front(points.assign(error=points["step_ms"]))
+    axes.plot(best["step_ms"], best["value"], color="0.6", linewidth=3, marker="o", markersize=11, alpha=0.5, zorder=1,
+              gid="front")  # fmt: skip
+    for _, row in points.iterrows():
+        bars = {
+            "xerr": [[row["step_ms"] - row["step_ms_low"]], [row["step_ms_high"] - row["step_ms"]]],
+            "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
+        }
+        look: dict[str, Any] = {**properties[row["series"]], **bars, "linestyle": "none"}
+        axes.errorbar(row["step_ms"], row["value"], capsize=2, **look)
