@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -77,10 +78,23 @@ def with_settings(rows: pd.DataFrame, taken: dict[str, tuple[str, str]]) -> pd.D
         taken: for each new column the part of the configuration and the key in it, such as `("model", "layers")`.
     """
     settings = [json.loads(text) for text in rows["settings"]]
-    columns = {
-        column: [each.get(part, {}).pop(key, None) for each in settings] for column, (part, key) in taken.items()
-    }
+    columns = {}
+    for column, (part, key) in taken.items():
+        values = [_part(each, part).pop(key, None) for each in settings]
+        columns[column] = [value if isinstance(value, int | float | str) else None for value in values]
     return rows.assign(**columns, settings=[json.dumps(each, sort_keys=True) for each in settings])
+
+
+def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of what was set, which a record from elsewhere need not have."""
+    part = settings.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def panels(rows: pd.DataFrame) -> list[tuple[tuple[str, int], pd.DataFrame]]:
+    """The rows of each task and length, and these two; numbers in names are in their own order."""
+    parts = [((str(kind), int(n)), part) for (kind, n), part in rows.groupby(PANEL)]
+    return sorted(parts, key=lambda part: ([t.zfill(9) for t in re.split(r"(\d+)", part[0][0])], part[0][1]))
 
 
 def work(rows: pd.DataFrame) -> list[str]:
@@ -88,7 +102,7 @@ def work(rows: pd.DataFrame) -> list[str]:
     settings = [json.loads(text) for text in rows["settings"]]
     parts = [
         {key: each.get(key) for key in ("model", "task")}
-        | {key: each.get("training", {}).get(key) for key in ("accumulate", "compile")}
+        | {key: _part(each, "training").get(key) for key in ("accumulate", "compile")}
         for each in settings
     ]
     return [json.dumps(each, sort_keys=True) for each in parts]
@@ -123,7 +137,7 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(work=work(rows))
     rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
     settings = [json.loads(text) for text in rows["settings"]]
-    tasks = [each.pop("task", {}) for each in settings]
+    tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
     rows = rows.assign(
         rate=pd.to_numeric(rows["rate"], errors="coerce"),
         settings=[json.dumps(each, sort_keys=True) for each in settings],
@@ -140,10 +154,11 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
         for key, value in task.items():
             values.setdefault((name, key), set()).add(json.dumps(value))
         if "text" in task and isinstance(source, str):
-            read.setdefault(task["text"], source)
+            read.setdefault(str(task["text"]), source)
     kinds = []
     for name, task, source in zip(rows["inputs"], tasks, rows["source"], strict=True):
-        text = [source if isinstance(source, str) else read.get(task["text"], task["text"])] if "text" in task else []
+        asked = [str(task["text"])] if "text" in task else []
+        text = [source if isinstance(source, str) else read.get(name, name) for name in asked]
         differing = [f"{k}={v}" for k, v in task.items() if len(values[name, k]) > 1 and k not in ("text", "fallback")]
         kinds.append(", ".join([str(name).replace("_", " "), *text, *differing]))
     return kinds

@@ -6,7 +6,18 @@ import json
 import os
 
 import numpy as np
-from synthetic_records import compare, decode, flops, latency, memory, roofline, sketch_error, spectral, train
+from synthetic_records import (
+    compare,
+    decode,
+    flops,
+    latency,
+    memory,
+    roofline,
+    sketch_error,
+    spectral,
+    train,
+    train_step,
+)
 
 from bench.records.files import LARGEST
 
@@ -25,7 +36,10 @@ def good(seed=0):
     records += [latency("skeinformer", 1024, rng, causal=False, attention=attention)]
     records += [sketch_error("gaussian", 4, r, rng) for r in (8, 32)]
     records += [roofline("flash", n, rng) for n in (512, 1024)]
-    records += [train("performer", 16, of_seed, rng) for of_seed in (0, 1)]
+    records += [train("polynomial_p4", 16, of_seed, rng) for of_seed in (0, 1)]
+    records += [train("performer", n, 0, rng, task="language_modelling") for n in (16, 32)]
+    records += [train("performer", 16, 0, rng, task=task) for task in ("induction_heads", "associative_recall")]
+    records += [train_step("performer", n, rng) for n in (16, 32)]
     return [*records, flops("softmax", 1024, 10**8)]
 
 
@@ -285,6 +299,8 @@ def unusable():
         "flops": flops("softmax", 2048, 10**9),
         "compare": compare(LABELS, 2048, rng),
         "roofline": roofline("flash", 2048, rng),
+        "train": train("flash", 16, 0, rng, task="language_modelling"),
+        "train_step": train_step("flash", 16, rng),
     }
     records = {}
     for name, source in sources.items():
@@ -354,6 +370,21 @@ def _of(name, measured):
             "an unknown pass": {**measured, "pass": "sideways"},
             "one label is missing": {**measured, "samples": {LABELS[0]: times[LABELS[0]]}},
         }
+    if name == "train":
+        return {
+            "never evaluated": {**measured, "validation": []},
+            "no steps": {**measured, "curve": {**measured["curve"], "train_loss": []}},
+            "a curve of text": {**measured, "curve": {**measured["curve"], "train_loss": ["a"]}},
+            "nothing asked": {**measured, "test": {**measured["test"], "loss_by_position": [None, None]}},
+            "a baseline of text": {**measured, "baselines": {"unigram": "2"}},
+            "no time": {**measured, "seconds": [0.0]},
+        }
+    if name == "train_step":
+        parts = measured["parts"]
+        return {
+            "no step": {**measured, "parts": {"forward": parts["forward"]}},
+            "a step of text": {**measured, "parts": {**parts, "step": {"samples": ["1"]}}},
+        }
     if name in ("spectral_norm", "sketch_error"):
         first = "absolute" if name == "spectral_norm" else "kernel_error"
         return {
@@ -399,6 +430,10 @@ def strange(kind):
         sketch_error("gaussian", 4, 64, rng),
         roofline("flash", 2048, rng),
         compare(LABELS, 2048, rng),
+        train("flash", 64, 0, rng),
+        train("flash", 64, 0, rng, task="language_modelling", settings={"text": text}),
+        train("flash", 64, 1, rng, "nonfinite", task="language_modelling", settings={"text": text}),
+        train_step("flash", 64, rng),
     ]
     return [renamed(_labelled(record, text), f"{kind}{number}") for number, record in enumerate(records)]
 
@@ -421,8 +456,9 @@ def extreme():
     """Records of values that nobody expects, by their kind."""
     rng = np.random.default_rng(4)
 
-    def measuring(source, **changes):
-        return dataclasses.replace(source, measurements={**source.measurements, **changes})
+    def measuring(source, /, **changes):
+        measured = {key: value for key, value in {**source.measurements, **changes}.items() if value is not ...}
+        return dataclasses.replace(source, measurements=measured)
 
     def configured(source, **changes):
         config = {key: value for key, value in {**source.config, **changes}.items() if value is not ...}
@@ -504,6 +540,29 @@ def extreme():
         "immense FLOPs under a roof": measuring(source, flops=10**100),
         "one round under a roof": roofline("flash", 2048, rng, rounds=1),
         "no masks under a roof": configured(source, causal=..., head_dim=...),
+    }
+    text, pairs = train("flash", 64, 0, rng, task="language_modelling"), {"task": "associative_recall"}
+    records |= {
+        "a model that learned of no settings": configured(text, model=..., task=..., training=...),
+        "settings of text": configured(text, model="a", task=5, training=[]),
+        "settings of lists": configured(text, model={"layers": [2]}, task={"text": []}, training={"learning_rate": {}}),
+        "a rate of text": configured(text, training={**text.config["training"], "learning_rate": "high"}),
+        "an immense rate": configured(text, training={**text.config["training"], "learning_rate": 1e149}),
+        "no seed": configured(text, seed=None),
+        "no source": measuring(text, source=...),
+        "a source of a list": measuring(text, source=["kjv"]),
+        "immense losses": train("flash", 64, 0, rng, task="language_modelling", final=1e149),
+        "a loss of zero": measuring(text, test={**text.measurements["test"], "loss": 0.0}),
+        "immense baselines": measuring(text, baselines={"unigram": 1e149, "bigram": -1e149}),
+        "an unknown baseline": measuring(text, baselines={"trigram": 1.0}),
+        "one position": measuring(text, test={**text.measurements["test"], "loss_by_position": [1.0]}),
+        "one evaluation": train("polynomial_p4", 64, 0, rng, evaluations=1),
+        "one step": measuring(text, curve={"train_loss": [1.0]}),
+        "pairs of text": train("flash", 64, 0, rng, settings={"num_pairs": "4"}, **pairs),
+        "no pairs": train("flash", 64, 0, rng, settings={"num_pairs": 0}, **pairs),
+        "nothing learned": train("flash", 64, 0, rng, "timeout", task="language_modelling"),
+        "a step that failed": train_step("flash", 64, rng, "oom"),
+        "a step of no settings": configured(train_step("flash", 64, rng), model=..., task=..., training=...),
     }
     records |= {f"failed: {status}": latency("flash", 2048, rng, status) for status in ("oom", "incorrect", "timeout")}
     return {kind: renamed(record, kind) for kind, record in records.items()}

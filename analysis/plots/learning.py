@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.frame import MissingRecords
-from analysis.learned import PANEL, learned
+from analysis.learned import learned, panels
 from analysis.plots import style
 
-PANELS = (("validation_loss", "loss (nats)"), ("validation_example_accuracy", "examples wholly right (%)"))
+LOSS = ("validation_loss", "loss (nats)")
+RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
+# No model names every token of a text.
+RIGHT_TOKENS = ("validation_token_accuracy", "tokens right (%)")
 SUDDEN = ("induction_heads", "selective_copying")
 SIDE_BY_SIDE = 3
 """Tasks and lengths, above which two stand beside each other."""
@@ -31,17 +36,17 @@ def figure(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame)
     properties = style.styles(data, data["series"])
-    groups = list(data[data["status"] == "ok"].groupby(PANEL))
-    drawn, axes = style.grid(len(PANELS) * len(groups), len(PANELS) * (1 + (len(groups) > SIDE_BY_SIDE)))
-    for number, ((kind, seq_len), rows) in enumerate(groups):
-        pair = axes[len(PANELS) * number :][: len(PANELS)]
-        for panel, (metric, label) in zip(pair, PANELS, strict=True):
+    groups = panels(data[data["status"] == "ok"])
+    drawn, axes = style.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
+    for ((kind, seq_len), rows), *pair in zip(groups, axes[::2], axes[1::2], strict=True):
+        right = RIGHT_TOKENS if (rows["inputs"] == "language_modelling").all() else RIGHT
+        for panel, (metric, label) in zip(pair, (LOSS, right), strict=True):
             style.title(panel, f"{kind}, n = {seq_len:,}")
             for name, of_series in rows.groupby("series"):
                 style.curves(panel, by_step(of_series, metric), properties[name])
             panel.set_xlabel("step")
             panel.set_ylabel(label)
-        style.value_axis(pair[0].yaxis, PANELS[0][1])
+        style.value_axis(pair[0].yaxis, LOSS[1])
         pair[1].set_ylim(-3, 103)
     style.legend(drawn, properties)
     style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
@@ -62,12 +67,13 @@ def sudden(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame, SUDDEN)
     properties = style.styles(data, data["series"])
-    groups = list(data.groupby(PANEL))
-    drawn, axes = style.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=1.8)
+    groups = panels(data)
+    drawn, axes = style.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=2.0)
+    for panel, name in zip(axes[0], properties, strict=True):
+        style.title(panel, name)
     for row, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         for panel, (name, look) in zip(row, properties.items(), strict=True):
-            _small(panel, rows[rows["series"] == name], look)
-            style.title(panel, name if row is axes[0] else "")
+            _small(panel, rows[rows["series"] == name], look | {"marker": None})
         row[0].set_ylabel(f"{kind}\nn = {seq_len:,}\nright (%)", fontsize=7)
     for panel in axes[-1]:
         panel.set_xlabel("step")
@@ -77,22 +83,21 @@ def sudden(frame: pd.DataFrame) -> Figure:
 
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The curve of a metric: a row for each step at which it was evaluated, a column for each seed."""
-    values, steps = (rows[rows["metric"] == name].set_index("seed")["raw"] for name in (metric, "validation_step"))
+    """The curve of a metric: a row for each step at which it was evaluated, a column for each run."""
+    values, steps = (rows[rows["metric"] == name].set_index("cell_id")["raw"] for name in (metric, "validation_step"))
     factor = 100 if "accuracy" in metric else 1
-    curves = {seed: pd.Series(factor * values[seed], index=steps[seed]) for seed in values.index}
-    if not curves:
-        raise MissingRecords(f"needs an ok record of bench=train with {metric}")
-    return pd.DataFrame(curves)
+    return pd.DataFrame({cell: pd.Series(factor * raw, index=steps[cell]) for cell, raw in values.items()})
 
 
-def _small(panel: style.Axes, rows: pd.DataFrame, look: dict[str, object]) -> None:
+def _small(panel: Axes, rows: pd.DataFrame, look: dict[str, Any]) -> None:
     ok = rows[rows["status"] == "ok"]
     if len(ok):
         style.curves(panel, by_step(ok, "validation_example_accuracy"), look)
     cells = rows.drop_duplicates("cell_id")
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
     words = [f"{count} of {len(cells)}: {style.STATUS.get(status, status)}" for status, count in failed.items()]
-    panel.text(0.5, 0.5, "\n".join(words or ([] if len(ok) else ["not run"])), size=6, ha="center", gid="gap",
-               transform=panel.transAxes)  # fmt: skip
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    for line, word in enumerate(words or ["not run"] * ok.empty):
+        at = (0.04, 0.86 - 0.12 * line)
+        panel.annotate(word, at, xycoords="axes fraction", size=6, bbox=box, gid="gap")
     panel.set_ylim(-3, 103)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.learned import PANEL, learned, over_seeds
+from analysis.learned import learned, over_seeds, panels
 from analysis.plots import style
 
 TASK = "language_modelling"
@@ -44,7 +45,7 @@ def figure(frame: pd.DataFrame) -> Figure:
         for name, look in BASELINES.items():
             losses = rows[rows["metric"] == f"{name}_loss"].groupby("seq_len")["value"].median()
             if len(losses):
-                panel.plot(losses.index, np.exp(losses), gid=name, marker="_", **look)
+                panel.plot(losses.index, _perplexity(losses), gid=name, marker="_", **look)
                 shown[name] = look
         style.gaps(panel, rows, "seq_len", properties)
         style.length_axis(panel, rows["seq_len"])
@@ -69,17 +70,13 @@ def by_position(frame: pd.DataFrame) -> Figure:
     data, notes = learned(frame, [TASK])
     rows = data[data["metric"] == "loss_by_position"]
     properties = style.styles(data, data["series"])
-    groups = list(rows.groupby(PANEL))
+    groups = panels(rows)
     drawn, axes = style.grid(len(groups))
     for panel, ((kind, seq_len), of_panel) in zip(axes, groups, strict=True):
         style.title(panel, f"{kind}, n = {seq_len:,}")
         for name, of_series in of_panel.groupby("series"):
-            curves = np.exp(
-                pd.DataFrame(
-                    {seed: _binned(raw) for seed, raw in zip(of_series["seed"], of_series["raw"], strict=True)}
-                )
-            )
-            style.curves(panel, curves, properties[name])
+            binned = {cell: _binned(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()}
+            style.curves(panel, _perplexity(pd.DataFrame(binned)), properties[name])
         style.log_axis(panel.xaxis, "position (tokens before it, and itself)")
         style.value_axis(panel.yaxis, "test perplexity")
     style.legend(drawn, properties)
@@ -87,8 +84,13 @@ def by_position(frame: pd.DataFrame) -> Figure:
         "Perplexity on the test split of the tokens at a position, over bins of positions that grow with it. Thick "
         "lines: medians over seeds; thin ones: each seed."
     )
-    style.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
+    style.caption(drawn, " ".join([explanation, _trained_on(data), *notes, style.conditions(data)]))
     return drawn
+
+
+def _perplexity(losses: Any) -> Any:
+    """As the records have it: no float holds that of more."""
+    return np.exp(np.minimum(losses, 700.0))
 
 
 def _binned(losses: np.ndarray) -> pd.Series:
@@ -100,11 +102,10 @@ def _binned(losses: np.ndarray) -> pd.Series:
 
 
 def _trained_on(data: pd.DataFrame) -> str:
+    """What a token is, and how many were read, in words."""
+    tokenizers = " or ".join(sorted({str(json.loads(text).get("tokenizer")) for text in data["task"]}))
     steps = data[data["metric"] == "train_loss"]
     tokens = steps["raw"].map(len) * steps["tokens"]
     low, high = tokens.min() / 1e6, tokens.max() / 1e6
-    return (
-        f"Trained on {low:.3g} million tokens."
-        if low == high
-        else f"Trained on {low:.3g} to {high:.3g} million tokens."
-    )
+    count = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return f"Tokens: {tokenizers}; trained on {count} million."

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.frame import newest
-from analysis.learned import PANEL, learned, over_seeds, work
+from analysis.learned import PANEL, learned, over_seeds, panels, work
 from analysis.plots import style
 from analysis.plots.pareto import front
 
@@ -45,16 +45,20 @@ def figure(frame: pd.DataFrame) -> Figure:
     data, notes = learned(frame)
     points = _points(frame, data)
     properties = style.styles(data, data["series"])
-    groups = list(points.groupby(PANEL))
+    # Without lines, variants of one mechanism look alike.
+    numbers = {name: number for number, name in enumerate(properties, 1)}
+    groups = panels(points)
     drawn, axes = style.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         style.title(panel, f"{kind}, n = {seq_len:,}")
         measured = rows["step_ms"].notna().all()
-        _draw(panel, rows if measured else rows.assign(**{name: rows[own] for name, own in _WHILE}), properties)
-        style.log_axis(panel.xaxis, MEASURED if measured else TRAINING)
+        _draw(
+            panel, rows if measured else rows.assign(**{name: rows[own] for name, own in _WHILE}), properties, numbers
+        )
+        style.value_axis(panel.xaxis, MEASURED if measured else TRAINING)
         style.value_axis(panel.yaxis, "test loss (nats)")
-    style.legend(drawn, {name: {**look, "linestyle": "none"} for name, look in properties.items()})
-    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data), style.functions(data)]))
+    style.legend(drawn, {f"{numbers[name]} {name}": {**look, "linestyle": "none"} for name, look in properties.items()})
+    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
     return drawn
 
 
@@ -84,7 +88,7 @@ def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     return points.merge(times, on=_STEP, how="left")
 
 
-def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]], numbers: dict[str, int]) -> None:
     best = front(points.assign(error=points["step_ms"]))
     axes.plot(best["step_ms"], best["value"], color="0.6", linewidth=3, marker="o", markersize=11, alpha=0.5, zorder=1,
               gid="front")  # fmt: skip
@@ -95,3 +99,5 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
         }
         look: dict[str, Any] = {**properties[row["series"]], **bars, "linestyle": "none"}
         axes.errorbar(row["step_ms"], row["value"], capsize=2, **look)
+        at = (row["step_ms"], row["value"])
+        axes.annotate(str(numbers[row["series"]]), at, (4, 4), textcoords="offset points", fontsize=6)

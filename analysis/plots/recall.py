@@ -7,6 +7,7 @@ import json
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.frame import MissingRecords
 from analysis.learned import learned, over_seeds
 from analysis.plots import style
 
@@ -23,9 +24,11 @@ def figure(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame, ["associative_recall"])
     tasks = [json.loads(text) for text in data["task"]]
-    pairs = [task.pop("num_pairs") for task in tasks]
+    pairs = [task.pop("num_pairs", None) for task in tasks]
     others = [", ".join(f"{key}={value}" for key, value in task.items()) for task in tasks]
-    data = data.assign(pairs=pairs, others=others)
+    data = data.assign(pairs=pairs, others=others)[[type(count) is int and count > 0 for count in pairs]]
+    if data.empty:
+        raise MissingRecords("needs an ok record of bench=train with task.num_pairs")
     properties = style.styles(data, data["series"])
     groups = list(data.groupby(["others", "seq_len"]))
     drawn, axes = style.grid(len(groups))

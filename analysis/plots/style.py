@@ -20,7 +20,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from analysis.frame import JSON
@@ -201,7 +201,9 @@ def log_axis(axis: Axis, label: str) -> None:
     set_scale("log")
     axis.set_label_text(label)
     low, high = sorted(map(float, axis.get_view_interval()))
-    subs = range(1, 10) if high / low < 8 else (1, 2, 5) if high / low < 1000 else (1,)
+    # Labels below each other stand closer than those beside each other.
+    all_of_them = range(1, 10) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
+    subs = all_of_them if high / low < 8 else (1, 2, 5) if high / low < 1000 else (1,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(
@@ -214,6 +216,8 @@ def value_axis(axis: Axis, label: str) -> None:
     low, high = sorted(map(float, axis.get_view_interval()))
     if low > 0 and high / low < 3:
         axis.set_label_text(label)
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(ScalarFormatter(useOffset=False))
     else:
         log_axis(axis, label)
 

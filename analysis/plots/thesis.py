@@ -71,7 +71,7 @@ def figure(frame: pd.DataFrame) -> Figure:
 def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
     """The start in the first panel, the rest in the second."""
     for name, of_series in rows.groupby("series"):
-        curves = pd.DataFrame({seed: _points(raw) for seed, raw in of_series.set_index("seed")["raw"].items()})
+        curves = pd.DataFrame({cell: _points(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
         first = min(FIRST, curves.index[-1] // 2)
         for panel, part in zip(pair, (curves[curves.index <= first], curves[curves.index > first]), strict=True):
             style.curves(panel, part, looks[name])
@@ -89,7 +89,7 @@ def _points(losses: Any) -> pd.Series:
 def _looks(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Of one mechanism's degrees, shades from light to dark; of several mechanisms, each one's own look."""
     looks = style.styles(rows, rows["series"])
-    if rows["mechanism"].nunique() == 1:
+    if rows["mechanism"].nunique() == 1 and len(looks) > 1:
         order = sorted(looks, key=lambda name: names.index(name.split()[0]))
         shades = sns.color_palette("flare", len(order)).as_hex()
         looks = {name: looks[name] | {"color": shade, "linestyle": "-", "markerfacecolor": shade}

@@ -17,6 +17,7 @@ from synthetic_records import (
     sketch_error,
     spectral,
     train,
+    train_step,
 )
 
 import analysis
@@ -252,7 +253,9 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
     cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
     cells += [roofline("flash", 512, rng, rounds=1)]
     cells += [sketch_error("gaussian", 4, r, rng, trials=1) for r in (8, 32)]
-    cells += [train("performer", 16, 0, rng, evaluations=1)]
+    tasks = ("reversal", "language_modelling", "induction_heads", "associative_recall")
+    cells += [train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks]
+    cells += [train_step("performer", 16, rng)]
     figure = FIGURES[name](tidy(cells))
     style.save(figure, tmp_path, name)
     for axes in figure.axes:

@@ -1,0 +1,274 @@
+"""Figures and tables of trained models, on synthetic records."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_records import train, train_step
+
+from analysis import trained
+from analysis.frame import MissingRecords, tidy
+from analysis.learned import learned, over_seeds
+from analysis.plots import learning, perplexity, quality_cost, recall, thesis
+from analysis.plots import train_step as steps
+from bench.papers import ROWS
+
+LM = {"task": "language_modelling"}
+
+
+def caption(figure):
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def words(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def bars(axes):
+    """(x, y, low, high) of each series with bars, by its colour."""
+    found = {}
+    for line, _, (segments,) in (container for container in axes.containers):
+        ends = [(part[0][1], part[1][1]) for part in segments.get_segments()]
+        found[line.get_color()] = list(zip(line.get_xdata(), line.get_ydata(), *zip(*ends, strict=True), strict=True))
+    return found
+
+
+def language_models(rng, **changes):
+    return [
+        train(label, n, seed, rng, final=loss * (1 + seed / 10), **LM | changes)
+        for label, loss in (("softmax", 1.4), ("performer", 1.6))
+        for n in (64, 128)
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_a_mechanism_has_the_rate_with_the_best_median_and_a_failed_run_is_worst(rng):
+    ends = {1e-3: (2.0, 2.0, 2.0), 3e-3: (1.0, 3.0, 3.0), 1e-2: (1.0, None, None)}
+    records = [
+        train("softmax", 64, seed, rng, "nonfinite" if end is None else "ok", rate, end or 1.0, **LM)
+        for rate, of_seeds in ends.items()
+        for seed, end in enumerate(of_seeds)
+    ]
+    data, notes = learned(tidy(records))
+    assert set(data["rate"]) == {1e-3} and set(data["rates"]) == {"0.001, 0.003, 0.01"}
+    assert "Learning rates: the best of 0.001, 0.003, 0.01 by validation loss for each mechanism." in notes
+    _, notes = learned(tidy([*records, train("performer", 64, 0, rng, **LM)]))
+    assert any("not as many for all" in note for note in notes)
+
+
+def test_runs_that_failed_are_named_and_how_many_seeds_there_are(rng):
+    records = [train("softmax", 64, seed, rng, "nonfinite" if seed else "ok") for seed in range(3)]
+    records += [train("performer", n, seed, rng) for seed in range(3) for n in (64, 128)]
+    _, notes = learned(tidy(records))
+    assert notes[:2] == ["1 to 3 seeds.", "Runs that did not end: softmax, reversal, n = 64 (2: nonfinite)."]
+    # Of a length at which nothing ended too.
+    _, notes = learned(tidy([*records, train("softmax", 256, 0, rng, "oom")]))
+    assert "softmax, reversal, n = 256 (1: oom)" in notes[1]
+
+
+def test_tasks_are_told_apart_by_the_text_that_was_read_and_by_settings_that_differ(rng):
+    records = [train("softmax", 64, 0, rng, **LM, settings={"text": text}) for text in ("kjv", "pydoc")]
+    records += [train("softmax", 64, 1, rng, "timeout", **LM, settings={"text": "pydoc"})]
+    records += [train("softmax", 64, 0, rng, task="associative_recall", settings={"num_pairs": p}) for p in (4, 16)]
+    records[0].measurements["source"] = "kjv (hub cannot be reached)"
+    data, _ = learned(tidy(records))
+    assert set(data["kind"]) == {
+        "language modelling, kjv (hub cannot be reached)",
+        "language modelling, pydoc",
+        "associative recall, num_pairs=4",
+        "associative recall, num_pairs=16",
+    }
+
+
+def test_models_of_other_depth_are_series_of_their_own(rng):
+    data, _ = learned(tidy([train("softmax", 64, 0, rng, layers=layers) for layers in (2, 12)]))
+    assert set(data["series"]) == {"softmax layers=2", "softmax layers=12"}
+
+
+def test_the_median_and_the_range_of_seeds(rng):
+    records = [train("softmax", 64, seed, rng, final=final) for seed, final in enumerate((3e-3, 1e-3, 9e-3))]
+    data, _ = learned(tidy(records))
+    (row,) = over_seeds(data, "loss").itertuples()
+    assert (row.value, row.low, row.high) == pytest.approx((3e-3, 1e-3, 9e-3))
+
+
+def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_memory(rng):
+    records = [*language_models(rng), *(train("softmax", 256, seed, rng, "oom", **LM) for seed in range(3))]
+    figure = perplexity.figure(tidy(records))
+    (panel,) = figure.axes
+    assert panel.get_title() == "language modelling, kjv"
+    found = bars(panel)
+    for colour, loss in (("#000000", 1.4), ("#029e73", 1.6)):
+        expected = [(n, *np.exp([1.1 * loss, loss, 1.2 * loss])) for n in (64, 128)]
+        np.testing.assert_allclose(found[colour], expected)
+    baselines = {line.get_gid(): line.get_ydata() for line in panel.lines if line.get_gid() in ("unigram", "bigram")}
+    np.testing.assert_allclose(baselines["unigram"], np.exp([2.9, 2.9]))
+    np.testing.assert_allclose(baselines["bigram"], np.exp([2.2 + 1 / 64, 2.2 + 1 / 128]))
+    assert words(panel) == ["OOM"]
+    assert [text.get_text() for text in figure.legends[0].texts][-2:] == ["unigram", "bigram"]
+    assert "Tokens: bytes; trained on 3.28 to 6.55 million." in caption(figure) and "3 seeds." in caption(figure)
+
+
+def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):
+    records = language_models(rng) + language_models(rng, settings={"text": "pydoc"})
+    for record in records:
+        record.measurements.pop("baselines")
+    figure = perplexity.figure(tidy(records))
+    assert [axes.get_title() for axes in figure.axes] == [f"language modelling, {text}" for text in ("kjv", "pydoc")]
+    assert "n-grams" not in caption(figure)
+
+
+def test_bins_of_positions_hold_every_position_once(rng):
+    losses = rng.normal(size=1000)
+    binned = perplexity._binned(losses)
+    edges = np.unique(np.geomspace(1, 1001, 25).round().astype(int))
+    assert float((binned.to_numpy() * np.diff(edges)).sum()) == pytest.approx(losses.sum())
+    assert binned.index[0] == pytest.approx(np.sqrt(edges[0] * (edges[1] - 1))) and (np.diff(binned.index) > 0).all()
+    np.testing.assert_allclose(perplexity._binned(np.full(64, 2.0)), 2.0)
+    assert perplexity._binned(np.array([1.5])).tolist() == [1.5]
+
+
+def test_perplexity_by_position_falls_as_the_losses_do(rng):
+    figure = perplexity.by_position(tidy(language_models(rng)))
+    assert [axes.get_title() for axes in figure.axes] == [f"language modelling, kjv, n = {n}" for n in (64, 128)]
+    medians = [line for line in figure.axes[0].lines if line.get_gid() == "median"]
+    # Bins of one position at first: nothing is asked at position 1, position 2 has twice the loss.
+    at = medians[1].get_xdata().tolist().index(2.0)
+    assert medians[1].get_ydata()[at] == pytest.approx(np.exp(2 * 1.4 * 1.1))
+    assert len([line for line in figure.axes[0].lines if line.get_gid() == "seed"]) == 6
+
+
+def test_right_answers_of_recall_by_pairs_and_length(rng):
+    task = "associative_recall"
+    records = [
+        train("softmax", n, seed, rng, final=0.1 * pairs * (1 + seed), task=task, settings={"num_pairs": pairs})
+        for n, pairs, seed in product((64, 128), (4, 8), range(3))
+    ]
+    records += [train("softmax", 64, 0, rng, "oom", task=task, settings={"num_pairs": 16})]
+    figure = recall.figure(tidy(records))
+    assert [axes.get_title() for axes in figure.axes] == ["n = 64", "n = 128"]
+    expected = [(p, *(100 * np.exp(-0.1 * p * np.array([2, 3, 1])))) for p in (4, 8)]
+    np.testing.assert_allclose(bars(figure.axes[0])["#000000"], expected)
+    assert words(figure.axes[0]) == ["OOM"] and words(figure.axes[1]) == []
+
+
+def test_sudden_learning_has_a_panel_for_each_mechanism_and_says_what_failed(rng):
+    changes = {"task": "induction_heads", "evaluations": 20}
+    records = [train("softmax", 127, seed, rng, **changes) for seed in range(3)]
+    records += [
+        train("performer", 127, seed, rng, status, **changes) for seed, status in enumerate(("ok", "nonfinite"))
+    ]
+    records += [train("softmax", 64, 0, rng, task="selective_copying")]
+    figure = learning.sudden(tidy(records))
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["performer", "softmax", "", ""]
+    performer, softmax, not_run, _ = figure.axes
+    assert words(performer) == ["1 of 2: not finite"] and words(not_run) == ["not run"] and words(softmax) == []
+    thin = np.array([line.get_ydata() for line in softmax.lines if line.get_gid() == "seed"])
+    (thick,) = (line.get_ydata() for line in softmax.lines if line.get_gid() == "median")
+    assert thin.shape == (3, 20)
+    np.testing.assert_allclose(thick, np.median(thin, axis=0))
+    with pytest.raises(MissingRecords, match="induction_heads or selective_copying"):
+        learning.sudden(tidy([train("softmax", 64, 0, rng)]))
+
+
+def test_the_groups_of_the_thesis_are_those_of_its_figures():
+    figures = {}
+    for row in ROWS:
+        if row.paper == "Thesis" and row.variant:
+            figures.setdefault(row.where, set()).add(row.variant)
+    assert {f"Figures {', '.join(numbers)}": set(names) for numbers, (_, names) in thesis.GROUPS.items()} == figures
+
+
+def test_the_thesis_figures_show_the_start_and_the_rest(rng):
+    labels = ("polynomial_p4", "softmax")
+    records = [train(label, 50, seed, rng, evaluations=30) for label in labels for seed in (0, 1)]
+    records += [train("polynomial_p4", 16, 0, rng)]
+    figure = thesis.figure(tidy(records))
+    assert [axes.get_title().partition(":")[0] for axes in figure.axes] == [f"Figure 5.{i}" for i in (1, 2, 7, 8)]
+    first, rest = (next(line for line in axes.lines if line.get_gid() == "median") for axes in figure.axes[:2])
+    assert first.get_xdata().tolist() == list(range(10, 1001, 10))
+    assert rest.get_xdata().tolist() == list(range(1010, 3001, 10))
+    losses = records[0].measurements["curve"]["train_loss"]
+    assert first.get_ydata()[4] == pytest.approx(np.mean(losses[40:50]))
+    assert figure.axes[0].get_yscale() == "linear" and figure.axes[1].get_yscale() == "log"
+    assert "Other lengths and settings are left out (1)." in caption(figure)
+    with pytest.raises(MissingRecords, match="mechanism of the thesis"):
+        thesis.figure(tidy([train("performer", 16, 0, rng)]))
+
+
+def front(axes):
+    (line,) = (line for line in axes.lines if line.get_gid() == "front")
+    return line.get_xydata().tolist()
+
+
+def test_quality_stands_over_the_measured_time_of_the_same_step(rng):
+    records = [record for record in language_models(rng) if record.config["seq_len"] == 64]
+    measured = {label: train_step(label, 64, rng, tokens=64 * 64) for label in ("softmax", "performer")}
+    other = train_step("softmax", 64, rng, tokens=64 * 32)
+    (panel,) = quality_cost.figure(tidy([*records, *measured.values(), other])).axes
+    assert panel.get_xlabel() == quality_cost.MEASURED
+    times = {label: 1e-6 * np.median(m.measurements["parts"]["step"]["samples"]) for label, m in measured.items()}
+    # Softmax is faster at this length and better: nothing else is on the front.
+    np.testing.assert_allclose(front(panel), [(times["softmax"], 1.1 * 1.4)])
+    assert sorted(words(panel)) == ["1", "2"]
+    # Not for all of them: the times while training, and no mixture.
+    (panel,) = quality_cost.figure(tidy([*records, measured["softmax"], other])).axes
+    assert panel.get_xlabel() == quality_cost.TRAINING
+    seconds = [np.median(r.measurements["seconds"]) for r in records if r.config["label"] == "softmax"]
+    np.testing.assert_allclose(front(panel), [(1e3 * np.median(seconds), 1.1 * 1.4)])
+
+
+def test_steps_per_second_and_those_of_the_paper(rng):
+    records = [train_step("softmax", n, rng, "oom" if n > 1024 else "ok") for n in (512, 1024, 2048)]
+    records += [train_step("polynomial_p4", n, rng, layers=3) for n in (512, 1024)]
+    frame = tidy(records)
+    figure = steps.figure(frame)
+    (panel,) = figure.axes
+    rows = frame[(frame["metric"] == "steps_per_second") & (frame["mechanism"] == "softmax")]
+    np.testing.assert_allclose([point[1:] for point in bars(panel)["#000000"]], rows[["value", "low", "high"]])
+    assert words(panel) == ["OOM"] and "polynomial_p4 layers=3" in figure.legends[0].texts[0].get_text()
+    table = steps.table(frame).set_index(["attention", "n"])
+    assert table.loc[("softmax", 512), "GPT-2 small (ICML)"] == 6.0
+    assert table.loc[("polynomial_p4", 1024), "GPT-2 small (ICML)"] == 4.74
+    assert table.loc[("softmax", 2048), "status"] == "oom" and table.loc[("softmax", 2048), "GPT-2 small (v1)"] == 4.3
+    with pytest.raises(MissingRecords, match="train_step"):
+        steps.figure(tidy([train_step("softmax", 512, rng, "oom")]))
+
+
+def test_steps_of_interleaved_rounds_have_a_panel_of_their_own(rng):
+    frame = tidy([train_step("softmax", n, rng) for n in (512, 1024)])
+    rounds = frame.assign(bench="compare_train_step", cell_id=frame["cell_id"] + "0")
+    titles = [axes.get_title() for axes in steps.figure(pd.concat([frame, rounds], ignore_index=True)).axes]
+    assert titles == ["training, each by itself", "training, in interleaved rounds"]
+
+
+def test_tables_stand_beside_the_papers_numbers(rng):
+    records = [train("softmax", 512, seed, rng, final=1.4 * (1 + seed / 10), **LM) for seed in range(3)]
+    table = trained.perplexities(tidy(records)).set_index("n")
+    row = table.loc[512]
+    assert (row["perplexity"], row["PG-19 (ICML)"], row["Wiki-40B (ICML)"]) == (
+        pytest.approx(np.exp(1.54)),
+        13.57,
+        15.82,
+    )
+    assert (row["seeds"], row["failed"], row["learning rate"], row["layers"]) == (3, 0, 1e-3, 2)
+    assert row["unigram"] == pytest.approx(np.exp(2.9)) and row["bigram"] == pytest.approx(np.exp(2.2 + 1 / 512))
+    assert table.loc[32768, "PG-19 (ICML)"] == 11.55 and pd.isna(table.loc[32768, "perplexity"])
+
+    solved = trained.solved(tidy([train("softmax", 127, 0, rng, task="induction_heads")]))
+    assert solved[["n", "ICML (%)"]].to_numpy().tolist() == [[127, "> 99.95"], [255, "around 1/16"]]
+
+    table = trained.thesis(tidy([train("polynomial_p4", 50, seed, rng) for seed in range(2)]))
+    assert table[["n", "seeds", "thesis"]].to_numpy().tolist() == [[50, 2, 0.01990822]]
+
+
+def test_what_a_record_says_of_positions_and_baselines(rng):
+    frame = tidy([train("softmax", 4, 0, rng, final=1.0, **LM)]).set_index("metric")
+    np.testing.assert_allclose(frame.loc["loss_by_position", "raw"], [np.nan, 2, 1.5, 4 / 3])
+    assert frame.loc["loss_by_position", "value"] == pytest.approx(4 / 3)
+    assert (frame.loc["unigram_loss", "value"], frame.loc["bigram_loss", "value"]) == (2.9, 2.45)
+    assert len(frame.loc["train_loss", "raw"]) == 800 and set(frame["source"]) == {"kjv"}
+    assert json.loads(frame["settings"].iloc[0])["task"]["text"] == "kjv"
