@@ -42,7 +42,10 @@ def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
     for name in ("unigram", "bigram"):
         losses = data[data["metric"] == f"{name}_loss"].groupby(PANEL)["value"].median()
-        table[name] = [math.exp(losses.get(key, math.nan)) for key in zip(table["task"], table["n"], strict=True)]
+        # As far as a float goes.
+        table[name] = [
+            math.exp(min(losses.get(key, math.nan), 700.0)) for key in zip(table["task"], table["n"], strict=True)
+        ]
     return beside(table, "perplexity")
 
 
