@@ -34,7 +34,7 @@ def require_joint(cells: Sequence[Cell]) -> None:
         )
     for cell in cells:
         name, batch_size = cell.config["bench"]["name"], cell.config["batch_size"]
-        if not measures.get(name).trains:
+        if not measures.get(name).trains or measures.get(name).alone:
             raise ConfigError(f"WORLD_SIZE={size}: must be 1 for bench={name}, which measures in one process")
         parts = size * cell.config["training"]["accumulate"]
         if batch_size % parts:

@@ -38,6 +38,10 @@ class Benchmark:
     """Whether it measures all mechanisms of the sweep in one cell, the first of them being the baseline."""
     trains: ClassVar[bool] = False
     """Whether it is about a model (`model.*`) that learns a task (`task.*`, `training.*`)."""
+    alone: ClassVar[bool] = False
+    """Whether it trains in one process only: several would not agree how often to call."""
+    judges_memory: ClassVar[bool] = False
+    """Whether on a CPU it holds what it measures to `memory_limit` itself, so that its process may take more."""
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, median, speedup
+from bench.records.quantities import Quantity, median, speedup, verdicts
 from bench.schema import PASSES, setting
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Compare(Benchmark):
             `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
             "calls_per_sample": {label: calls}, "method", "cache"}`.
         """
-        from bench.measures.rounds import time_in_rounds
+        from bench.measures.rounds import compared, time_in_rounds
         from bench.measures.timing import Pass
 
         attentions, dtypes = workbench.attentions(), {c["label"]: c["dtype"] for c in workbench.configs()}
@@ -51,14 +51,7 @@ class Compare(Benchmark):
         timings = time_in_rounds(workbench, gates, passes, self.min_sample_ms)
         for gate in by_dtype.values():
             gate.close()
-        method = {key: next(iter(timings.values()))[key] for key in ("method", "cache")}
-        return {
-            "pass": self.measured_pass,
-            "labels": list(passes),
-            "samples": {label: timing["samples"] for label, timing in timings.items()},
-            "calls_per_sample": {label: timing["calls_per_sample"] for label, timing in timings.items()},
-            **method,
-        }
+        return {"pass": self.measured_pass, **compared(timings)}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
@@ -69,13 +62,9 @@ class Compare(Benchmark):
             which = {"measured_pass": name, "attention": label}
             yield median("latency", samples[label], "ns", name=f"latency_ms.{label}", shown=("ms", 1e-6), **which)
         for label in candidates:
-            yield speedup(baseline, label, samples, measured_pass=name, name=f"speedup.{label}", shown=("x", 1.0))
+            yield speedup(baseline, label, samples, measured_pass=name)
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:
         """The verdict on each candidate."""
-        return ", ".join(
-            f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
-            for one in quantities
-            if one.verdict
-        )
+        return verdicts(quantities)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
 from bench.measures.peak import METHODS, MIB, peak_bytes
-from bench.records.outcomes import classify
+from bench.measures.search import largest, runs
 from bench.records.quantities import Quantity
 from bench.schema import setting
 
@@ -66,7 +65,7 @@ class Memory(Benchmark):
         }
 
     def bisect(self, workbench: Workbench) -> dict[str, Any]:
-        """Double until something does not fit, then bisect between the last that did and the first that did not."""
+        """As `bench.measures.search.largest`, from the cell's own size on."""
         assert self.largest is not None
         axis, name, limit = self.largest, self.passes[-1], self.largest_limit
         tried: dict[int, bool] = {}
@@ -76,16 +75,9 @@ class Memory(Benchmark):
             workbench.progress(len(tried), len(tried) + 1)
             return tried[value]
 
-        low, high = 0, workbench.config[axis]
-        while high <= limit and fits(high):
-            low, high = high, min(2 * high, limit) if high < limit else limit + 1
-        high = min(high, limit + 1)
-        while high - low > max(1, low // 64):
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
         return {
             "axis": axis,
-            "value": low,
+            "value": largest(fits, workbench.config[axis], limit),
             "limit_bytes": workbench.memory_limit,
             "tried": {str(value): fit for value, fit in sorted(tried.items())},
         }
@@ -111,23 +103,13 @@ class Memory(Benchmark):
 
 
 def _runs(workbench: Workbench, axis: str, value: int, name: str) -> bool:
-    import torch
-
     from bench.measures.timing import Pass
 
-    # Leaving this frame, and with it the exception's, frees what a failed attempt had allocated.
-    try:
+    def call() -> None:
         attention, inputs = workbench.attention(**{axis: value}), _random_inputs(workbench, {axis: value})
         Pass(name, attention, inputs).run_unprepared()
-    except Exception as error:
-        if classify(error)[0] != "oom":
-            raise
-        return False
-    finally:
-        gc.collect()
-        if workbench.device.type == "cuda":
-            torch.cuda.empty_cache()
-    return True
+
+    return runs(workbench.device, call)
 
 
 def _random_inputs(workbench: Workbench, sizes: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measures.ceilings import Ceilings
 from bench.measures.gate import Gate
-from bench.measures.timing import WARMUP_CALLS, Pass, Stopwatch
+from bench.measures.timing import WARMUP_CALLS, Named, Stopwatch
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def time_in_rounds(
     workbench: Workbench,
     gates: Mapping[str, Gate],
-    passes: Mapping[str, Pass],
+    passes: Mapping[str, Named],
     min_sample_ms: float,
     ceilings: Ceilings | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -25,7 +25,7 @@ def time_in_rounds(
 
     Args:
         workbench: of the cell.
-        gates: by label; those of mechanisms that share their inputs are one.
+        gates: by label; those of mechanisms that share their inputs are one. What has none is not looked at.
         passes: by label.
         min_sample_ms: how long a sample lasts at least, in milliseconds.
         ceilings: sampled in every round, too.
@@ -45,7 +45,8 @@ def time_in_rounds(
         _turn(gates, sign)
         for label, measured in passes.items():
             fastest[label] = min(fastest[label], stopwatch.time(measured))
-            gates[label].first(label, measured.name, stopwatch.result)
+            if gate := gates.get(label):
+                gate.first(label, measured.name, stopwatch.result)
     calls = {label: stopwatch.calibrate(measured, min_sample_ms, fastest[label]) for label, measured in passes.items()}
     if ceilings:
         ceilings.prepare(stopwatch)
@@ -59,12 +60,26 @@ def time_in_rounds(
             if ceilings:
                 stopwatch.rewarm(passes[label], fastest[label])
             samples[label].append(stopwatch.sample(passes[label], calls[label]))
-            if done >= rounds - 2:
-                gates[label].last(label, passes[label].name, stopwatch.result)
+            if done >= rounds - 2 and (gate := gates.get(label)):
+                gate.last(label, passes[label].name, stopwatch.result)
         workbench.progress(done + 1, rounds)
     common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
     common |= {"ceilings": ceilings.measured()} if ceilings else {}
     return {label: {"samples": samples[label], "calls_per_sample": calls[label], **common} for label in passes}
+
+
+def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What `time_in_rounds` gave as the record of a comparison has it, of which the first label is the baseline.
+
+    Returns:
+        `{"labels": [baseline, ...], "samples": {label: [ns per call, one per round]}, "calls_per_sample": {label:
+        calls}, "method", "cache"}`.
+    """
+    columns = {
+        key: {label: timing[key] for label, timing in timings.items()} for key in ("samples", "calls_per_sample")
+    }
+    method = {key: next(iter(timings.values()))[key] for key in ("method", "cache")}
+    return {"labels": list(timings), **columns, **method}
 
 
 def _turn(gates: Mapping[str, Gate], sign: int) -> None:

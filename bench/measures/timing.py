@@ -30,6 +30,12 @@ class Timed(Protocol):
         """The timed call."""
 
 
+class Named(Timed, Protocol):
+    """One of several passes or parts."""
+
+    name: str
+
+
 class Pass:
     """One pass of a mechanism: `prepare` is not timed, `run` is.
 

@@ -21,8 +21,9 @@ from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
 
-# What the entries of a comparison may differ in. A label names those of the second kind that do.
-ENTRY = ("attention", "impl", "dtype")
+# What the entries of a comparison may differ in. A label names those of the second kind that do, and the settings of a
+# model that do.
+ENTRY = ("attention", "impl", "dtype", "model")
 NAMED = ("impl", "dtype")
 # The mechanism that computes what another one approximates.
 EXACT = {"softmax": "flash", "polynomial": "polynomial"}
@@ -69,7 +70,7 @@ def make_cell(config: Config, variant: Variant) -> Cell:
 
 
 def merge_compared(cells: list[Cell]) -> list[Cell]:
-    """Cells of a comparing benchmark that differ in mechanism, implementation and dtype only become one.
+    """Cells of a comparing benchmark that differ in mechanism, implementation, dtype and model only become one.
 
     The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
 
@@ -85,19 +86,26 @@ def merge_compared(cells: list[Cell]) -> list[Cell]:
         shared = {key: value for key, value in cell.config.items() if key not in ("label", *ENTRY)}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
     for group in groups.values():
-        named = [key for key in NAMED if len({cell.config[key] for cell in group}) > 1]
+        told = [_told(cell.config) for cell in group]
+        named = [key for key in told[0] if len({json.dumps(each.get(key)) for each in told}) > 1]
         entries: dict[str, Cell] = {}
-        for cell in group:
-            words = (f"{key}={cell.config[key]}" for key in named)
+        for cell, each in zip(group, told, strict=True):
+            words = (f"{key}={each.get(key)}" for key in named)
             entries.setdefault(" ".join([cell.config["label"], *words]), cell)
         (label, first), *others = entries.items()
         if not others:
             bench = first.config["bench"]["name"]
             raise ConfigError(f"attention={label}: bench={bench} needs two or more, as in attention=flash,polysketch")
-        against = [{"label": name, **{key: c.config[key] for key in ENTRY}} for name, c in others]
+        against = [{"label": name, **{key: c.config[key] for key in ENTRY if key in c.config}} for name, c in others]
         config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
         merged.append(_cell(config, first.timeout))
     return merged
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a label of a comparison may have to name."""
+    model = {f"model.{key}": value for key, value in config.get("model", {}).items()}
+    return {**{key: config[key] for key in NAMED}, **model}
 
 
 def content_id(config: dict[str, Any], sources: tuple[Source, ...]) -> str:

@@ -90,16 +90,29 @@ def _check_training(config: Config) -> None:
         if getattr(config, key) is None:
             raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
     assert config.model is not None and config.task is not None and config.training is not None
+    _require_default("inputs", _inputs(config.inputs), _inputs({"name": "gaussian"}), f"bench={bench} reads a task")
     config.model, config.task = models.check(config.model), tasks.check(config.task)
     config.training = training.check(config.training)
     config.inputs = {"name": config.task["name"]}
 
 
 def _refuse_training(config: Config) -> None:
+    bench = config.bench["name"]
     for key in ("model", "task"):
         if getattr(config, key) is not None:
-            raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={config.bench['name']} reads none")
+            raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={bench} reads none")
+    if config.training is not None:
+        given, default = training.check(config.training), training.check({})
+        _require_default("training", given, default, f"bench={bench} does not train")
     config.training = None
+
+
+def _require_default(group: str, given: Mapping[str, Any], default: Mapping[str, Any], why: str) -> None:
+    """Refuse a group's settings that would be ignored, by the first one that somebody has set."""
+    for key, value in given.items():
+        if key not in default or value != default[key]:
+            what = group if key == "name" else f"{group}.{key}"
+            raise ConfigError(f"{what}={value}: {why}, leave it out")
 
 
 def split(config: Config) -> list[Config]:

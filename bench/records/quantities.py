@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -121,8 +122,25 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
         attention=label,
         baseline=baseline,
         verdict=ratio.verdict,
+        name=f"speedup.{label}",
+        shown=("x", 1.0),
         **fields,
     )
+
+
+def verdicts(quantities: Sequence[Quantity]) -> str:
+    """The speed-ups among some quantities in words."""
+    return ", ".join(
+        f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
+        for one in quantities
+        if one.verdict
+    )
+
+
+def rate(metric: str, amount: float, time: Quantity, **fields: Any) -> Quantity:
+    """How much of something there is per second, where so much takes a time in ns; `fields` as in `median`."""
+    low, middle, high = (amount * 1e9 / value for value in (time.high, time.value, time.low))
+    return Quantity(metric, middle, "1/s", low, high, "95%", shown=("/s", 1.0), **fields)
 
 
 def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:
