@@ -8,8 +8,10 @@ import os
 import numpy as np
 from synthetic_records import (
     compare,
+    compare_train_step,
     decode,
     flops,
+    largest_batch,
     latency,
     memory,
     roofline,
@@ -40,6 +42,7 @@ def good(seed=0):
     records += [train("performer", n, 0, rng, task="language_modelling") for n in (16, 32)]
     records += [train("performer", 16, 0, rng, task=task) for task in ("induction_heads", "associative_recall")]
     records += [train_step("performer", n, rng) for n in (16, 32)]
+    records += [compare_train_step(LABELS, 512, rng), largest_batch("flash", 512)]
     return [*records, flops("softmax", 1024, 10**8)]
 
 
@@ -301,6 +304,8 @@ def unusable():
         "roofline": roofline("flash", 2048, rng),
         "train": train("flash", 16, 0, rng, task="language_modelling"),
         "train_step": train_step("flash", 16, rng),
+        "compare_train_step": compare_train_step(LABELS, 2048, rng),
+        "largest_batch": largest_batch("flash", 2048),
     }
     records = {}
     for name, source in sources.items():
@@ -313,7 +318,7 @@ def unusable():
 
 
 def _whatever(source):
-    one_number_will_do = source.config["bench"]["name"] in ("spectral_norm", "flops")
+    one_number_will_do = source.config["bench"]["name"] in ("spectral_norm", "flops", "largest_batch")
     return {
         "nothing": {},
         "something else": {"loss": 1.0},
@@ -361,6 +366,27 @@ def _of(name, measured):
         }
     if name == "decode":
         return {"samples are text": {**measured, "samples": ["1", "2"]}}
+    if name == "train_step":
+        whole = measured["parts"]["step"]
+
+        def stepped(samples):
+            return {**measured, "parts": {**measured["parts"], "step": {**whole, "samples": samples}}}
+
+        return {
+            "no samples": stepped([]),
+            "samples are text": stepped(["1", "2"]),
+            "samples are zero": stepped([0.0] * 8),
+            "a peak of text": {**measured, "peak_bytes": "12"},
+        }
+    if name == "largest_batch":
+        return {"a batch of text": {**measured, "largest": "3"}, "no accumulation": {"largest": 3}}
+    if name == "compare_train_step":
+        times = measured["samples"]
+        return {
+            "other rounds": {**measured, "samples": {**times, SKETCH: times[SKETCH][:-1]}},
+            "zero times": {**measured, "samples": {**times, SKETCH: [0.0] * len(times[SKETCH])}},
+            "one label is missing": {**measured, "samples": {LABELS[0]: times[LABELS[0]]}},
+        }
     if name == "compare":
         times = measured["samples"]
         return {

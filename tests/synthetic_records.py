@@ -325,17 +325,20 @@ def training_cell(label, bench, seq_len, task, layers=2, batch_size=64, settings
 
 def train_step(label, seq_len, rng, status="ok", task="language_modelling", tokens=8192, **changes):
     """A synthetic train_step record: the attention's time and as much again for all else."""
-    cell = training_cell(label, {"name": "train_step"}, seq_len, task, batch_size=tokens // seq_len, **changes)
+    bench = {"name": "train_step", "min_sample_ms": 20.0}
+    cell = training_cell(label, bench, seq_len, task, batch_size=tokens // seq_len, **changes)
+    timing = {"unit": "ns", "calls_per_sample": 1, "warmup_calls": 2, "method": "perf_counter", "cache": "warm"}
     step = 2 * ns_per_call(label, cell)
     shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "step": 1.0}
     measured = {
-        "parts": {
-            name: {"unit": "ns", "samples": noisy(rng, share * step), "calls_per_sample": 1}
-            for name, share in shares.items()
-        },
+        "parts": {name: {**timing, "samples": noisy(rng, share * step)} for name, share in shares.items()},
+        "pieces": 1,
         "tokens": tokens,
-        "parameters": 12345,
-        "peak_bytes": 10**8,
+        "parameters": 10**8,
+        "model_bytes": 4 * 10**8,
+        "optimizer_bytes": 8 * 10**8,
+        "peak_bytes": 10**5 * tokens,
+        "memory_method": "cpu allocator events",
     }
     return record(cell, measured, status)
 
@@ -364,6 +367,32 @@ def trained(rng):
             final = 1e-3 * pairs * 4**quality * n / 64 * rng.lognormal(0, 0.3)
             records.append(train(label, n, of_seed, rng, final=final, **changes))
     return records
+
+
+def compare_train_step(labels, seq_len, rng, status="ok", rounds=20, **changes):
+    """A synthetic compare_train_step record: all labels share the drift of each round."""
+    source = compare(labels, seq_len, rng, rounds=rounds)
+    bench = {"name": "compare_train_step", "min_sample_ms": 20.0, "against": source.config["bench"]["against"]}
+    measured = {key: source.measurements[key] for key in ("labels", "samples", "calls_per_sample")}
+    measured |= {"method": "perf_counter", "cache": "warm"}
+    return record(training_cell(labels[0], bench, seq_len, "language_modelling", **changes), measured, status)
+
+
+def largest_batch(label, seq_len, status="ok", **changes):
+    """A synthetic largest_batch record: so much per sequence over what the model takes."""
+    bench = {"name": "largest_batch", "largest_limit": 65536}
+    cell = training_cell(label, bench, seq_len, "language_modelling", **changes)
+    sizes = {number: 10**9 + 10**8 * number for number in (1, 2, 3, 4)}
+    measured = {
+        "largest": 3,
+        "tried": {str(number): size for number, size in sizes.items()},
+        "limit_bytes": sizes[3] + 1,
+        "pieces": 1,
+        "wanted": cell["batch_size"],
+        "accumulation": cell["batch_size"] // 2,
+        "method": "cpu allocator events",
+    }
+    return record(cell, measured, status)
 
 
 def everything(seed=0):
@@ -404,8 +433,10 @@ def everything(seed=0):
         status = "oom" if (label, n) == ("linformer", 4096) else "ok"
         records.append(roofline(label, n, rng, status, batch_size=1, causal=causal))
     records += trained(rng)
+    records += [largest_batch("flash", n) for n in (1024, 8192)] + [largest_batch("softmax", 8192, "oom")]
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"
+        records.append(compare_train_step(("flash", "polysketch_random_r32"), n, rng, status))
         records.append(compare(("flash", "polysketch_random_r32", "performer"), n, rng, status))
         records.append(compare(("performer", "lucidrains_performer"), n, rng, status))
     return records

@@ -38,12 +38,12 @@ class Part:
     def prepare(self) -> Tensor | None:
         """What comes before it in a step, and is not timed."""
         self.trainer.model.train()
+        if self.name == "optimizer" and self._has_gradients():  # any do: a sample may be of many short calls
+            return None
         self.trainer.optimizer.zero_grad(set_to_none=True)
-        if self.name == "backward":
-            return self._loss(self.pieces[0])
         if self.name == "optimizer":
             self._gradients()
-        return None
+        return self._loss(self.pieces[0]) if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> None:
         """The timed call."""
@@ -65,6 +65,9 @@ class Part:
 
         self.trainer.optimizer.zero_grad(set_to_none=True)
         return peak_bytes(self.trainer.device, call)[0]
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.trainer.model.parameters())
 
     def _gradients(self) -> None:
         for piece in self.pieces:
