@@ -126,6 +126,20 @@ def test_a_comparison_is_one_cell_per_setting_and_the_first_is_the_baseline():
         assert [other["label"] for other in cell.config["bench"]["against"]] == ["v_mean", "softmax"]
 
 
+def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs():
+    common = ["bench=compare_train_step", "task=language_modelling", "seq_len=64", "batch_size=2"]
+    grids = [["attention=flash,softmax", "model=transformer_small"], ["attention=flash", "model=transformer_small_13"]]
+    (cell,) = merge_compared([cell for grid in grids for cell in made(*common, *grid)])
+    entries = [cell.config, *cell.config["bench"]["against"]]
+    assert [(entry["label"], entry["model"]["layers"]) for entry in entries] == [
+        ("flash model.layers=12", 12),
+        ("softmax model.layers=12", 12),
+        ("flash model.layers=13", 13),
+    ]
+    (alike,) = merge_compared(made(*common, *grids[0]))
+    assert alike.config["label"] == "flash" and alike.cell_id != cell.cell_id
+
+
 SAME = [
     (["attention=polynomial"], ["attention=polynomial_p4"]),
     (["attention=performer_2048"], ["attention=performer", "attention.num_features=2048"]),

@@ -37,8 +37,8 @@ MALFORMED = [
     (("bench=latency", "attention=softmax", "training.steps=5"), "training.steps=5: bench=latency does not train"),
     (("bench=compare", "attention=softmax,flash", "training.clip=null"), "training.clip=None: bench=compare does not"),
     ((*ENCODER, "inputs=pretrained", "causal=false"), "inputs=pretrained: bench=train reads a task"),
-    ((*ENCODER, "inputs.score_scale=4"), "inputs.score_scale=4.0: bench=train reads a task"),
-    ((*DECODER, "bench=train_step", "inputs.score_scale=2"), "inputs.score_scale=2.0: bench=train_step reads a task"),
+    ((*ENCODER, "inputs.score_scale=4"), "inputs.score_scale=4: bench=train reads a task"),
+    ((*DECODER, "bench=train_step", "inputs.score_scale=2"), "inputs.score_scale=2: bench=train_step reads a task"),
     ((*DECODER, "bench=compare_train_step"), "attention=softmax: bench=compare_train_step needs two or more"),
     ((*DECODER, "bench=largest_batch", "bench.largest_limit=0"), "bench.largest_limit=0: must be a number of at least"),
 ]
