@@ -278,6 +278,7 @@ print(limit("largest_batch") > 2**26, limit("train_step") == int(0.001 * 2**30))
 def test_several_processes_are_refused(monkeypatch, name):
     """They would not call equally often."""
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     cell = SimpleNamespace(config=config({"name": name}, training={"accumulate": 1}))
     with pytest.raises(ConfigError, match=f"WORLD_SIZE=2: must be 1 for bench={name}"):
         require_joint([cell])
