@@ -12,7 +12,7 @@ from command import ROOT, environment
 from bench import measures
 from bench.errors import ConfigError
 from bench.execution.ranks import require_joint
-from bench.measures import largest_batch, step, train
+from bench.measures import largest_batch, search, step, train
 from bench.measures.step import PARTS, Part
 from bench.measures.workbench import Workbench
 from bench.records.outcomes import classify
@@ -227,6 +227,20 @@ def test_what_a_batch_holds_is_the_model_the_state_and_the_step(tmp_path):
     first = Part("step", trainer)
     first.run(first.prepare())
     assert largest_batch.step_bytes(trainer, BATCH) == held
+
+
+def test_gradients_that_were_there_before_do_not_hide_those_of_a_step(tmp_path):
+    part = Part("step", made(tmp_path))
+    part.run(part.prepare())  # after which the optimiser has its state
+    part.trainer.optimizer.zero_grad(set_to_none=True)
+    without = part.peak_bytes()
+    part.run(part.prepare())
+    assert part.peak_bytes() == without
+
+
+def test_what_is_not_about_memory_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        search.runs(torch.device("cpu"), lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(("wanted", "pieces"), [(6, 1), (128, 1), (96, 2)])
