@@ -235,7 +235,8 @@ class _Experiment:
         times = _milliseconds(record.started), _milliseconds(record.ended)
         try:
             with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
-                self._log(run_id, [*_metrics(record, told), *(_curves(record) if told else ())], params=flatten(record.config))
+                metrics = [*_metrics(record, told), *(_curves(record) if told else ())]
+                self._log(run_id, metrics, params=flatten(record.config))
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
