@@ -22,7 +22,7 @@ def finished(monkeypatch, tmp_path):
     store = Store(tmp_path)
     for record in records:
         store.write(record)
-    monkeypatch.setattr(api, "run_sweep", lambda sweep, on_records: records)
+    monkeypatch.setattr(api, "run_sweep", lambda sweep, on_records, on_progress: records)
     monkeypatch.setattr(Mirror, "summary", lambda self, sweep_id, records, figures, table: summaries.append(figures))
     tracking = {"name": "mlflow", "experiment": "attention-zoo", "uri": None}
     settings = Config(attention={}, bench={}, inputs={}, tracking=tracking, results_dir=str(tmp_path))

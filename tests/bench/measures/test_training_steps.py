@@ -160,7 +160,7 @@ def test_parts_of_known_sleeps(tmp_path, monkeypatch):
     for part, seconds in (("forward", 0.01), ("backward", 0.03), ("optimizer", 0.005), ("step", 0.045)):
         samples = measured["parts"][part]["samples"]
         # A sleep never ends early; how late it ends is up to the machine's load.
-        assert seconds * 1e9 <= min(samples) < (seconds + 0.009) * 1e9, part
+        assert seconds * 1e9 <= min(samples) < (seconds + 0.02) * 1e9, part
 
 
 def compared(labels, tmp_path, repeats, **changes):
@@ -171,15 +171,15 @@ def compared(labels, tmp_path, repeats, **changes):
 
 def test_a_comparison_finds_the_ratio_of_known_sleeps_and_alternates(tmp_path, monkeypatch):
     order = []
-    seconds = {"slow": 0.03, "quick": 0.01}
+    seconds = {"slow": 0.06, "quick": 0.02}
     monkeypatch.setattr(train, "make_trainer", lambda bench: Sleeper(0, 0, seconds[bench.config["label"]], order))
     measured = compared(("slow", "quick"), tmp_path, 6)
-    assert order[-12:] == [0.03, 0.01, 0.01, 0.03] * 3
+    assert order[-12:] == [0.06, 0.02, 0.02, 0.06] * 3
     numbers = told("compare_train_step", measured)
     (speedup,) = (one for one in numbers if one.metric == "speedup")
-    assert (speedup.attention, speedup.baseline) == ("quick", "slow") and speedup.value == pytest.approx(3, rel=0.2)
+    assert (speedup.attention, speedup.baseline) == ("quick", "slow") and speedup.value == pytest.approx(3, rel=0.4)
     times = {one.attention: one.value for one in numbers if one.metric == "step_time"}
-    assert times["slow"] / times["quick"] == pytest.approx(3, rel=0.2)
+    assert times["slow"] / times["quick"] == pytest.approx(3, rel=0.4)
     rates = {one.attention: one.value for one in numbers if one.metric == "steps_per_second"}
     assert rates == pytest.approx({label: 1e9 / value for label, value in times.items()})
     assert measures.get("compare_train_step").headline(numbers).startswith("quick ")
