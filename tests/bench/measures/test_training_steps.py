@@ -203,7 +203,7 @@ def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch)
 
 def bound(tmp_path, limit, wanted=BATCH, **changes):
     """With a limit in MiB."""
-    bench = settings("largest_batch", memory_limit=limit / 1024, largest_limit=128)
+    bench = settings("largest_batch", memory_limit=limit / 1024, largest_limit=64)
     return measure(config(bench, batch_size=wanted, **changes), tmp_path)
 
 
