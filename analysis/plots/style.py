@@ -64,6 +64,7 @@ PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "for
 
 _LINES = ("-", "--", ":", "-.")
 PANEL = (3.4, 2.7)  # inches, without legend and caption
+LEGEND_LINES, LEGEND_LINE_INCHES = 3, 0.17
 CAPTION_POINTS = 7
 RESOLUTION = 200  # dots per inch of the PNG
 LONGEST_NAME = 80  # characters
@@ -287,14 +288,18 @@ def _handles(properties: dict[str, dict[str, Any]]) -> list[Line2D]:
 
 
 def legend(figure: Figure, properties: dict[str, dict[str, Any]]) -> None:
-    """One legend for the whole figure, above the panels."""
+    """One legend for the whole figure, above the panels; the figure grows by what it has beyond a few lines."""
     handles = _handles(properties)
     longest = max(len(str(handle.get_label())) for handle in handles)
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(handles), int(width / (0.6 + 0.058 * longest))))
+    more = math.ceil(len(handles) / columns) - LEGEND_LINES
+    figure.set_size_inches(width, height + max(0, more) * LEGEND_LINE_INCHES)
     with mpl.rc_context(_RC):
         figure.legend(
             handles=handles,
             loc="outside upper center",
-            ncols=max(1, min(len(handles), int(figure.get_figwidth() / (0.6 + 0.058 * longest)))),
+            ncols=columns,
             frameon=False,
             handlelength=3,
         )
