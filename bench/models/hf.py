@@ -59,6 +59,7 @@ class AttentionZooConfig(PreTrainedConfig):
 class _AttentionZooModel(PreTrainedModel):
     config_class = AttentionZooConfig
     config: AttentionZooConfig
+    output_class: type[CausalLMOutput | MaskedLMOutput]
 
     def __init__(self, config: AttentionZooConfig) -> None:
         super().__init__(config)
@@ -76,37 +77,36 @@ class _AttentionZooModel(PreTrainedModel):
             if not getattr(tensor, "_is_hf_initialized", False):
                 tensor.copy_(fresh[name])
 
-    def _logits(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is not None and not attention_mask.all():
-            raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")
-        logits: Tensor = self.model(input_ids)
-        return logits
-
-
-class AttentionZooForCausalLM(_AttentionZooModel, GenerationMixin):  # type: ignore[misc]
-    """A decoder that was trained here. It keeps no cache: `generate` reads the whole sequence for every token."""
-
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
-    ) -> CausalLMOutput:
-        """Logits of the token after each, and with labels the mean cross-entropy.
+    ) -> CausalLMOutput | MaskedLMOutput:
+        """Logits at every position, and with labels the mean cross-entropy.
 
         Args:
             input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
             attention_mask: ones.
-            labels: `(batch, n)`, the tokens themselves as for every such model of transformers, which shifts them;
-                -100 where nothing is asked. (Those of `bench.tasks` are shifted already.)
+            labels: `(batch, n)`, -100 where nothing is asked. A decoder's are the tokens themselves, as for every such
+                model of transformers, which shifts them (those of `bench.tasks` are shifted already); an encoder's are
+                what belongs at each position.
             **kwargs: what transformers passes along, of `num_items_in_batch` the loss makes use.
 
         Raises:
             UnsupportedError: padding.
             ValueError: a sequence that is too long.
         """
-        logits = self._logits(input_ids, attention_mask)
+        if attention_mask is not None and not attention_mask.all():
+            raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")
+        logits = self.model(input_ids)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutput(loss=loss, logits=logits)
+        return self.output_class(loss=loss, logits=logits)
+
+
+class AttentionZooForCausalLM(_AttentionZooModel, GenerationMixin):  # type: ignore[misc]
+    """A decoder that was trained here. It keeps no cache: `generate` reads the whole sequence for every token."""
+
+    output_class = CausalLMOutput
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
@@ -118,26 +118,7 @@ class AttentionZooForCausalLM(_AttentionZooModel, GenerationMixin):  # type: ign
 class AttentionZooForMaskedLM(_AttentionZooModel):
     """An encoder that was trained here."""
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
-    ) -> MaskedLMOutput:
-        """Logits of what belongs at each position, and with labels the mean cross-entropy.
-
-        Args:
-            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
-            attention_mask: ones.
-            labels: `(batch, n)`, what belongs there; -100 where nothing is asked.
-            **kwargs: as for a decoder.
-
-        Raises:
-            UnsupportedError: padding.
-            ValueError: a sequence that is too long.
-        """
-        logits = self._logits(input_ids, attention_mask)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(loss=loss, logits=logits)
+    output_class = MaskedLMOutput
 
 
 AutoConfig.register(saved.TYPE, AttentionZooConfig)

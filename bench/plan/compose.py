@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -66,7 +66,7 @@ def grid_choices(arguments: Sequence[str]) -> list[str]:
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
-    A key on the command line replaces the grid's.
+    A key on the command line replaces the grid's, and a mechanism what the grid sets of its own one.
 
     Raises:
         ConfigError: the experiment has no such size, several experiments or sizes are asked for, or too many jobs.
@@ -79,8 +79,8 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         raise ConfigError(f"max_cells={shown(limit)}: must be an integer, at least 1")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in _grids(config):
-        swept = parsed([f"{key}={'null' if value is None else value}" for key, value in grid.items()])
-        together = [*(override for override in swept if override.key_or_group not in typed), *overrides]
+        kept = {key: value for key, value in grid.items() if not _replaced(str(key), grid, typed)}
+        together = [*parsed([f"{key}={'null' if value is None else value}" for key, value in kept.items()]), *overrides]
         count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
             raise ConfigError(f"max_cells={limit}: the sweep has {count:,} cells; max_cells={count} allows them")
@@ -141,6 +141,11 @@ def _grids(config: DictConfig) -> list[dict[str, Any]]:
             if str(name).partition(".")[0] in OF_THE_GRIDS or str(name).startswith("hydra"):
                 raise ConfigError(f"{key}.{name}: must not be swept over")
     return of_size
+
+
+def _replaced(key: str, grid: Mapping[str, Any], typed: Collection[str]) -> bool:
+    """Whether the command line says otherwise than a grid's key, or has another mechanism than the one it is of."""
+    return key in typed or (key.startswith("attention.") and "attention" in grid and "attention" in typed)
 
 
 def _choices(override: Override) -> int:

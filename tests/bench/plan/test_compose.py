@@ -84,6 +84,20 @@ def test_the_command_line_replaces_what_an_experiment_sweeps():
     assert {config["causal"] for config in configs} == {True}
 
 
+def test_a_mechanism_of_the_command_line_has_no_settings_of_the_one_it_replaces():
+    overrides = ["experiment=induction_small", "attention=softmax,polysketch", "seed=0"]
+    jobs = expand(compose("config", overrides[:1]), overrides)
+    assert len(jobs) == 2  # two grids, equal now
+    polysketch = compose_jobs(load, jobs)[1][0]
+    assert polysketch["attention"]["block_size"] == made("attention=polysketch")[0].config["attention"]["block_size"]
+
+
+def test_what_a_grid_sets_of_whatever_mechanism_stays():
+    overrides = ["experiment=sketch_error", "attention=polysketch_random_r64"]
+    configs = [config for config, _ in compose_jobs(load, expand(compose("config", overrides[:1]), overrides))]
+    assert {config["attention"]["sketch"] for config in configs} == {"gaussian", "srht", "learned"}
+
+
 @pytest.mark.parametrize("key", ["experiment=demo,decode", "size=laptop,paper"])
 def test_python_refuses_several_experiments_or_sizes_as_the_command_line_does(key):
     GlobalHydra.instance().clear()
