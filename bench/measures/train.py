@@ -36,8 +36,8 @@ class Train(Benchmark):
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples"}],
-            "test": the same at the end and "loss_by_position", "baselines": {"unigram", "bigram"} of a text, "parameters", "vocabulary",
-            "source", "resumed_from": [steps]}`; losses are in nats.
+            "test": the same at the end and "loss_by_position", "baselines": {"unigram", "bigram"} of a text,
+            "parameters", "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
