@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import trained
+from analysis.batches import largest_batches
 from analysis.frame import MissingRecords
 from analysis.gate_cost import gate_cost
 from analysis.peers import peers
@@ -134,6 +135,9 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
     ),
     "polysketchformer_table5": Entry(
         trained.solved, ("train",), "copying and induction beside the paper's (PolySketchFormer, Table 5)"
+    ),
+    "skeinformer_table2": Entry(
+        largest_batches, ("largest_batch",), "largest batches beside the paper's (Skeinformer, Table 2)"
     ),
     "thesis_losses": Entry(trained.thesis, ("train",), "loss of sequence reversal beside the thesis'"),
     "peers": Entry(peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),

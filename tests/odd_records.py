@@ -379,7 +379,11 @@ def _of(name, measured):
             "a peak of text": {**measured, "peak_bytes": "12"},
         }
     if name == "largest_batch":
-        return {"a batch of text": {**measured, "largest": "3"}, "no accumulation": {"largest": 3}}
+        return {
+            "a batch of text": {**measured, "largest": "3"},
+            "no accumulation": {"largest": 3},
+            "a limit of text": {**measured, "limit_bytes": "12"},
+        }
     if name == "compare_train_step":
         times = measured["samples"]
         return {

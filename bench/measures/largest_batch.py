@@ -82,9 +82,11 @@ class LargestBatch(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read."""
+        """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read; `limit`."""
         yield Quantity("largest_batch", measurements["largest"])
         yield Quantity("accumulation", measurements["accumulation"])
+        if measurements["limit_bytes"] is not None:
+            yield Quantity("limit", measurements["limit_bytes"], "bytes", shown=None)
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:

@@ -1,11 +1,12 @@
-"""The figure of Theorem 1.1, its exponents, and Table 3 of Skeinformer show the records' numbers."""
+"""The figure of Theorem 1.1, its exponents, and Tables 2 and 3 of Skeinformer show the records' numbers."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from synthetic_records import flops, latency, sketch_error
+from synthetic_records import flops, largest_batch, latency, sketch_error
 
+from analysis import batches
 from analysis.frame import MissingRecords, tidy
 from analysis.plots import skeinformer
 from analysis.plots import sketch_error as theorem
@@ -136,3 +137,22 @@ def test_table_3_has_the_papers_terms_beside_ours(rng):
     assert (table["what ours counts"].str.len() > 0).all()
     with pytest.raises(MissingRecords, match="head_dim=32, d=256"):
         skeinformer.table3(tidy(measured[2:]))
+
+
+def test_table_2_has_our_batches_at_one_limit_beside_the_papers():
+    softmax, flash = (largest_batch(label, 1024) for label in ("softmax", "flash"))
+    other = largest_batch("v_mean", 1024)
+    other = dataclasses.replace(
+        other, measurements={**other.measurements, "limit_bytes": 1}, ended="2025-01-01T00:00:00"
+    )
+    failed = largest_batch("softmax", 2048, "oom")
+    unbound = largest_batch("flash", 2048)
+    unbound = dataclasses.replace(unbound, measurements={**unbound.measurements, "limit_bytes": None})
+    table = batches.largest_batches(tidy([softmax, flash, other, failed, unbound])).set_index("attention")
+    limit = softmax.measurements["limit_bytes"] / 2**30
+    assert list(table)[:3] == [f"n = 1024, {limit:.3g} GiB", "n = 2048", "Skeinformer, Text"]
+    assert table.loc["softmax"].tolist()[:3] == ["3", "oom", 8] and table.loc["softmax", "Skeinformer, Image"] == 32
+    assert table.loc["flash"].tolist()[:2] == ["3", "3"] and table.loc["flash"].isna().sum() == 5
+    assert "v_mean" not in table.index
+    with pytest.raises(MissingRecords, match="bench=largest_batch"):
+        batches.largest_batches(tidy([failed]))

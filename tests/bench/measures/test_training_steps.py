@@ -251,7 +251,7 @@ def test_the_cells_own_batch_in_the_fewest_equal_pieces(tmp_path, wanted, pieces
     fitting = [n for n in range(1, wanted + 1) if wanted % n == 0 and wanted / n <= piece]
     assert measured["accumulation"] == fitting[0]
     number = {one.metric: one.value for one in told("largest_batch", measured)}
-    assert number == {"largest_batch": measured["largest"], "accumulation": fitting[0]}
+    assert number == {"largest_batch": measured["largest"], "accumulation": fitting[0], "limit": 2**20}
 
 
 def test_memory_that_runs_out_is_an_answer_and_the_limit_of_the_search_is_kept(tmp_path, monkeypatch):
