@@ -68,6 +68,7 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
     assert one["curve"]["train_loss"] != other["curve"]["train_loss"]
     assert_equal(weights(tmp_path / "one"), weights(tmp_path / "again"))
     assert [found["step"] for found in one["validation"]] == [10, 20, 30] and one["test"]["examples"] == 37
+    assert one["test"].keys() - one["validation"][0].keys() == {"loss_by_position"}
     assert all(len(values) == 30 for values in (*one["curve"].values(), one["seconds"]))
 
 
