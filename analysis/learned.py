@@ -49,7 +49,7 @@ def learned(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFr
     data = pd.concat(parts)
     cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
-    data = data.assign(series=named(data))
+    data = pd.concat([rows.assign(series=named(rows)) for _, rows in data.groupby("kind")])
     return data, [*seeds(data), *failures(data), *rates(data), *dict.fromkeys(notes), *older]
 
 

@@ -87,6 +87,11 @@ def test_models_of_other_depth_are_series_of_their_own(rng):
     assert set(data["series"]) == {"softmax layers=2", "softmax layers=12"}
 
 
+def test_layers_of_another_task_are_in_no_name(rng):
+    data, _ = learned(tidy([train("softmax", 50, 0, rng, layers=1), train("softmax", 64, 0, rng, **LM)]))
+    assert set(data["series"]) == {"softmax"}
+
+
 def test_the_median_and_the_range_of_seeds(rng):
     records = [train("softmax", 64, seed, rng, final=final) for seed, final in enumerate((3e-3, 1e-3, 9e-3))]
     data, _ = learned(tidy(records))
