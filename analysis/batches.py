@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest
+from analysis.frame import MissingRecords, newest, settle
 from analysis.published import published
 
 
 def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each mechanism: its largest batch at each length, then the paper's by task.
 
-    Of several limits of memory, each length has that of its newest cell. A cell that did not end says how. The paper's
-    batches go no further than those it wants (128, 256, 64, 512 and 256, of 16 GiB).
+    Of models and conditions the most frequent are taken; of several limits of memory, each length has that of its newest
+    cell. A cell that did not end says how. The paper's batches go no further than those it wants (128, 256, 64, 512 and
+    256, of 16 GiB).
 
     Args:
         frame: from `analysis.frame.load`.
@@ -21,11 +22,12 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
         MissingRecords: no cell of bench=largest_batch ended ok.
     """
     rows = frame[frame["bench"] == "largest_batch"]
+    if not (rows["status"] == "ok").any():
+        raise MissingRecords("needs an ok record of bench=largest_batch")
+    rows, _ = settle(rows)
     limit = rows["cell_id"].map(rows[rows["metric"] == "limit"].set_index("cell_id")["value"])
     cells = rows.assign(gib=(limit / 2**30).fillna(0.0)).sort_values("ended", kind="stable")
     ok = cells[cells["metric"] == "largest_batch"]
-    if ok.empty:
-        raise MissingRecords("needs an ok record of bench=largest_batch")
     chosen = ok.groupby("seq_len")["gib"].last()
     failed = cells[(cells["status"] != "ok") & cells["seq_len"].isin(chosen.index)]
     cells = pd.concat([ok[ok["gib"] == ok["seq_len"].map(chosen)], failed])

@@ -30,7 +30,7 @@ ROOMS = {
     "the printed table": r"bench\.table",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
-    "frame": r"analysis\.(frame|gate_cost|learned|peers|published|batches|table|trained)",
+    "frame": r"analysis\.(batches|frame|gate_cost|learned|peers|published|table|trained)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|launchers|__main__|papers|parameters|zoo_page))?",

@@ -66,7 +66,7 @@ def grid_choices(arguments: Sequence[str]) -> list[str]:
 def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
-    A key on the command line replaces the grid's, and a mechanism what the grid sets of its own one.
+    A key on the command line replaces the grid's; a mechanism also replaces the settings that the grid gives its own.
 
     Raises:
         ConfigError: the experiment has no such size, several experiments or sizes are asked for, or too many jobs.
