@@ -11,9 +11,9 @@ from analysis.published import published
 def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each mechanism: its largest batch at each length, then the paper's by task.
 
-    Of models and conditions the most frequent are taken; of several limits of memory, each length has that of its newest
-    cell. A cell that did not end says how. The paper's batches go no further than those it wants (128, 256, 64, 512 and
-    256, of 16 GiB).
+    Of models and conditions the most frequent are taken; of several limits of memory, each length has that of its
+    newest cell. A cell that did not end says how. The paper's batches go no further than those it wants (128, 256, 64,
+    512 and 256, of 16 GiB).
 
     Args:
         frame: from `analysis.frame.load`.
