@@ -9,10 +9,10 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
-from attention_zoo.ops.block_product import normalised_block_product, refusal_of
-from attention_zoo.ops.blocks import Features, block_flops
 from attention_zoo.ops.decoding import FeatureSums
-from attention_zoo.ops.feature_product import default_block_size, normalised_feature_product, product_flops
+from attention_zoo.ops.feature_product.blocks import Features, block_flops
+from attention_zoo.ops.feature_product.cpu import normalised_block_product, refusal_of
+from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 
 

@@ -14,11 +14,16 @@ from torch.func import functional_call
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
-from attention_zoo.ops.block_product import normalised_block_product, refusal_of
-from attention_zoo.ops.blocks import Features, block_flops, form_of
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
-from attention_zoo.ops.feature_product import Local, default_block_size, normalised_feature_product, product_flops
+from attention_zoo.ops.feature_product.blocks import Features, block_flops, form_of
+from attention_zoo.ops.feature_product.cpu import normalised_block_product, refusal_of
+from attention_zoo.ops.feature_product.reference import (
+    Local,
+    default_block_size,
+    normalised_feature_product,
+    product_flops,
+)
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 

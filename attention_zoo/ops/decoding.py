@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.ops.feature_product import divide_by_last
+from attention_zoo.ops.feature_product.reference import divide_by_last
 
 # Keys whose tensored features are in memory together while a prompt is summed.
 ROWS = 128

@@ -145,7 +145,7 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     import torch
     import torch.nn.functional as F
 
-    from attention_zoo.ops.feature_product import expand
+    from attention_zoo.ops.feature_product.reference import expand
     from attention_zoo.polysketch import RandomSketch
 
     q, k = q[:, :, :EXPLICIT_ROWS], k[:, :, :EXPLICIT_ROWS]

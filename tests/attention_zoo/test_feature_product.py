@@ -2,8 +2,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.blocks import form_of
-from attention_zoo.ops.feature_product import Local, feature_product, normalised_feature_product, product_flops
+from attention_zoo.ops.feature_product.blocks import form_of
+from attention_zoo.ops.feature_product.reference import (
+    Local,
+    feature_product,
+    normalised_feature_product,
+    product_flops,
+)
 
 BATCH, HEADS, N, R, H, K = 2, 2, 13, 3, 4, 5
 BLOCK_SIZES = range(1, N + 4)  # one row, sizes that do not divide 13, the whole, and more than there is
@@ -84,7 +89,7 @@ def test_heads_taken_a_few_at_a_time_change_nothing(causal, at_once, monkeypatch
     leaves = [*given, query, key, log_scale] if causal else given
     settings = {"causal": causal, "degree": 2, "block_size": 4}
     expected = dense(*given, **settings, **own)
-    monkeypatch.setattr("attention_zoo.ops.feature_product.CPU_CACHE_BYTES", at_once * 4 * R**2 * 8)
+    monkeypatch.setattr("attention_zoo.ops.feature_product.reference.CPU_CACHE_BYTES", at_once * 4 * R**2 * 8)
     actual = feature_product(*given, **settings, **own)
     assert_equal(actual, expected)
     gradients = (torch.autograd.grad(out.square().sum(), leaves) for out in (actual, expected))

@@ -8,7 +8,9 @@ from outcomes import outcomes
 
 import attention_zoo
 from attention_zoo import bigbird, informer
-from attention_zoo.ops import block_product, chunks, feature_maps, fused_softmax
+from attention_zoo.ops import chunks, fused_softmax
+from attention_zoo.ops.feature_product import cpu as block_product
+from attention_zoo.ops.feature_product import feature_maps
 
 BATCH, HEADS, H, LONGEST = 3, 2, 8, 75
 SKEINFORMER = [

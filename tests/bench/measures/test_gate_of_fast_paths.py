@@ -5,7 +5,9 @@ import torch
 from test_gate import cell
 
 from attention_zoo import bigbird, informer, linformer, nystromformer, reformer, skeinformer
-from attention_zoo.ops import block_gradients, block_product, block_sums, chunks, feature_maps, fused_softmax
+from attention_zoo.ops import chunks, fused_softmax
+from attention_zoo.ops.feature_product import block_gradients, block_sums, feature_maps
+from attention_zoo.ops.feature_product import cpu as block_product
 from bench.execution.child import measure_cell
 
 

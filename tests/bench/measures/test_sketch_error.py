@@ -11,7 +11,7 @@ from no_gate import NoGate
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.ops import feature_product
+from attention_zoo.ops.feature_product import reference as feature_product
 from bench.errors import NonFiniteError
 from bench.measures import sketch_error
 from bench.measures.sketch_error import SketchError, expected_squares

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_zoo.ops.block_gradients import Gradients
-from attention_zoo.ops.block_sums import (
+from attention_zoo.ops.feature_product.block_gradients import Gradients
+from attention_zoo.ops.feature_product.block_sums import (
     Scales,
     Sums,
     denominator,
@@ -29,9 +29,9 @@ from attention_zoo.ops.block_sums import (
     scales_within,
     visible,
 )
-from attention_zoo.ops.blocks import Block, Chunk, Features, Inputs, Settings, form_of
-from attention_zoo.ops.feature_maps import at_least_float32
-from attention_zoo.ops.feature_product import Local
+from attention_zoo.ops.feature_product.blocks import Block, Chunk, Features, Inputs, Settings, form_of
+from attention_zoo.ops.feature_product.feature_maps import at_least_float32
+from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.powers import power_
 
 # Numbers of the features of a block; twice that stays in the caches of a few cores.

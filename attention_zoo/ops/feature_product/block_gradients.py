@@ -8,8 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.block_sums import Scales, Sums, near, next_scales, relative, scaled, scales_within, visible
-from attention_zoo.ops.blocks import Block, Chunk, Inputs, Settings
+from attention_zoo.ops.feature_product.block_sums import (
+    Scales,
+    Sums,
+    near,
+    next_scales,
+    relative,
+    scaled,
+    scales_within,
+    visible,
+)
+from attention_zoo.ops.feature_product.blocks import Block, Chunk, Inputs, Settings
 from attention_zoo.ops.powers import power_
 
 

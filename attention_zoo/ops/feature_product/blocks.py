@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.feature_maps import Plain, Squares
-from attention_zoo.ops.feature_product import default_block_size, product_flops, slices
+from attention_zoo.ops.feature_product.feature_maps import Plain, Squares
+from attention_zoo.ops.feature_product.reference import default_block_size, product_flops, slices
 
 # Of padding: finite, and below that of any key.
 LEAST = -1e30

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.blocks import Block, Inputs, Settings
-from attention_zoo.ops.feature_maps import add_product, at_least_float32
+from attention_zoo.ops.feature_product.blocks import Block, Inputs, Settings
+from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
 
 
 class Scales(NamedTuple):

@@ -1,0 +1,1 @@
+"""Products with implicit weights of features: `reference` anywhere, `cpu` in its caches."""
