@@ -25,6 +25,7 @@ ROOMS = {
     "tasks": r"bench\.tasks(\..*)?",
     "inputs": r"bench\.inputs(\.(?!(texts|models)$)\w+)?",
     "training": r"bench\.training(\..*)?",
+    "kernels by themselves": r"bench\.kernels(\..*)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",

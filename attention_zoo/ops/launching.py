@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from attention_zoo.ops.configurations import TABLE, Configuration
 
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
@@ -22,12 +21,47 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ALIGNED = 16
 
 
-class Dims(NamedTuple):
-    """Sizes that a configuration may depend on; 0 where a kernel has no such size."""
+class Configuration(NamedTuple):
+    """Sizes of the tiles by the kernel's names for them, and what the compiler is told.
 
-    head_dim: int = 0
-    sketch_size: int = 0
-    width: int = 0
+    `num_warps` work on a tile together, loads run `num_stages` ahead; `registers` caps those of a thread.
+    """
+
+    tiles: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+    registers: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as `block_m128_block_n64_w4_s3`."""
+        tiles = "_".join(f"{tile.lower()}{size}" for tile, size in self.tiles.items())
+        return f"{tiles}_w{self.num_warps}_s{self.num_stages}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a launch takes beside its arguments."""
+        options = {**self.tiles, "num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
+
+
+class Row(NamedTuple):
+    """A configuration of a kernel and where it is used: architectures, bits of a number, the most each size may be.
+
+    A table is a tuple of rows found by measuring offline; the first that fits is used, so particular ones come first.
+    """
+
+    kernel: str
+    configuration: Configuration
+    arch: tuple[int, int] = (0, 999)
+    bits: int | None = None
+    at_most: Mapping[str, int] = {}
+
+    def fits(self, arch: int, bits: int, dims: Mapping[str, int]) -> bool:
+        """Whether this is a row for such a device, such numbers and these sizes."""
+        first, last = self.arch
+        fitting = all(dims[name] <= most for name, most in self.at_most.items())
+        return first <= arch <= last and self.bits in (None, bits) and fitting
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -60,29 +94,13 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def configuration(kernel: str, x: Tensor, **dims: int) -> Configuration:
-    """The configuration of a kernel for tensors like x: the first row of the table that fits.
-
-    Args:
-        kernel: its name in the table.
-        x: says device and dtype.
-        dims: those of `Dims` that the kernel has.
-    """
-    return _configuration(kernel, architecture(x.device), x.element_size() * 8, Dims(**dims))
-
-
-@functools.cache
-def _configuration(kernel: str, arch: int, bits: int, dims: Dims) -> Configuration:
-    for row in TABLE:
-        if row.kernel == kernel and row.fits(arch, bits, dims._asdict()):
+def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
+    """The first row of the table that fits this kernel, tensors like x, and sizes of its own."""
+    arch, bits = architecture(x.device), x.element_size() * 8
+    for row in table:
+        if row.kernel == kernel and row.fits(arch, bits, dims):
             return row.configuration
     raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dims}")
-
-
-def launch_options(chosen: Configuration) -> dict[str, Any]:
-    """What a launch takes beside its arguments: the tiles and how they are compiled."""
-    options = {**chosen.tiles, "num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-    return options if chosen.registers is None else {**options, "maxnreg": chosen.registers}
 
 
 def by_tiles(x: Tensor) -> Tensor:
