@@ -78,11 +78,10 @@ class Near(NamedTuple):
     value: Tensor
     log_degree: int
 
-    @property
-    def width(self) -> int:
-        """Columns of queries and keys in a tile: all where they fit."""
+    def width(self, widest: int) -> int:
+        """Columns of queries and keys in a tile: all where they are a power of two that fits."""
         inner = self.query.shape[-1]
-        return inner if inner <= WIDEST else min(inner & -inner, PART)
+        return inner if inner <= widest and inner & (inner - 1) == 0 else PART
 
     def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
         """Of query, key and value."""
@@ -205,17 +204,17 @@ def output(
     batch, heads, seq_len, m = x.shape
     tiles = chosen("output", x, h=h, m=m)
     block_t, block_n, block_m = (tiles.tiles[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_M"))
-    block_m = min(block_m, m)
+    block_m, width = min(block_m, m), near.width(tiles.tiles["BLOCK_INNER"]) if near else 0
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
-    _, keys, values = near.descriptors(block_t, block_n, block_m) if near else (None, None, None)
     output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
         descriptor(x, (1, 1, block_t, block_m)),
-        *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms, keys, values, row_scales),
-        *((scales.running, scales.log) if scales else (None, None)),
+        *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms),
+        *(near.descriptors(block_t, block_n, width) if near else (None, None, None)),
+        *(row_scales, *((scales.running, scales.log) if scales else (None, None))),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
         *(m, h, out is not None, precision(x)),
-        **{**tiles.options, "BLOCK_M": block_m},
+        **{**tiles.options, "BLOCK_M": block_m, "BLOCK_INNER": width},
     )
     return result, totals
 
@@ -290,7 +289,7 @@ def near_gradients(
     d_value = grad.new_empty(grad.shape)
     given = near, grad, d_total, chunks, scales
     _near_query(*given, d_query)
-    if near.query.shape[-1] <= WIDEST:
+    if near.width(WIDEST) == near.query.shape[-1]:
         _near_key(*given, d_key, d_value)
     else:  # a tile holds some features of a key, and its weight needs all of them
         _near_key(*given, d_key, None)
@@ -304,7 +303,7 @@ def _near_query(
     batch, heads, seq_len, inner = near.query.shape
     h = grad.shape[-1]
     tiles = chosen("near_query", grad, h=h, inner=inner)
-    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
     near_query_kernel[batch * heads * chunks.tiles(seq_len, block_t), inner // width](
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
@@ -326,7 +325,7 @@ def _near_key(
     batch, heads, seq_len, inner = near.query.shape
     h = grad.shape[-1]
     tiles = chosen("near_key", grad, h=h, inner=inner)
-    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
     near_key_kernel[batch * heads * chunks.tiles(seq_len, block_n), 1 if d_key is None else inner // width](
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),

@@ -60,8 +60,8 @@ def _store_squares(
         place = permuted + rows * R + (i[:, None, None] * H + d[None, :, None]) * R + j[None, None, :]
         tl.store(place, tl.permute(cube, (0, 2, 1)).to(permuted.dtype.element_ty))
         if first_i // 16 != first_j // 16:
-            place = permuted + rows * R + (j[:, None, None] * H + d[None, :, None]) * R + i[None, None, :]
-            tl.store(place, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
+            mirrored = permuted + rows * R + (j[:, None, None] * H + d[None, :, None]) * R + i[None, None, :]
+            tl.store(mirrored, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
 
 
 @triton.jit
