@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel, gradient_kernel, square_gradient_kernel
@@ -21,8 +22,6 @@ from attention_zoo.ops.feature_product.tiles import ROWS
 from attention_zoo.ops.launching import configuration, descriptor
 
 chosen = functools.partial(configuration, ROWS)
-# Rows of a descriptor in a multiple of so many numbers are aligned for every dtype.
-UNIT = 8
 # Features that a tile has whole, and in parts.
 WIDEST, PART = 128, 64
 
@@ -94,13 +93,16 @@ def precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def transposed(x: Tensor) -> Tensor:
-    """`(batch * heads, r, n)` with rows long enough to be aligned, zeros behind n."""
+def transposed(x: Tensor, chunks: Chunks, block: int) -> Tensor:
+    """`(batch * heads, r, chunks * rows)`: each chunk with rows of zeros up to a multiple of `block`."""
     batch, heads, seq_len, r = x.shape
-    out = x.new_empty(batch * heads, r, -(-seq_len // UNIT) * UNIT)
-    out[:, :, seq_len:] = 0
-    out[:, :, :seq_len].view(batch, heads, r, seq_len).copy_(x.mT)
-    return out
+    rows = -(-chunks.size // block) * block
+    is_whole = chunks.size == rows and seq_len == chunks.count * rows
+    new = x.new_empty if is_whole else x.new_zeros
+    out = new(batch, heads, r, chunks.count, rows)
+    x = F.pad(x, (0, 0, 0, chunks.count * chunks.size - seq_len)).unflatten(2, (chunks.count, chunks.size))
+    out[..., : chunks.size].copy_(x.movedim(-1, 2))
+    return out.view(batch * heads, r, -1)
 
 
 def square_states(
@@ -113,12 +115,13 @@ def square_states(
     rows, dtype = batch * heads, x.dtype if scan else torch.float32
     sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
     other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
-    x_t, block_i, block_t = transposed(x), tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
+    block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
+    x_t = transposed(x, chunks, block_t)
     square_state_kernel[blocks * (blocks + 1) // 2 * (16 // block_i) * rows, 1 if scan else chunks.count](
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
         descriptor(values, (1, 1, block_t, h)),
         *(sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(r, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        *(x_t.shape[-1] // chunks.count, r, h, scan, reverse, precision(x)),
         **tiles.options,
     )
     return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
