@@ -111,7 +111,7 @@ def square_states(
     """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for."""
     batch, heads, seq_len, r = x.shape
     h, blocks = values.shape[-1], r // 16
-    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h)
+    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h, segments=int(not scan))
     rows, dtype = batch * heads, x.dtype if scan else torch.float32
     sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
     other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
@@ -121,7 +121,7 @@ def square_states(
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
         descriptor(values, (1, 1, block_t, h)),
         *(sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(x_t.shape[-1] // chunks.count, r, h, scan, reverse, precision(x)),
+        *(x_t.shape[-1] // chunks.count, chunks.count if scan else 1, r, h, scan, reverse, precision(x)),
         **tiles.options,
     )
     return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
@@ -153,7 +153,7 @@ def states(
     state_kernel[m // block_m * rows, 1 if scan else chunks.count](
         *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
         *(sums, norms, heads, seq_len, chunks.size, chunks.count),
-        *(m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        *(chunks.count if scan else 1, m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
         **{**tiles.options, "BLOCK_M": block_m},
     )
     if scan:
