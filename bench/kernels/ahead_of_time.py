@@ -166,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         failures += recorded.regressions(table, rows)
     print(f"{len(rows)} kernels of {len(matching)} calls compiled")
-    print(*failures, sep="\n", end="", file=sys.stderr)
+    for failure in failures:
+        print(failure, file=sys.stderr)
     return 1 if failures else 0
 
 

@@ -81,8 +81,8 @@ def write(rows: Iterable[Row]) -> None:
 
 def renewed(table: Iterable[Row], rows: Collection[Row], calls: Collection[str]) -> list[Row]:
     """The table with the rows that were compiled, without those that they replace and of calls that are no more."""
-    compiled = {(row.call, row.target, row.triton) for row in rows}
-    kept = [row for row in table if row.call in calls and (row.call, row.target, row.triton) not in compiled]
+    compiled = {_compiled(row) for row in rows}
+    kept = [row for row in table if row.call in calls and _compiled(row) not in compiled]
     return [*kept, *rows]
 
 
@@ -91,19 +91,25 @@ def _typed(line: dict[str, Any]) -> Row:
     return Row(**line | {name: int(line[name]) for name in numbers})
 
 
-def regressions(table: Iterable[Row], rows: Iterable[Row]) -> list[str]:
+def regressions(table: Iterable[Row], rows: Collection[Row]) -> list[str]:
     """What is worse than in the table, a line each that says what to do; another version of Triton has no rows."""
-    before = {row.key: row for row in table}
-    versions = {row.triton for row in before.values()}
-    found = []
-    for now in rows:
-        if now.triton in versions:
-            found += [
-                f"{now.call}, {now.kernel}, sm_{now.target}: {worse}; mend it, or accept it by "
-                f"`python -m bench.kernels.ahead_of_time --match '{now.call}' --write`"
-                for worse in _worse(now, before.get(now.key))
-            ]
-    return found
+    before = {row.key: row for row in table if row.triton in {row.triton for row in rows}}
+    if not before:
+        return []
+    found = [(row, worse) for row in rows for worse in _worse(row, before.get(row.key))]
+    compiled, launched = {_compiled(row) for row in rows}, {row.key for row in rows}
+    gone = [row for row in before.values() if _compiled(row) in compiled and row.key not in launched]
+    found += [(row, f"is no longer launched, but in {TABLE.name}") for row in gone]
+    return [
+        f"{row.call}, {row.kernel}, sm_{row.target}: {worse}; mend it, or accept it by "
+        f"`python -m bench.kernels.ahead_of_time --match '{row.call}' --write`"
+        for row, worse in found
+    ]
+
+
+def _compiled(row: Row) -> tuple[str, int, str]:
+    """What rows are compiled together."""
+    return row.call, row.target, row.triton
 
 
 def _worse(now: Row, before: Row | None) -> list[str]:
