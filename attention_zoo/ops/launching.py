@@ -34,9 +34,10 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `block_m128_block_n64_w4_s3`."""
-        tiles = "_".join(f"{tile.lower()}{size}" for tile, size in self.tiles.items())
-        return f"{tiles}_w{self.num_warps}_s{self.num_stages}"
+        """Such as `block_m128_block_n64_w4_s3`, with `_r128` behind it where registers are capped."""
+        sizes = {**self.tiles, "w": self.num_warps, "s": self.num_stages}
+        sizes |= {} if self.registers is None else {"r": self.registers}
+        return "_".join(f"{name.lower()}{size}" for name, size in sizes.items())
 
     @property
     def options(self) -> dict[str, Any]:

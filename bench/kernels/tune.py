@@ -1,0 +1,255 @@
+"""The fastest configuration of each kernel, found on a GPU: `python -m bench.kernels.tune` prints rows of a table.
+
+The candidates are what an operation's `tiles.py` names in `CANDIDATES: dict[kernel, tuple[Configuration, ...]]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import pkgutil
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import attention_zoo.ops
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration, Row
+from bench.kernels.call import Call, catalogue
+
+# How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
+TOLERANCE = {2: 2e-2, 4: 2e-5}
+ROUNDS, LAUNCHES = 20, 8
+# What a candidate must gain over the table's configuration to replace it.
+GAIN = 0.99
+# A candidate that ends the process is tried once more, in case something else did.
+TRIES = 2
+
+Launch = Callable[[], Any]
+# Makes of a launch what takes the nanoseconds of one.
+Capture = Callable[[Launch], Callable[[], float]]
+
+
+class Lookup(NamedTuple):
+    """What a launch asks of a table, and what it gets."""
+
+    table: tuple[Row, ...]
+    kernel: str
+    arch: int
+    bits: int
+    dims: Mapping[str, int]
+    configuration: Configuration
+
+
+class Winner(NamedTuple):
+    """The fastest configuration of a kernel in a call; `times` are nanoseconds of the call by configuration."""
+
+    call: str
+    lookup: Lookup
+    configuration: Configuration
+    times: Mapping[str, float]
+
+    def __str__(self) -> str:
+        """A row to paste behind a comment, or the comment alone where the table has the fastest."""
+        own, best = self.times[self.lookup.configuration.name], self.times[self.configuration.name]
+        said = f"# {self.call}: {best / 1e6:.4g} ms"
+        if self.configuration == self.lookup.configuration:
+            return f"{said}, {self.lookup.kernel} as in the table ({self.configuration.name})"
+        tiles, warps, stages, registers = self.configuration
+        capped = "" if registers is None else f", registers={registers}"
+        return (
+            f"{said}, {own / 1e6:.4g} ms with {self.lookup.configuration.name}\n"
+            f'Row("{self.lookup.kernel}", Configuration({dict(tiles)}, {warps}, {stages}{capped}), '
+            f"arch=({self.lookup.arch}, {self.lookup.arch}), bits={self.lookup.bits}, at_most={dict(self.lookup.dims)}),"
+        ).replace("'", '"')
+
+
+class Progress:
+    """What was done, a JSON line each: a tuning that was ended, whatever ended it, goes on where it was."""
+
+    def __init__(self, file: Path, machine: str) -> None:
+        self.file, self.machine = file, machine
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, **line: Any) -> None:
+        """Keep one more line."""
+        with self.file.open("a") as file:
+            file.write(json.dumps({"machine": self.machine, **line}) + "\n")
+
+    def lines(self, **wanted: str) -> list[dict[str, Any]]:
+        """Those of this machine that say what is wanted; half a line, of a process that was killed, says nothing."""
+        found = []
+        for text in self.file.read_text().splitlines() if self.file.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                line = json.loads(text)
+                if {"machine": self.machine, **wanted}.items() <= line.items():
+                    found.append(line)
+        return found
+
+
+def tune(call: Call, device: torch.device, progress: Progress, capture: Capture) -> Iterator[Winner]:
+    """The fastest configuration of each kernel of a call that has candidates, the other kernels as in the table."""
+    launch = call.make(device)
+    asked, expected = lookups(launch)
+    for lookup in asked:
+        named = {c.name: c for c in (lookup.configuration, *candidates(lookup))}
+        if len(named) == 1:
+            continue
+        done = progress.lines(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named))
+        times = done[-1]["times"] if done else _race(call, launch, expected, lookup, named, progress, capture)
+        best = min(times, key=times.__getitem__)
+        own = lookup.configuration
+        kept = times[best] > GAIN * times[own.name]
+        yield Winner(call.name, lookup, own if kept else named[best], times)
+
+
+def lookups(launch: Launch) -> tuple[list[Lookup], Any]:
+    """What a launch asks of tables, the first of each kernel, and its result."""
+    found: dict[str, Lookup] = {}
+    configuration = launching.configuration
+
+    def look(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
+        answer = configuration(table, kernel, x, **dims)
+        arch, bits = launching.architecture(x.device), x.element_size() * 8
+        found.setdefault(kernel, Lookup(table, kernel, arch, bits, dims, answer))
+        return answer
+
+    with mock.patch.object(launching, "configuration", look):
+        result = launch()
+    return list(found.values()), result
+
+
+def candidates(lookup: Lookup) -> tuple[Configuration, ...]:
+    """What the module of a table says is worth trying."""
+    for tiles in _tables():
+        if tiles.ROWS is lookup.table:
+            return getattr(tiles, "CANDIDATES", {}).get(lookup.kernel, ())
+    return ()
+
+
+def _tables() -> Iterator[Any]:
+    for module in pkgutil.walk_packages(attention_zoo.ops.__path__, "attention_zoo.ops."):
+        if module.name.endswith(".tiles"):
+            yield importlib.import_module(module.name)
+
+
+@contextlib.contextmanager
+def _using(kernel: str, given: Configuration) -> Iterator[None]:
+    """A kernel is launched with this configuration."""
+    configuration = launching.configuration
+
+    def look(table: tuple[Row, ...], name: str, x: Tensor, **dims: int) -> Configuration:
+        return given if name == kernel else configuration(table, name, x, **dims)
+
+    with mock.patch.object(launching, "configuration", look):
+        yield
+
+
+def _race(
+    call: Call,
+    launch: Launch,
+    expected: Any,
+    lookup: Lookup,
+    named: Mapping[str, Configuration],
+    progress: Progress,
+    capture: Capture,
+) -> dict[str, float]:
+    """Median nanoseconds of the call with each candidate that is right, all taken in the same rounds."""
+    samplers = {}
+    for name, configuration in named.items():
+        said = {"call": call.name, "kernel": lookup.kernel, "configuration": name}
+        if len(progress.lines(**said, step="started")) - len(progress.lines(**said, step="ended")) >= TRIES:
+            continue
+        progress.add(**said, step="started")
+        try:
+            with _using(lookup.kernel, configuration):
+                wrong = _difference(_poisoned(launch), expected) > TOLERANCE[call.dtype.itemsize]
+                if not wrong:
+                    samplers[name] = capture(launch)
+            progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
+        except Exception as error:  # a candidate may ask for more than the device has, in many ways
+            progress.add(**said, step="ended", outcome=f"{type(error).__name__}: {error}"[:300])
+            # Nothing runs on the device in this process any more.
+            if "CUDA error" in str(error):
+                raise
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    for turn in range(ROUNDS):
+        for name in list(samplers)[:: -1 if turn % 2 else 1]:
+            samples[name].append(samplers[name]())
+    times = {name: statistics.median(taken) for name, taken in samples.items()}
+    progress.add(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named), times=times)
+    return times
+
+
+def _poisoned(launch: Launch) -> Any:
+    """The result of a launch that finds NaN in memory of its own, not what the launch before it left there."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return launch()
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _difference(result: Any, expected: Any) -> float:
+    """The largest relative difference of a tensor of one result from that of the other, in the Frobenius norm."""
+    if isinstance(expected, Tensor):
+        result, expected = (result,), (expected,)
+    pairs = [(x.double(), y.double()) for x, y in zip(result, expected, strict=True) if isinstance(y, Tensor)]
+    differences = [float((x - y).norm() / y.norm().clamp_min(torch.finfo(torch.float32).tiny)) for x, y in pairs]
+    return max((d if d == d else float("inf") for d in differences), default=0.0)
+
+
+def captured(launch: Launch) -> Callable[[], float]:
+    """Launches in one CUDA graph, so that short kernels do not wait for the host."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launch()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            launch()
+
+    def sample() -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return 1e6 * start.elapsed_time(end) / LAUNCHES
+
+    return sample
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels.tune", description=__doc__)
+    parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
+    parser.add_argument("--progress", type=Path, default=Path("runs/tuning.jsonl"), help="what was done (%(default)s)")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("kernels are tuned on a CUDA device, and there is none", file=sys.stderr)
+        return 2
+    import triton
+
+    progress = Progress(given.progress, f"{torch.cuda.get_device_name()}, triton {triton.__version__}")
+    for call in (call for calls in catalogue().values() for call in calls):
+        if re.search(given.match, call.name):
+            for winner in tune(call, torch.device("cuda"), progress, captured):
+                print(winner, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
