@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from attention_zoo.checks import require
 
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
@@ -104,11 +106,24 @@ def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -
     raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dims}")
 
 
-def by_tiles(x: Tensor) -> Tensor:
-    """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
-    size = x.element_size()
-    aligned = all(stride * size % ALIGNED == 0 for stride in x.stride()[:-1]) and x.data_ptr() % ALIGNED == 0
-    return x if x.stride(-1) == 1 and aligned else x.contiguous()
+def descriptor(x: Tensor, block: Sequence[int]) -> Any:
+    """What a kernel loads tiles of x by, zeros outside of it; x is copied where its layout does not allow that."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    strides = _strides(x)
+    if strides is None or x.data_ptr() % ALIGNED:
+        x = x.clone(memory_format=torch.contiguous_format)
+        strides = _strides(x)
+    require("shape", tuple(x.shape), strides is not None, f"rows of a multiple of {ALIGNED} bytes")
+    return TensorDescriptor(x, list(x.shape), strides, list(block))
+
+
+def _strides(x: Tensor) -> list[int] | None:
+    """Strides by which tiles can be loaded; None if these cannot. That of a single row is nobody's business."""
+    unit = ALIGNED // x.element_size()
+    strides = [unit if size == 1 else stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+    fits = all(stride > 0 and stride % unit == 0 for stride in strides)
+    return [*strides, 1] if fits and (x.stride(-1) == 1 or x.shape[-1] == 1) else None
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,152 @@
+"""Triton kernels for the gradients of features and values.
+
+With `y` the gradient of the output over its denominator and `w` that of the denominator, a query's features get
+`d x = S y + w z` (twice that of `S` contracted with x, where features are squares): what was summed over keys, read
+with gradients instead of features. Keys get the same of sums over queries after them.
+"""
+
+import triton
+import triton.language as tl
+
+from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
+
+
+@triton.jit
+def divide_kernel(
+    d_out,  # (batch, heads, n, h), of any strides but the last
+    out,  # (batch * heads, n, h)
+    totals,  # (batch * heads, n)
+    grad,  # (batch * heads, n, h)
+    d_total,  # (batch * heads, n)
+    heads,
+    seq_len,
+    stride_batch,
+    stride_head,
+    stride_row,
+    H: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """The gradient over the denominator, and that of the denominator; both 0 where it is."""
+    tiles = tl.cdiv(seq_len, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    d, visible = tl.arange(0, H)[None, :], (rows < seq_len)[:, None]
+    given = d_out + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
+    at = head.to(tl.int64) * seq_len + rows
+    total = tl.load(totals + at, rows < seq_len, 0.0)
+    factor = tl.where(total == 0, 0.0, 1 / total)[:, None]
+    divided = tl.load(given + rows[:, None].to(tl.int64) * stride_row + d, visible, 0.0).to(tl.float32) * factor
+    result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
+    tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)
+    tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
+
+
+@triton.jit
+def square_gradient_kernel(
+    x,  # (batch, heads, n, r), of any strides but the last
+    y,  # descriptor (batch, heads, n, h)
+    row_weights,  # (batch * heads, n), or None
+    states,  # descriptor (batch * heads * chunks * r * h, r)
+    norms,  # (batch * heads, chunks, r, r)
+    out,  # (batch * heads, n, r)
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    first_far,
+    last_far,
+    stride_batch,
+    stride_head,
+    stride_row,
+    R: tl.constexpr,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are made in registers, 128 at a time."""
+    COLUMNS: tl.constexpr = 128 // H
+    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
+    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    chunk, t, _, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    is_far = (chunk >= first_far) & (chunk <= last_far)
+    if t >= end:
+        return
+    if ADD:
+        if not is_far:
+            return
+    rows, r = t + tl.arange(0, BLOCK_T), tl.arange(0, R)
+    visible = (rows < end)[:, None]
+    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
+    own += rows[:, None].to(tl.int64) * stride_row
+    at = head * chunks + tl.minimum(chunk, chunks - 1)
+    summed = tl.zeros((BLOCK_T, R), tl.float32)
+    if is_far:
+        whole = tl.load(own + r[None, :], visible, 0.0)
+        norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
+        summed = tl.dot(whole, norm, input_precision=PRECISION)
+        if row_weights is not None:
+            summed *= tl.load(row_weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+    right = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
+    for i in range(0, tl.where(is_far, R, 0), COLUMNS):
+        left = tl.load(own + (i + tl.arange(0, COLUMNS))[None, :], visible, 0.0)
+        products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
+        state = states.load([(at * R + i) * H, 0])
+        summed = tl.dot(products, state, summed, input_precision=PRECISION)
+    place = out + (head.to(tl.int64) * seq_len + rows[:, None]) * R + r[None, :]
+    summed = 2 * summed
+    if ADD:
+        summed += tl.load(place, visible, 0.0).to(tl.float32)
+    tl.store(place, summed.to(out.dtype.element_ty), visible)
+
+
+@triton.jit
+def gradient_kernel(
+    y,  # descriptor (batch, heads, n, h)
+    row_weights,  # (batch * heads, n), or None
+    row_scales,  # (batch * heads, n), or None
+    states,  # descriptor (batch * heads * chunks * m, h)
+    norms,  # (batch * heads, chunks, m)
+    out,  # (batch * heads, n, m)
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    first_far,
+    last_far,
+    M: tl.constexpr,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """`(y S^T + w z)` times the row's scale, for `BLOCK_M` features."""
+    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
+    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    chunk, t, _, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    is_far = (chunk >= first_far) & (chunk <= last_far)
+    if t >= end:
+        return
+    if ADD:
+        if not is_far:
+            return
+    rows, m = t + tl.arange(0, BLOCK_T), tl.program_id(1) * BLOCK_M
+    features = m + tl.arange(0, BLOCK_M)
+    visible = (rows < end)[:, None]
+    of_head = head.to(tl.int64) * seq_len + rows
+    at = head * chunks + tl.minimum(chunk, chunks - 1)
+    summed = tl.zeros((BLOCK_T, BLOCK_M), tl.float32)
+    if is_far:
+        grad = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
+        state = states.load([at * M + m, 0])
+        summed = tl.dot(grad, tl.trans(state), input_precision=PRECISION)
+        norm = tl.load(norms + at.to(tl.int64) * M + features)[None, :]
+        if row_weights is not None:
+            norm = norm * tl.load(row_weights + of_head, rows < end, 0.0)[:, None]
+        summed += norm
+        if row_scales is not None:
+            summed *= tl.load(row_scales + of_head, rows < end, 0.0)[:, None]
+    place = out + of_head[:, None] * M + features[None, :]
+    if ADD:
+        summed += tl.load(place, visible, 0.0).to(tl.float32)
+    tl.store(place, summed.to(out.dtype.element_ty), visible)

@@ -1,0 +1,337 @@
+"""The kernels as functions on tensors: their tiles, grids and outputs; nothing here waits for the device.
+
+Tensors are `(batch, heads, n, ...)`; what belongs to a chunk is `(batch * heads, chunks, ...)`, to a row
+`(batch * heads, n)`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel, gradient_kernel, square_gradient_kernel
+from attention_zoo.ops.feature_product.near_kernels import near_key_kernel, near_query_kernel
+from attention_zoo.ops.feature_product.output_kernels import output_kernel, square_output_kernel
+from attention_zoo.ops.feature_product.state_kernels import square_state_kernel, state_kernel
+from attention_zoo.ops.feature_product.tiles import ROWS
+from attention_zoo.ops.launching import configuration, descriptor
+
+chosen = functools.partial(configuration, ROWS)
+# Rows of a descriptor in a multiple of so many numbers are aligned for every dtype.
+UNIT = 8
+# Features that a tile has whole, and in parts.
+WIDEST, PART = 128, 64
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a sequence is cut, and which chunks read sums: those from `first` to `last`."""
+
+    size: int
+    count: int
+    first: int = 0
+    last: int = 0
+
+    @classmethod
+    def of(cls, seq_len: int, size: int) -> Chunks:
+        """Chunks of a causal product: all but the first read what is before them."""
+        count = -(-seq_len // size)
+        return cls(size, count, 1, count - 1)
+
+    @property
+    def reversed(self) -> Chunks:
+        """All but the last read what is after them."""
+        return Chunks(self.size, self.count, 0, self.count - 2)
+
+    def tiles(self, seq_len: int, block: int) -> int:
+        """Tiles of so many rows, none of which is in two chunks."""
+        return -(-seq_len // self.size) * -(-self.size // block)
+
+    @property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """As the kernels take them."""
+        return self.size, self.count, self.first, self.last
+
+
+class Scales(NamedTuple):
+    """Log scales of keys, the largest so far, and factors that keep the sums relative to it.
+
+    `query` is the factor of what a row reads, `key` that of what it adds, `decay` that of the sums at each chunk.
+    """
+
+    log: Tensor
+    running: Tensor
+    query: Tensor
+    key: Tensor
+    decay: Tensor
+
+
+class Near(NamedTuple):
+    """What the weights inside a chunk are made of: `<query, key>^(2^log_degree)`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_degree: int
+
+    @property
+    def width(self) -> int:
+        """Columns of queries and keys in a tile: all where they fit."""
+        inner = self.query.shape[-1]
+        return inner if inner <= WIDEST else min(inner & -inner, PART)
+
+    def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
+        """Of query, key and value."""
+        rows = ((self.query, block_t, width), (self.key, block_n, width), (self.value, block_n, self.value.shape[-1]))
+        return tuple(descriptor(x, (1, 1, block, columns)) for x, block, columns in rows)  # type: ignore[return-value]
+
+
+def precision(x: Tensor) -> str:
+    """How products of float32 are multiplied: in three parts that the tensor cores take."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
+def transposed(x: Tensor) -> Tensor:
+    """`(batch * heads, r, n)` with rows long enough to be aligned, zeros behind n."""
+    batch, heads, seq_len, r = x.shape
+    out = x.new_empty(batch * heads, r, -(-seq_len // UNIT) * UNIT)
+    out[:, :, seq_len:] = 0
+    out[:, :, :seq_len].view(batch, heads, r, seq_len).copy_(x.mT)
+    return out
+
+
+def square_states(
+    x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False, packed: bool, permuted: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for."""
+    batch, heads, seq_len, r = x.shape
+    h, blocks = values.shape[-1], r // 16
+    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h)
+    rows, dtype = batch * heads, x.dtype if scan else torch.float32
+    sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
+    other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
+    x_t, block_i, block_t = transposed(x), tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
+    square_state_kernel[blocks * (blocks + 1) // 2 * (16 // block_i) * rows, 1 if scan else chunks.count](
+        *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
+        descriptor(values, (1, 1, block_t, h)),
+        *(sums, other, heads, seq_len, chunks.size, chunks.count),
+        *(r, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        **tiles.options,
+    )
+    return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
+
+
+def _total(sums: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The sum over all chunks, as that of a single one."""
+    return None if sums is None else sums.sum(1, keepdim=True).to(dtype)
+
+
+def states(
+    x: Tensor,
+    values: Tensor,
+    chunks: Chunks,
+    *,
+    scan: bool,
+    reverse: bool = False,
+    weights: Tensor | None = None,
+    decay: Tensor | None = None,
+    norm: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Sums of `x_f v_d`, `(.., m, h)`, and with `norm` of `x_f` times the row's weight, `(.., m)` in float32."""
+    batch, heads, seq_len, m = x.shape
+    h, rows = values.shape[-1], batch * heads
+    tiles = chosen("state", x, h=h)
+    block_t, block_m = tiles.tiles["BLOCK_T"], min(tiles.tiles["BLOCK_M"], m)
+    sums = x.new_empty(rows, chunks.count, m, h, dtype=x.dtype if scan else torch.float32)
+    norms = x.new_empty(rows, chunks.count, m, dtype=torch.float32) if norm else None
+    state_kernel[m // block_m * rows, 1 if scan else chunks.count](
+        *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
+        *(sums, norms, heads, seq_len, chunks.size, chunks.count),
+        *(m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        **{**tiles.options, "BLOCK_M": block_m},
+    )
+    if scan:
+        return sums, norms
+    return sums.sum(1, keepdim=True).to(values.dtype), _total(norms, torch.float32)
+
+
+def square_output(
+    x: Tensor,
+    sums: Tensor | None,
+    norms: Tensor | None,
+    chunks: Chunks,
+    h: int,
+    *,
+    near: Near | None = None,
+    bias: float | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """What squares of x read of the sums: divided by `bias` and their weights, or added to `out`; the denominators."""
+    batch, heads, seq_len, r = x.shape
+    tiles = chosen("square_output", x, h=h, r=r)
+    block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    result = x.new_empty(batch, heads, seq_len, h) if out is None else out
+    totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
+    inner, log_degree = (near.query.shape[-1], near.log_degree) if near else (r, 0)
+    square_output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+        *(x, None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
+        *(near.descriptors(block_t, block_n, inner) if near else (None, None, None)),
+        *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments, *x.stride()[:3]),
+        *(r, h, inner, log_degree, out is not None, precision(x)),
+        **tiles.options,
+    )
+    return result, totals
+
+
+def output(
+    x: Tensor,
+    sums: Tensor | None,
+    norms: Tensor | None,
+    chunks: Chunks,
+    h: int,
+    *,
+    near: Near | None = None,
+    scales: Scales | None = None,
+    row_scales: Tensor | None = None,
+    bias: float | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """As `square_output`, of the features x themselves; with the scales of keys, and what multiplies what is read."""
+    batch, heads, seq_len, m = x.shape
+    tiles = chosen("output", x, h=h, m=m)
+    block_t, block_n, block_m = (tiles.tiles[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_M"))
+    block_m = min(block_m, m)
+    result = x.new_empty(batch, heads, seq_len, h) if out is None else out
+    totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
+    _, keys, values = near.descriptors(block_t, block_n, block_m) if near else (None, None, None)
+    output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+        descriptor(x, (1, 1, block_t, block_m)),
+        *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms, keys, values, row_scales),
+        *((scales.running, scales.log) if scales else (None, None)),
+        *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
+        *(m, h, out is not None, precision(x)),
+        **{**tiles.options, "BLOCK_M": block_m},
+    )
+    return result, totals
+
+
+def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the output over its denominator, like `out`, and that of the denominator, `(.., n)`."""
+    batch, heads, seq_len, h = out.shape
+    tiles = chosen("divide", out, h=h)
+    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    grad, d_total = torch.empty_like(out), torch.empty_like(totals)
+    divide_kernel[(batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]),)](
+        d_out, out, totals, grad, d_total, heads, seq_len, *d_out.stride()[:3], h, **tiles.options
+    )
+    return grad, d_total
+
+
+def square_gradient(
+    x: Tensor,
+    y: Tensor,
+    sums: Tensor | None,
+    norms: Tensor | None,
+    chunks: Chunks,
+    *,
+    weights: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`2 (x (x) y) S + 2 w x Z`, like x; added to `out` where that is given."""
+    batch, heads, seq_len, r = x.shape
+    h = y.shape[-1]
+    tiles = chosen("square_gradient", x, h=h, r=r)
+    block_t = tiles.tiles["BLOCK_T"]
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    result = x.new_empty(x.shape) if out is None else out
+    square_gradient_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+        *(x, descriptor(y, (1, 1, block_t, h)), weights),
+        *(None if sums is None else descriptor(sums.view(-1, r), (128, r)), norms, result),
+        *(heads, seq_len, *chunks.arguments, *x.stride()[:3], r, h, out is not None, precision(x)),
+        **tiles.options,
+    )
+    return result
+
+
+def gradient(
+    y: Tensor,
+    sums: Tensor,
+    norms: Tensor,
+    chunks: Chunks,
+    *,
+    weights: Tensor | None = None,
+    row_scales: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`(y S^T + w z)` times the row's scale, `(batch, heads, n, m)`; added to `out` where that is given."""
+    batch, heads, seq_len, h = y.shape
+    m = sums.shape[-2]
+    tiles = chosen("gradient", y, h=h, m=m)
+    block_t, block_m = tiles.tiles["BLOCK_T"], min(tiles.tiles["BLOCK_M"], m)
+    result = y.new_empty(batch, heads, seq_len, m) if out is None else out
+    gradient_kernel[batch * heads * chunks.tiles(seq_len, block_t), m // block_m](
+        *(descriptor(y, (1, 1, block_t, h)), weights, row_scales, descriptor(sums.view(-1, h), (block_m, h)), norms),
+        *(result, heads, seq_len, *chunks.arguments, m, h, out is not None, precision(y)),
+        **{**tiles.options, "BLOCK_M": block_m},
+    )
+    return result
+
+
+def near_gradients(
+    near: Near, grad: Tensor, d_total: Tensor, chunks: Chunks, scales: Scales | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values from the weights inside chunks."""
+    d_query, d_key = (near.query.new_empty(near.query.shape) for _ in range(2))
+    d_value = grad.new_empty(grad.shape)
+    given = near, grad, d_total, chunks, scales
+    _near_query(*given, d_query)
+    if near.query.shape[-1] <= WIDEST:
+        _near_key(*given, d_key, d_value)
+    else:  # a tile holds some features of a key, and its weight needs all of them
+        _near_key(*given, d_key, None)
+        _near_key(*given, None, d_value)
+    return d_query, d_key, d_value
+
+
+def _near_query(
+    near: Near, grad: Tensor, d_total: Tensor, chunks: Chunks, scales: Scales | None, d_query: Tensor
+) -> None:
+    batch, heads, seq_len, inner = near.query.shape
+    h = grad.shape[-1]
+    tiles = chosen("near_query", grad, h=h, inner=inner)
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    near_query_kernel[batch * heads * chunks.tiles(seq_len, block_t), inner // width](
+        *near.descriptors(block_t, block_n, width),
+        *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
+        *(d_query, heads, seq_len, chunks.size, h, inner, near.log_degree, precision(grad)),
+        **tiles.options,
+        BLOCK_INNER=width,
+    )
+
+
+def _near_key(
+    near: Near,
+    grad: Tensor,
+    d_total: Tensor,
+    chunks: Chunks,
+    scales: Scales | None,
+    d_key: Tensor | None,
+    d_value: Tensor | None,
+) -> None:
+    batch, heads, seq_len, inner = near.query.shape
+    h = grad.shape[-1]
+    tiles = chosen("near_key", grad, h=h, inner=inner)
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    near_key_kernel[batch * heads * chunks.tiles(seq_len, block_n), 1 if d_key is None else inner // width](
+        *near.descriptors(block_t, block_n, width),
+        *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
+        *(d_key, d_value, heads, seq_len, chunks.size, h, inner, near.log_degree),
+        *(chunks.size % block_n != 0, precision(grad)),
+        **tiles.options,
+        BLOCK_INNER=width,
+    )

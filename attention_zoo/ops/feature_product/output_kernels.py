@@ -1,0 +1,277 @@
+"""Triton kernels that read the sums: what each row gets of the chunks before its own, and of its own chunk.
+
+Features of squares are made in registers, 128 at a time, as the left operand of a product: `x_i x_j` of 8 numbers i
+and 16 numbers j. None of them is ever in memory.
+"""
+
+import triton
+import triton.language as tl
+
+from attention_zoo.ops.feature_product.state_kernels import pair_of
+
+
+@triton.jit
+def rows_of_tile(index, seq_len, chunk_size, BLOCK_T: tl.constexpr):
+    """The chunk of a tile, counted along a sequence, its first row, the chunk's first row and its end."""
+    per_chunk = tl.cdiv(chunk_size, BLOCK_T)
+    chunk = index // per_chunk
+    begin = chunk * chunk_size
+    return chunk, begin + index % per_chunk * BLOCK_T, begin, tl.minimum(begin + chunk_size, seq_len)
+
+
+@triton.jit
+def even_power(x, LOG_DEGREE: tl.constexpr):
+    """`x^(2^LOG_DEGREE)`."""
+    for _ in tl.static_range(LOG_DEGREE):
+        x = x * x
+    return x
+
+
+@triton.jit
+def _near_weights(
+    scores,
+    rows,
+    columns,
+    running,
+    scales,
+    head,
+    seq_len,
+    end,
+    MASKED: tl.constexpr,
+    LOG_DEGREE: tl.constexpr,
+):
+    """The weights of a tile from its scores: their power, the scales of keys, nothing of the future."""
+    weights = even_power(scores, LOG_DEGREE)
+    if scales is not None:
+        key = tl.load(scales + head.to(tl.int64) * seq_len + columns, columns < end, -1e30)
+        # Exponents of the future are positive, and would overflow before they are hidden.
+        weights *= tl.exp(tl.minimum(key[None, :] - running[:, None], 0.0))
+    if MASKED:
+        weights = tl.where(columns[None, :] <= rows[:, None], weights, 0.0)
+    return weights
+
+
+@triton.jit
+def _scores(
+    query,
+    queries,
+    keys,
+    batch,
+    head,
+    t,
+    s,
+    INNER: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`queries[t:] @ keys[s:]^T`; `query` are the rows of `queries` where one tile holds all their columns."""
+    if INNER == BLOCK_INNER:
+        key = tl.reshape(keys.load([batch, head, s, 0]), (BLOCK_N, INNER))
+        return tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    scores = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    for m in range(0, INNER, BLOCK_INNER):
+        some = tl.reshape(queries.load([batch, head, t, m]), (BLOCK_T, BLOCK_INNER))
+        key = tl.reshape(keys.load([batch, head, s, m]), (BLOCK_N, BLOCK_INNER))
+        scores = tl.dot(some, tl.trans(key), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def _add_near(
+    summed,
+    total,
+    queries,
+    keys,
+    values,
+    running,
+    scales,
+    heads,
+    head,
+    seq_len,
+    t,
+    begin,
+    end,
+    H: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    LOG_DEGREE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Add what rows from t on get of their own chunk, which begins at `begin`, weight by weight."""
+    batch, own, rows = head // heads, head % heads, t + tl.arange(0, BLOCK_T)
+    query = tl.zeros((BLOCK_T, BLOCK_INNER), values.dtype)
+    if INNER == BLOCK_INNER:
+        query = tl.reshape(queries.load([batch, own, t, 0]), (BLOCK_T, INNER))
+    for s in range(begin, t, BLOCK_N):
+        columns = s + tl.arange(0, BLOCK_N)
+        scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
+        weights = _near_weights(scores, rows, columns, running, scales, head, seq_len, end, False, LOG_DEGREE)
+        value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+        # Sums within a thread first: they need no shuffles.
+        total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
+        summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
+    for s in range(t, tl.minimum(t + BLOCK_T, end), BLOCK_N):
+        columns = s + tl.arange(0, BLOCK_N)
+        scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
+        weights = _near_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
+        value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+        total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
+        summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
+    return summed, total
+
+
+@triton.jit
+def _finish(
+    out,
+    totals,
+    summed,
+    total,
+    bias,
+    head,
+    seq_len,
+    rows,
+    end,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """Store rows of `out` `(batch * heads, n, h)`: divided by their denominator, or added to what is there."""
+    at = head.to(tl.int64) * seq_len + rows
+    place, visible = out + at[:, None] * H + tl.arange(0, H)[None, :], (rows < end)[:, None]
+    if totals is not None:
+        denominator = bias + tl.sum(total, 1)
+        # Where there is nothing to divide by there is nothing to divide.
+        summed = summed * tl.where(denominator == 0, 0.0, 1 / denominator)[:, None]
+        tl.store(totals + at, denominator, rows < end)
+    if ADD:
+        summed += tl.load(place, visible, 0.0).to(tl.float32)
+    tl.store(place, summed.to(out.dtype.element_ty), visible)
+
+
+@triton.jit
+def square_output_kernel(
+    x,  # (batch, heads, n, r), of any strides but the last
+    states,  # descriptor (batch * heads * chunks * width, h)
+    norms,  # (batch * heads, chunks, r, r)
+    queries,  # descriptor (batch, heads, n, inner)
+    keys,  # the same, by BLOCK_N rows; None is without a chunk's own
+    values,  # descriptor (batch, heads, n, h)
+    out,  # (batch * heads, n, h)
+    totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
+    bias,
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    first_far,
+    last_far,
+    stride_batch,
+    stride_head,
+    stride_row,
+    R: tl.constexpr,
+    H: tl.constexpr,
+    INNER: tl.constexpr,
+    LOG_DEGREE: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`(x (x) x) S` of chunks from `first_far` to `last_far`, and with `keys` what a chunk's rows get of itself."""
+    BLOCKS: tl.constexpr = R // 16
+    WIDTH: tl.constexpr = 128 * BLOCKS * (BLOCKS + 1)
+    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
+    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    chunk, t, begin, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    if t >= end:
+        return
+    rows = t + tl.arange(0, BLOCK_T)
+    visible = (rows < end)[:, None]
+    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
+    own += rows[:, None].to(tl.int64) * stride_row
+    at = head * chunks + tl.minimum(chunk, chunks - 1)
+    is_far = (chunk >= first_far) & (chunk <= last_far)
+    total = tl.zeros((BLOCK_T, 8), tl.float32)
+    if totals is not None:
+        if is_far:
+            r = tl.arange(0, R)
+            whole = tl.load(own + r[None, :], visible, 0.0)
+            norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
+            seen = tl.dot(whole, norm, input_precision=PRECISION) * whole.to(tl.float32)
+            total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
+    summed = tl.zeros((BLOCK_T, H), tl.float32)
+    for part in range(tl.where(is_far, WIDTH // 128, 0)):
+        i, j = pair_of(part // 2, BLOCKS)
+        left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
+        right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)
+        products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
+        state = states.load([at * WIDTH + 128 * part, 0])
+        summed = tl.dot(products, state, summed, input_precision=PRECISION)
+    if keys is not None:
+        summed, total = _add_near(
+            *(summed, total, queries, keys, values, None, None, heads, head, seq_len, t, begin, end),
+            *(H, INNER, INNER, LOG_DEGREE, PRECISION, BLOCK_T, BLOCK_N),
+        )
+    _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)
+
+
+@triton.jit
+def output_kernel(
+    x,  # descriptor (batch, heads, n, m), by BLOCK_T rows and BLOCK_M columns
+    states,  # descriptor (batch * heads * chunks * m, h)
+    norms,  # (batch * heads, chunks, m)
+    keys,  # descriptor (batch, heads, n, m), by BLOCK_N rows and BLOCK_M columns
+    values,  # descriptor (batch, heads, n, h)
+    row_scales,  # (batch * heads, n), of what is read from the sums
+    running,  # (batch * heads, n), the largest log scale so far
+    scales,  # (batch * heads, n), log scales of the keys
+    out,  # (batch * heads, n, h)
+    totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
+    bias,
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    first_far,
+    last_far,
+    M: tl.constexpr,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """`x S` of chunks from `first_far` to `last_far`, and with `keys` what a chunk's rows get of itself."""
+    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
+    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    chunk, t, begin, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    if t >= end:
+        return
+    rows = t + tl.arange(0, BLOCK_T)
+    at = head * chunks + tl.minimum(chunk, chunks - 1)
+    is_far = (chunk >= first_far) & (chunk <= last_far)
+    total = tl.zeros((BLOCK_T, 8), tl.float32)
+    summed = tl.zeros((BLOCK_T, H), tl.float32)
+    for m in range(0, tl.where(is_far, M, 0), BLOCK_M):
+        own = tl.reshape(x.load([head // heads, head % heads, t, m]), (BLOCK_T, BLOCK_M))
+        summed = tl.dot(own, states.load([at * M + m, 0]), summed, input_precision=PRECISION)
+        if totals is not None:
+            norm = tl.load(norms + at.to(tl.int64) * M + m + tl.arange(0, BLOCK_M))
+            total += tl.sum(tl.reshape(own.to(tl.float32) * norm[None, :], (BLOCK_T, BLOCK_M // 8, 8)), 1)
+    highest = tl.zeros((BLOCK_T,), tl.float32)
+    if row_scales is not None:
+        of_head = head.to(tl.int64) * seq_len + rows
+        factor = tl.load(row_scales + of_head, rows < end, 0.0)[:, None]
+        summed, total = summed * factor, total * factor
+        if running is not None:
+            highest = tl.load(running + of_head, rows < end, 0.0)
+    if keys is not None:
+        summed, total = _add_near(
+            *(summed, total, x, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
+            *(H, M, BLOCK_M, 0, PRECISION, BLOCK_T, BLOCK_N),
+        )
+    _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)

@@ -1,0 +1,169 @@
+"""Triton kernels for the sums over keys, `sum_j phi(x_j)^T v_j`: of all keys before a chunk, after it, or in it.
+
+A program owns some features of one head, keeps their sum in registers and walks along the sequence (`SCAN`): what it
+has at each chunk is stored, so that no other pass adds up prefixes. Without `SCAN` a program treats one chunk.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pair_of(index, BLOCKS: tl.constexpr):
+    """Row and column of a block of the upper triangle of `BLOCKS x BLOCKS` blocks, counted row by row."""
+    index = tl.cast(index, tl.int32)
+    row = index * 0
+    for i in tl.static_range(1, BLOCKS):
+        row += (index >= i * BLOCKS - i * (i - 1) // 2).to(tl.int32)
+    return row, index - row * BLOCKS + row * (row - 1) // 2 + row
+
+
+@triton.jit
+def _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN: tl.constexpr, REVERSE: tl.constexpr):
+    """The chunk that a program treats in this step, and its first row and its end; a scan's last chunk has no rows."""
+    chunk = group
+    if SCAN:
+        chunk = chunks - 1 - step if REVERSE else step
+    begin = chunk * chunk_size
+    end = tl.minimum(begin + chunk_size, seq_len)
+    if SCAN:
+        end = tl.where(step == chunks - 1, begin, end)
+    return chunk, begin, end
+
+
+@triton.jit
+def _store_squares(
+    states,
+    permuted,
+    total,
+    at,
+    tile,
+    first_i,
+    first_j,
+    R: tl.constexpr,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """Store a tile as rows (i, j) of columns d, and as rows (i, d) of columns j and, equal to them, (j, d) of i."""
+    d = tl.arange(0, H)
+    if states is not None:
+        # What stands for two equal products counts twice.
+        twice = tl.where(first_i // 16 == first_j // 16, 1.0, 2.0)
+        rows = tile * BLOCK_I * 16 + tl.arange(0, BLOCK_I * 16)
+        place = states + (at * WIDTH + rows[:, None]) * H + d[None, :]
+        tl.store(place, (total * twice).to(states.dtype.element_ty))
+    if permuted is not None:
+        cube = tl.reshape(total, (BLOCK_I, 16, H))
+        i, j = first_i + tl.arange(0, BLOCK_I), first_j + tl.arange(0, 16)
+        rows = at * R * H
+        place = permuted + rows * R + (i[:, None, None] * H + d[None, :, None]) * R + j[None, None, :]
+        tl.store(place, tl.permute(cube, (0, 2, 1)).to(permuted.dtype.element_ty))
+        if first_i // 16 != first_j // 16:
+            place = permuted + rows * R + (j[:, None, None] * H + d[None, :, None]) * R + i[None, None, :]
+            tl.store(place, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
+
+
+@triton.jit
+def square_state_kernel(
+    left,  # descriptor: x^T, (batch * heads, r, n)
+    right,  # the same, by 16 rows
+    values,  # descriptor (batch, heads, n, h)
+    states,  # (batch * heads, chunks, width, h), or None
+    permuted,  # (batch * heads, chunks, r * h, r), or None
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    R: tl.constexpr,
+    H: tl.constexpr,
+    SCAN: tl.constexpr,
+    REVERSE: tl.constexpr,
+    RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Sums of `x_i x_j v` for `BLOCK_I` numbers i and 16 numbers j, not below the diagonal of 16 x 16 blocks."""
+    PARTS: tl.constexpr = 16 // BLOCK_I
+    BLOCKS: tl.constexpr = R // 16
+    TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2 * PARTS
+    ROWS: tl.constexpr = BLOCK_I * 16
+    tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    block_i, block_j = pair_of(tile // PARTS, BLOCKS)
+    first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
+    total = tl.zeros((ROWS, H), tl.float32)
+    for step in range(chunks if SCAN else 1):
+        chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
+        at = (head * chunks + chunk).to(tl.int64)
+        if SCAN:
+            _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
+        for t in range(begin, end, BLOCK_T):
+            x = tl.reshape(left.load([head, first_i, t]), (BLOCK_I, BLOCK_T))
+            y = tl.reshape(right.load([head, first_j, t]), (16, BLOCK_T))
+            v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
+            if RAGGED:
+                x = tl.where((t + tl.arange(0, BLOCK_T) < end)[None, :], x, 0.0)
+            products = tl.reshape(x[:, None, :] * y[None, :, :], (ROWS, BLOCK_T))
+            total = tl.dot(products, v, total, input_precision=PRECISION)
+        if not SCAN:
+            _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
+
+
+@triton.jit
+def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H: tl.constexpr):
+    d = tl.arange(0, H)
+    tl.store(states + (at * M + features[:, None]) * H + d[None, :], total.to(states.dtype.element_ty))
+    if norms is not None:
+        tl.store(norms + at * M + features, norm)
+
+
+@triton.jit
+def state_kernel(
+    x,  # descriptor (batch, heads, n, m)
+    values,  # descriptor (batch, heads, n, h)
+    weights,  # (batch * heads, n), of the rows in `norms`; None is 1
+    decays,  # (batch * heads, chunks), factors of the sums at each chunk, or None
+    states,  # (batch * heads, chunks, m, h)
+    norms,  # (batch * heads, chunks, m), or None
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    M: tl.constexpr,
+    H: tl.constexpr,
+    SCAN: tl.constexpr,
+    REVERSE: tl.constexpr,
+    RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Sums of `x_f v` and, for `norms`, of `x_f` times the row's weight, for `BLOCK_M` features f."""
+    TILES: tl.constexpr = M // BLOCK_M
+    tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    features = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    total = tl.zeros((BLOCK_M, H), tl.float32)
+    norm = tl.zeros((BLOCK_M,), tl.float32)
+    for step in range(chunks if SCAN else 1):
+        chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
+        at = (head * chunks + chunk).to(tl.int64)
+        if SCAN:
+            _store_features(states, norms, total, norm, at, features, M, H)
+        if decays is not None:
+            decay = tl.load(decays + at)
+            total, norm = total * decay, norm * decay
+        for t in range(begin, end, BLOCK_T):
+            rows = t + tl.arange(0, BLOCK_T)
+            own = tl.reshape(x.load([head // heads, head % heads, t, tile * BLOCK_M]), (BLOCK_T, BLOCK_M))
+            v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
+            if RAGGED:
+                own = tl.where((rows < end)[:, None], own, 0.0)
+            total = tl.dot(tl.trans(own), v, total, input_precision=PRECISION)
+            if norms is not None:
+                seen = own.to(tl.float32)
+                if weights is not None:
+                    seen *= tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+                norm += tl.sum(seen, 0)
+        if not SCAN:
+            _store_features(states, norms, total, norm, at, features, M, H)

@@ -1,0 +1,35 @@
+"""The tiles of the kernels of this folder, by device, bits of a number and sizes.
+
+The first sizes come from the machine code (`docs/kernels.md`); `python -m bench.kernels.tune` measures on a GPU.
+"""
+
+from __future__ import annotations
+
+from attention_zoo.ops.launching import Configuration, Row
+
+ROWS = (
+    # A program walks along the whole sequence: with few heads, fewer features for each fill the device.
+    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"heads": 90, "r": 32}),
+    Row("square_state", Configuration({"BLOCK_I": 16, "BLOCK_T": 64}, 8, 3, 128), bits=16, arch=(90, 99)),
+    Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 8, 2), bits=16),
+    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)),
+    Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
+    Row("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
+    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
+    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 1)),
+    Row("output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64, "BLOCK_M": 64}, 8, 2), bits=16),
+    Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32, "BLOCK_M": 32}, 8, 1)),
+    Row("divide", Configuration({"BLOCK_T": 64}, 4, 1)),
+    Row("square_gradient", Configuration({"BLOCK_T": 128}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
+    Row("square_gradient", Configuration({"BLOCK_T": 128}, 8, 2), bits=16),
+    Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 1)),
+    Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
+    Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
+    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), bits=16, at_most={"h": 64, "inner": 64}),
+    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 1)),
+    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), bits=16, at_most={"h": 64, "inner": 64}),
+    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
+    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1)),
+)
