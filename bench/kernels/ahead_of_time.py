@@ -63,10 +63,10 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     configurations: list[Configuration] = []
-    run, configuration = JITFunction.run, launching.configuration
+    run, fitting = JITFunction.run, launching.fitting
 
-    def configure(*args: Any, **dims: Any) -> Configuration:
-        configurations.append(configuration(*args, **dims))
+    def look(*args: Any) -> Configuration:
+        configurations.append(fitting(*args))
         return configurations[-1]
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
     with (
         mock.patch.object(driver, "_active", _Driver(target)),
         mock.patch.object(launching, "architecture", lambda device: target),
-        mock.patch.object(launching, "configuration", configure),
+        mock.patch.object(launching, "fitting", look),
         mock.patch.object(JITFunction, "run", compile_only),
         tempfile.TemporaryDirectory() as cache,
         knobs.cache.scope(),
@@ -94,11 +94,12 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
 
 
 def _configuration(found: list[Configuration], given: dict[str, Any]) -> Configuration:
-    """The last found of which a launch was given every option; without one, the options alone."""
-    for configuration in reversed(found):
-        if configuration.options.items() <= given.items():
-            return configuration
-    return Configuration({}, given.get("num_warps", 4), given.get("num_stages", 3), given.get("maxnreg"))
+    """That of a launch: the tiles of the last found whose names and options it was given, with the sizes given."""
+    warps, stages, registers = given.get("num_warps", 4), given.get("num_stages", 3), given.get("maxnreg")
+    for tiles, *options in reversed(found):
+        if options == [warps, stages, registers] and tiles.keys() <= given.keys():
+            return Configuration({name: given[name] for name in tiles}, warps, stages, registers)
+    return Configuration({}, warps, stages, registers)
 
 
 def _read(call: Call, name: str, target: int, launch: _Launch) -> Compiled:

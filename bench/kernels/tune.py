@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import pkgutil
 import re
 import statistics
@@ -28,12 +29,14 @@ from bench.kernels.call import Call, catalogue
 
 # How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
 TOLERANCE = {2: 2e-2, 4: 2e-5}
+TINY = 1e-30
 ROUNDS, LAUNCHES = 20, 8
 # What a candidate must gain over the table's configuration to replace it.
 GAIN = 0.99
 # A candidate that ends the process is tried once more, in case something else did.
 TRIES = 2
 
+Table = tuple[Row, ...]
 Launch = Callable[[], Any]
 # Makes of a launch what takes the nanoseconds of one.
 Capture = Callable[[Launch], Callable[[], float]]
@@ -42,7 +45,7 @@ Capture = Callable[[Launch], Callable[[], float]]
 class Lookup(NamedTuple):
     """What a launch asks of a table, and what it gets."""
 
-    table: tuple[Row, ...]
+    table: Table
     kernel: str
     arch: int
     bits: int
@@ -60,17 +63,16 @@ class Winner(NamedTuple):
 
     def __str__(self) -> str:
         """A row to paste behind a comment, or the comment alone where the table has the fastest."""
-        own, best = self.times[self.lookup.configuration.name], self.times[self.configuration.name]
-        said = f"# {self.call}: {best / 1e6:.4g} ms"
-        if self.configuration == self.lookup.configuration:
-            return f"{said}, {self.lookup.kernel} as in the table ({self.configuration.name})"
+        _, kernel, arch, bits, dims, own = self.lookup
+        said = f"# {self.call}: {self.times[self.configuration.name] / 1e6:.4g} ms"
+        if self.configuration == own:
+            return f"{said}, {kernel} as in the table ({own.name})"
+        before = f"{self.times[own.name] / 1e6:.4g} ms" if own.name in self.times else "nothing"
         tiles, warps, stages, registers = self.configuration
         capped = "" if registers is None else f", registers={registers}"
-        return (
-            f"{said}, {own / 1e6:.4g} ms with {self.lookup.configuration.name}\n"
-            f'Row("{self.lookup.kernel}", Configuration({dict(tiles)}, {warps}, {stages}{capped}), '
-            f"arch=({self.lookup.arch}, {self.lookup.arch}), bits={self.lookup.bits}, at_most={dict(self.lookup.dims)}),"
-        ).replace("'", '"')
+        row = f"Configuration({dict(tiles)}, {warps}, {stages}{capped}), arch=({arch}, {arch}), bits={bits}"
+        row = f"Row('{kernel}', {row}, at_most={dict(dims)}),".replace("'", '"')
+        return f"{said}, {before} with {own.name}\n{row}"
 
 
 class Progress:
@@ -85,7 +87,7 @@ class Progress:
         with self.file.open("a") as file:
             file.write(json.dumps({"machine": self.machine, **line}) + "\n")
 
-    def lines(self, **wanted: str) -> list[dict[str, Any]]:
+    def lines(self, **wanted: Any) -> list[dict[str, Any]]:
         """Those of this machine that say what is wanted; half a line, of a process that was killed, says nothing."""
         found = []
         for text in self.file.read_text().splitlines() if self.file.exists() else ():
@@ -106,25 +108,25 @@ def tune(call: Call, device: torch.device, progress: Progress, capture: Capture)
             continue
         done = progress.lines(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named))
         times = done[-1]["times"] if done else _race(call, launch, expected, lookup, named, progress, capture)
-        best = min(times, key=times.__getitem__)
-        own = lookup.configuration
-        kept = times[best] > GAIN * times[own.name]
-        yield Winner(call.name, lookup, own if kept else named[best], times)
+        if times:
+            best, own = min(times, key=times.__getitem__), lookup.configuration.name
+            yield Winner(
+                call.name, lookup, named[own if times[best] > GAIN * times.get(own, math.inf) else best], times
+            )
 
 
 def lookups(launch: Launch) -> tuple[list[Lookup], Any]:
     """What a launch asks of tables, the first of each kernel, and its result."""
     found: dict[str, Lookup] = {}
-    configuration = launching.configuration
+    fitting = launching.fitting
 
-    def look(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
-        answer = configuration(table, kernel, x, **dims)
-        arch, bits = launching.architecture(x.device), x.element_size() * 8
+    def look(table: Table, kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+        answer = fitting(table, kernel, arch, bits, dims)
         found.setdefault(kernel, Lookup(table, kernel, arch, bits, dims, answer))
         return answer
 
-    with mock.patch.object(launching, "configuration", look):
-        result = launch()
+    with mock.patch.object(launching, "fitting", look):
+        result = _poisoned(launch)
     return list(found.values()), result
 
 
@@ -145,12 +147,12 @@ def _tables() -> Iterator[Any]:
 @contextlib.contextmanager
 def _using(kernel: str, given: Configuration) -> Iterator[None]:
     """A kernel is launched with this configuration."""
-    configuration = launching.configuration
+    fitting = launching.fitting
 
-    def look(table: tuple[Row, ...], name: str, x: Tensor, **dims: int) -> Configuration:
-        return given if name == kernel else configuration(table, name, x, **dims)
+    def look(table: Table, name: str, *sizes: Any) -> Configuration:
+        return given if name == kernel else fitting(table, name, *sizes)
 
-    with mock.patch.object(launching, "configuration", look):
+    with mock.patch.object(launching, "fitting", look):
         yield
 
 
@@ -201,12 +203,19 @@ def _poisoned(launch: Launch) -> Any:
 
 
 def _difference(result: Any, expected: Any) -> float:
-    """The largest relative difference of a tensor of one result from that of the other, in the Frobenius norm."""
+    """The largest relative difference of a tensor of one result from that of the other, in the Frobenius norm.
+
+    NaN where they are expected are what no kernel writes.
+    """
     if isinstance(expected, Tensor):
         result, expected = (result,), (expected,)
-    pairs = [(x.double(), y.double()) for x, y in zip(result, expected, strict=True) if isinstance(y, Tensor)]
-    differences = [float((x - y).norm() / y.norm().clamp_min(torch.finfo(torch.float32).tiny)) for x, y in pairs]
-    return max((d if d == d else float("inf") for d in differences), default=0.0)
+    largest = 0.0
+    for x, y in zip(result, expected, strict=True):
+        if isinstance(y, Tensor):
+            x, y = x[~y.isnan()].double(), y[~y.isnan()].double()
+            difference = float((x - y).norm() / y.norm().clamp_min(TINY))
+            largest = max(largest, math.inf if math.isnan(difference) else difference)
+    return largest
 
 
 def captured(launch: Launch) -> Callable[[], float]:

@@ -59,7 +59,14 @@ WANTED = {
     90: None,
     100: ("from shared memory",),
 }
-CANDIDATES = {"from shared memory": (PRODUCTS[0].configuration, PRODUCTS[-1].configuration)}
+CANDIDATES = {
+    "from shared memory": (
+        Configuration({"M": 128, "N": 64, "BLOCK": 64}, 4, 3),
+        Configuration({"M": 128, "N": 64, "BLOCK": 128}, 4, 2, registers=128),
+        Configuration({"M": 64, "N": 64, "BLOCK": 64}, 4, 3),  # leaves half of the result as it was
+        Configuration({"M": 128, "N": 64, "BLOCK": 100}, 4, 3),  # no power of two
+    )
+}
 
 
 def multiply(a, b, name):
