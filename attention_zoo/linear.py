@@ -10,8 +10,8 @@ from torch import Tensor
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
 from attention_zoo.ops.decoding import FeatureSums
-from attention_zoo.ops.feature_product.blocks import Features, block_flops
-from attention_zoo.ops.feature_product.cpu import normalised_block_product, refusal_of
+from attention_zoo.ops.feature_product.blocks import Features
+from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 
@@ -65,7 +65,7 @@ class Linear(Attention):
         )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        return normalised_block_product(
+        return normalised_product(
             query,
             key,
             value,
@@ -77,7 +77,7 @@ class Linear(Attention):
         )
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query)
+        return refusal_of(query, self.head_dim, block_size=self.block_size)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
         return FeatureSums(batch_size, self.num_heads, self.head_dim, self.head_dim, device, dtype)
@@ -102,6 +102,6 @@ class Linear(Attention):
         """Both products with the state, and the diagonal blocks of the causal form."""
         h, causal = self.head_dim, self.causal
         if self._fuses_here(seq_len):
-            return block_flops(seq_len, h, h, causal=causal, block_size=self.block_size)
+            return fused_flops(seq_len, h, h, self.device, causal=causal, block_size=self.block_size)
         block_size = self.block_size or default_block_size(self.device, causal=causal)
         return product_flops(seq_len, h, h + 1, causal=causal, block_size=block_size)

@@ -13,8 +13,8 @@ from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, regi
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import FeatureSums
-from attention_zoo.ops.feature_product.blocks import Features, Pull, block_flops
-from attention_zoo.ops.feature_product.cpu import normalised_block_product, refusal_of
+from attention_zoo.ops.feature_product.blocks import Features, Pull
+from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
@@ -157,7 +157,7 @@ class Performer(Attention):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         self._count_forward()
 
-        return normalised_block_product(
+        return normalised_product(
             query,
             key,
             value,
@@ -193,7 +193,7 @@ class Performer(Attention):
         return features.to(x.dtype), largest.squeeze(-1) - x_scaled.square().sum(-1) / 2, pull
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query)
+        return refusal_of(query, self.num_features, block_size=self.block_size)
 
     def _visible_features(self, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         key_features, log_scale = self._stable_features(key)
@@ -245,6 +245,6 @@ class Performer(Attention):
         m, h, causal = self.num_features, self.head_dim, self.causal
         features = 4 * seq_len * m * h
         if self._fuses_here(seq_len):
-            return features + block_flops(seq_len, m, h, causal=causal, block_size=self.block_size)
+            return features + fused_flops(seq_len, m, h, self.device, causal=causal, block_size=self.block_size)
         block_size = self.block_size or default_block_size(self.device, causal=causal)
         return features + product_flops(seq_len, m, h + 1, causal=causal, block_size=block_size)

@@ -16,8 +16,8 @@ from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, block
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
-from attention_zoo.ops.feature_product.blocks import Features, block_flops, form_of
-from attention_zoo.ops.feature_product.cpu import normalised_block_product, refusal_of
+from attention_zoo.ops.feature_product.blocks import Features
+from attention_zoo.ops.feature_product.choice import fused_flops, is_quadratic, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import (
     Local,
     default_block_size,
@@ -230,6 +230,11 @@ class Polysketch(Attention):
         """p."""
         return self.degree
 
+    @property
+    def _num_features(self) -> int:
+        """r; of degree 2 the features are the inputs."""
+        return self.sketch_size if self.degree > 2 else self.head_dim
+
     def _draw(self) -> None:
         if isinstance(self.sketch, RandomSketch | LearnedSketch):
             self.sketch.draw(self._generator())
@@ -273,7 +278,7 @@ class Polysketch(Attention):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
-        return normalised_block_product(
+        return normalised_product(
             query,
             key,
             value,
@@ -287,7 +292,7 @@ class Polysketch(Attention):
         )
 
     def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query)
+        return refusal_of(query, self._num_features, block_size=self._chosen_block_size, degree=2)
 
     def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
         if not self.local:
@@ -296,7 +301,7 @@ class Polysketch(Attention):
         return Local(exact_query, zero_padding(exact_key, padding), self.degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
-        r, h = self.sketch_size if self.degree > 2 else self.head_dim, self.head_dim
+        r, h = self._num_features, self.head_dim
         sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2)
         if not self.local:
             return sums
@@ -350,18 +355,19 @@ class Polysketch(Attention):
     @property
     def telling_length(self) -> int:
         """Several blocks and a part of one, exact with `local`, and too many for every weight to be computed."""
-        features = self.sketch_size if self.degree > 2 else self.head_dim
+        features = self._num_features
         options: dict[str, Any] = {"causal": self.causal, "block_size": self._chosen_block_size, "degree": 2}
         lengths = (blocks_and_a_part(self._block_size(self.device), blocks) for blocks in itertools.count(3))
         inner = self.head_dim if self.local else None
-        return next(n for n in lengths if not form_of(n, n, features, self.head_dim, inner=inner, **options).quadratic)
+        given = features, self.head_dim, self.device
+        return next(n for n in lengths if not is_quadratic(n, *given, inner=inner, **options))
 
     def _flops(self, seq_len: int) -> int:
         """Sketches of queries and keys, and their product."""
-        features, h = self.sketch_size if self.degree > 2 else self.head_dim, self.head_dim
+        features, h = self._num_features, self.head_dim
         options: dict[str, Any] = {"causal": self.causal, "degree": 2, "inner": h if self.local else None}
         if self._fuses_here(seq_len):
-            product = block_flops(seq_len, features, h, block_size=self._chosen_block_size, **options)
+            product = fused_flops(seq_len, features, h, self.device, block_size=self._chosen_block_size, **options)
         else:
             product = product_flops(seq_len, features, h + 1, block_size=self._block_size(self.device), **options)
         return 2 * self._sketch_flops(self.degree // 2) * seq_len + product

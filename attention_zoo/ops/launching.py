@@ -67,9 +67,14 @@ class Row(NamedTuple):
         return first <= arch <= last and self.bits in (None, bits) and fitting
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Whether kernels are for this device."""
+    return device.type == "cuda"
+
+
 def on_gpu(x: Tensor) -> bool:
     """Whether kernels are for this tensor."""
-    return x.device.type == "cuda"
+    return is_gpu(x.device)
 
 
 def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:

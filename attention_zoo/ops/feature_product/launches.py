@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel, gradient_kernel, square_gradient_kernel
@@ -21,8 +22,6 @@ from attention_zoo.ops.feature_product.tiles import ROWS
 from attention_zoo.ops.launching import configuration, descriptor
 
 chosen = functools.partial(configuration, ROWS)
-# Rows of a descriptor in a multiple of so many numbers are aligned for every dtype.
-UNIT = 8
 # Features that a tile has whole, and in parts.
 WIDEST, PART = 128, 64
 
@@ -78,11 +77,10 @@ class Near(NamedTuple):
     value: Tensor
     log_degree: int
 
-    @property
-    def width(self) -> int:
-        """Columns of queries and keys in a tile: all where they fit."""
+    def width(self, widest: int) -> int:
+        """Columns of queries and keys in a tile: all where they are a power of two that fits."""
         inner = self.query.shape[-1]
-        return inner if inner <= WIDEST else min(inner & -inner, PART)
+        return inner if inner <= widest and inner & (inner - 1) == 0 else PART
 
     def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
         """Of query, key and value."""
@@ -95,13 +93,16 @@ def precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def transposed(x: Tensor) -> Tensor:
-    """`(batch * heads, r, n)` with rows long enough to be aligned, zeros behind n."""
+def transposed(x: Tensor, chunks: Chunks, block: int) -> Tensor:
+    """`(batch * heads, r, chunks * rows)`: each chunk with rows of zeros up to a multiple of `block`."""
     batch, heads, seq_len, r = x.shape
-    out = x.new_empty(batch * heads, r, -(-seq_len // UNIT) * UNIT)
-    out[:, :, seq_len:] = 0
-    out[:, :, :seq_len].view(batch, heads, r, seq_len).copy_(x.mT)
-    return out
+    rows = -(-chunks.size // block) * block
+    is_whole = chunks.size == rows and seq_len == chunks.count * rows
+    new = x.new_empty if is_whole else x.new_zeros
+    out = new(batch, heads, r, chunks.count, rows)
+    x = F.pad(x, (0, 0, 0, chunks.count * chunks.size - seq_len)).unflatten(2, (chunks.count, chunks.size))
+    out[..., : chunks.size].copy_(x.movedim(-1, 2))
+    return out.view(batch * heads, r, -1)
 
 
 def square_states(
@@ -114,12 +115,13 @@ def square_states(
     rows, dtype = batch * heads, x.dtype if scan else torch.float32
     sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
     other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
-    x_t, block_i, block_t = transposed(x), tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
+    block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
+    x_t = transposed(x, chunks, block_t)
     square_state_kernel[blocks * (blocks + 1) // 2 * (16 // block_i) * rows, 1 if scan else chunks.count](
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
         descriptor(values, (1, 1, block_t, h)),
         *(sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(r, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        *(x_t.shape[-1] // chunks.count, r, h, scan, reverse, precision(x)),
         **tiles.options,
     )
     return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
@@ -205,17 +207,17 @@ def output(
     batch, heads, seq_len, m = x.shape
     tiles = chosen("output", x, h=h, m=m)
     block_t, block_n, block_m = (tiles.tiles[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_M"))
-    block_m = min(block_m, m)
+    block_m, width = min(block_m, m), near.width(tiles.tiles["BLOCK_INNER"]) if near else 0
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
-    _, keys, values = near.descriptors(block_t, block_n, block_m) if near else (None, None, None)
     output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
         descriptor(x, (1, 1, block_t, block_m)),
-        *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms, keys, values, row_scales),
-        *((scales.running, scales.log) if scales else (None, None)),
+        *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms),
+        *(near.descriptors(block_t, block_n, width) if near else (None, None, None)),
+        *(row_scales, *((scales.running, scales.log) if scales else (None, None))),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
         *(m, h, out is not None, precision(x)),
-        **{**tiles.options, "BLOCK_M": block_m},
+        **{**tiles.options, "BLOCK_M": block_m, "BLOCK_INNER": width},
     )
     return result, totals
 
@@ -290,7 +292,7 @@ def near_gradients(
     d_value = grad.new_empty(grad.shape)
     given = near, grad, d_total, chunks, scales
     _near_query(*given, d_query)
-    if near.query.shape[-1] <= WIDEST:
+    if near.width(WIDEST) == near.query.shape[-1]:
         _near_key(*given, d_key, d_value)
     else:  # a tile holds some features of a key, and its weight needs all of them
         _near_key(*given, d_key, None)
@@ -304,7 +306,7 @@ def _near_query(
     batch, heads, seq_len, inner = near.query.shape
     h = grad.shape[-1]
     tiles = chosen("near_query", grad, h=h, inner=inner)
-    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
     near_query_kernel[batch * heads * chunks.tiles(seq_len, block_t), inner // width](
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
@@ -326,7 +328,7 @@ def _near_key(
     batch, heads, seq_len, inner = near.query.shape
     h = grad.shape[-1]
     tiles = chosen("near_key", grad, h=h, inner=inner)
-    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width
+    block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
     near_key_kernel[batch * heads * chunks.tiles(seq_len, block_n), 1 if d_key is None else inner // width](
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),

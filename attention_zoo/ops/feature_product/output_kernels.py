@@ -202,8 +202,11 @@ def square_output_kernel(
             norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
             seen = tl.dot(whole, norm, input_precision=PRECISION) * whole.to(tl.float32)
             total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
+    if ADD:
+        if not is_far:
+            return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
-    for part in range(tl.where(is_far, WIDTH // 128, 0)):
+    for part in range(WIDTH // 128 if ADD else tl.where(is_far, WIDTH // 128, 0)):
         i, j = pair_of(part // 2, BLOCKS)
         left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
         right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)
@@ -223,7 +226,8 @@ def output_kernel(
     x,  # descriptor (batch, heads, n, m), by BLOCK_T rows and BLOCK_M columns
     states,  # descriptor (batch * heads * chunks * m, h)
     norms,  # (batch * heads, chunks, m)
-    keys,  # descriptor (batch, heads, n, m), by BLOCK_N rows and BLOCK_M columns
+    queries,  # descriptor (batch, heads, n, m), by BLOCK_INNER columns
+    keys,  # the same, by BLOCK_N rows; None is without a chunk's own
     values,  # descriptor (batch, heads, n, h)
     row_scales,  # (batch * heads, n), of what is read from the sums
     running,  # (batch * heads, n), the largest log scale so far
@@ -244,6 +248,7 @@ def output_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
 ):
     """`x S` of chunks from `first_far` to `last_far`, and with `keys` what a chunk's rows get of itself."""
     tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
@@ -262,16 +267,19 @@ def output_kernel(
         if totals is not None:
             norm = tl.load(norms + at.to(tl.int64) * M + m + tl.arange(0, BLOCK_M))
             total += tl.sum(tl.reshape(own.to(tl.float32) * norm[None, :], (BLOCK_T, BLOCK_M // 8, 8)), 1)
-    highest = tl.zeros((BLOCK_T,), tl.float32)
-    if row_scales is not None:
-        of_head = head.to(tl.int64) * seq_len + rows
-        factor = tl.load(row_scales + of_head, rows < end, 0.0)[:, None]
-        summed, total = summed * factor, total * factor
+    of_head = head.to(tl.int64) * seq_len + rows
+    if keys is not None:
+        # Sums of their own: what is multiplied between two loops of products makes each of these wait for the last.
+        near, near_total, highest = tl.zeros_like(summed), tl.zeros_like(total), tl.zeros((BLOCK_T,), tl.float32)
         if running is not None:
             highest = tl.load(running + of_head, rows < end, 0.0)
-    if keys is not None:
-        summed, total = _add_near(
-            *(summed, total, x, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
-            *(H, M, BLOCK_M, 0, PRECISION, BLOCK_T, BLOCK_N),
+        near, near_total = _add_near(
+            *(near, near_total, queries, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
+            *(H, M, BLOCK_INNER, 0, PRECISION, BLOCK_T, BLOCK_N),
         )
+    if row_scales is not None:
+        factor = tl.load(row_scales + of_head, rows < end, 0.0)[:, None]
+        summed, total = summed * factor, total * factor
+    if keys is not None:
+        summed, total = summed + near, total + near_total
     _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)

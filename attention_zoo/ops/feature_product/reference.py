@@ -107,6 +107,7 @@ def product_flops(
     inner: int | None = None,
     width: int | None = None,
     quadratic: bool = False,
+    skips_future: bool = False,
 ) -> int:
     """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
 
@@ -118,6 +119,7 @@ def product_flops(
         inner: the dimension of `local` queries and keys; None without.
         width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
         quadratic: every weight is computed, and no state.
+        skips_future: of the weights inside blocks half are computed.
     """
     if quadratic:
         return 2 * seq_len**2 * ((inner or features) + columns)
@@ -127,7 +129,8 @@ def product_flops(
     total = 4 * seq_len * state
     if causal:
         widths = [rows.stop - rows.start for rows in slices(seq_len, block_size)]
-        total += sum(2 * width**2 * ((inner or features) + columns) for width in widths)
+        of_blocks = sum(2 * width**2 * ((inner or features) + columns) for width in widths)
+        total += of_blocks // 2 if skips_future else of_blocks
         # The first block reads no state and the last one writes none.
         total -= 2 * state * (widths[0] + widths[-1])
     return total

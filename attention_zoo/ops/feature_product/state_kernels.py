@@ -60,13 +60,13 @@ def _store_squares(
         place = permuted + rows * R + (i[:, None, None] * H + d[None, :, None]) * R + j[None, None, :]
         tl.store(place, tl.permute(cube, (0, 2, 1)).to(permuted.dtype.element_ty))
         if first_i // 16 != first_j // 16:
-            place = permuted + rows * R + (j[:, None, None] * H + d[None, :, None]) * R + i[None, None, :]
-            tl.store(place, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
+            mirrored = permuted + rows * R + (j[:, None, None] * H + d[None, :, None]) * R + i[None, None, :]
+            tl.store(mirrored, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
 
 
 @triton.jit
 def square_state_kernel(
-    left,  # descriptor: x^T, (batch * heads, r, n)
+    left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     right,  # the same, by 16 rows
     values,  # descriptor (batch, heads, n, h)
     states,  # (batch * heads, chunks, width, h), or None
@@ -75,11 +75,11 @@ def square_state_kernel(
     seq_len,
     chunk_size,
     chunks,
+    chunk_rows,
     R: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
     REVERSE: tl.constexpr,
-    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -98,12 +98,11 @@ def square_state_kernel(
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
             _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
+        shift = chunk * (chunk_rows - chunk_size)
         for t in range(begin, end, BLOCK_T):
-            x = tl.reshape(left.load([head, first_i, t]), (BLOCK_I, BLOCK_T))
-            y = tl.reshape(right.load([head, first_j, t]), (16, BLOCK_T))
+            x = tl.reshape(left.load([head, first_i, t + shift]), (BLOCK_I, BLOCK_T))
+            y = tl.reshape(right.load([head, first_j, t + shift]), (16, BLOCK_T))
             v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
-            if RAGGED:
-                x = tl.where((t + tl.arange(0, BLOCK_T) < end)[None, :], x, 0.0)
             products = tl.reshape(x[:, None, :] * y[None, :, :], (ROWS, BLOCK_T))
             total = tl.dot(products, v, total, input_precision=PRECISION)
         if not SCAN:

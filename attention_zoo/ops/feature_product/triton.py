@@ -19,6 +19,8 @@ from attention_zoo.ops.launching import autocast
 
 # What features, values and exact queries may have of columns.
 COLUMNS = (16, 32, 64, 128)
+# Rows of a block: with fewer, the sums before each block are more numbers than what is summed.
+SHORTEST = 16
 # Keys that one program adds up where all queries see all keys.
 SEGMENT = 2048
 # Rows up to which every weight is computed: by the products of both forms, `n (r + h) / 2` and `2 r^2 h` of a head.
@@ -26,8 +28,10 @@ QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
 BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
 
 
-def refusal_of(features: int, head_dim: int, degree: int) -> str | None:
-    """Why the kernels do not take so many features and columns; None if they do."""
+def refusal_of(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
+    """Why the kernels do not take so many features and columns, or such blocks; None if they do."""
+    if block_size is not None and block_size < SHORTEST:
+        return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
     if head_dim not in COLUMNS:
         return f"the kernels take a head_dim of {', '.join(map(str, COLUMNS))}, the input has {head_dim}"
     if degree == 2 and features not in COLUMNS:

@@ -1,0 +1,93 @@
+"""Which fast path computes a normalised `feature_product`: `cpu` on a CPU, the Triton kernels on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.feature_product import cpu
+from attention_zoo.ops.feature_product.blocks import LEAST, Features, block_flops, form_of
+from attention_zoo.ops.feature_product.reference import Local, product_flops
+from attention_zoo.ops.masking import zero_padding
+
+
+def refusal_of(query: Tensor, features: int, *, block_size: int | None, degree: int = 1) -> str | None:
+    """Why no fast path takes such an input; None if one does."""
+    if not launching.on_gpu(query):
+        return cpu.refusal_of(query)
+    refusal = launching.refusal_of(query)
+    if refusal is None:
+        from attention_zoo.ops.feature_product import triton
+
+        refusal = triton.refusal_of(features, query.shape[-1], block_size, degree)
+    return refusal
+
+
+def normalised_product(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    features: Features,
+    padding: Tensor | None,
+    bias: float,
+    causal: bool,
+    block_size: int | None,
+    degree: int = 1,
+    local: Local | None = None,
+) -> tuple[Tensor, str]:
+    """`cpu.normalised_block_product` where the tensors are: arguments and results are those.
+
+    A GPU has the features of all queries and keys in memory, the weights and the squares of features never.
+    """
+    options: dict[str, Any] = {"bias": bias, "causal": causal, "block_size": block_size, "degree": degree}
+    if not launching.on_gpu(query):
+        return cpu.normalised_block_product(
+            query, key, value, features=features, padding=padding, local=local, **options
+        )
+    from attention_zoo.ops.feature_product import triton
+
+    left, _ = features.function(query, features.parameters)
+    right, log_scale = features.function(key, features.parameters)
+    right = zero_padding(right, padding)
+    if log_scale is not None:
+        if padding is not None:
+            log_scale = log_scale.masked_fill(padding[:, None], LEAST)
+        if not causal:
+            right = right * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None].to(right.dtype)
+            log_scale = None
+    return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **options)
+
+
+def is_quadratic(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> bool:
+    """Whether a fast path would compute every weight of such a sequence; options are those of `form_of`."""
+    if not launching.is_gpu(device):
+        return form_of(seq_len, seq_len, features, head_dim, **options).quadratic
+    return options["causal"] and _block_size(seq_len, features, options) >= seq_len
+
+
+def fused_flops(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> int:
+    """FLOPs of one head by the fast path; options are those of `form_of`."""
+    if not launching.is_gpu(device):
+        return block_flops(seq_len, features, head_dim, **options)
+    blocks, degree = features // 16, options.get("degree", 1)
+    return product_flops(
+        seq_len,
+        features,
+        head_dim + 1,
+        causal=options["causal"],
+        block_size=min(seq_len, _block_size(seq_len, features, options)),
+        degree=degree,
+        inner=options.get("inner"),
+        width=128 * blocks * (blocks + 1) if degree == 2 else features,
+        skips_future=True,
+    )
+
+
+def _block_size(seq_len: int, features: int, options: dict[str, Any]) -> int:
+    from attention_zoo.ops.feature_product import triton
+
+    return options.get("block_size") or triton.default_block_size(seq_len, features, options.get("degree", 1))
