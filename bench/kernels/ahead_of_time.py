@@ -25,6 +25,8 @@ from bench.kernels.call import Call, catalogue
 from bench.kernels.compiled import Compiled
 
 TARGETS = (80, 90, 100)
+# Of a compiler's message, which shows the code before.
+LINES = 4
 
 
 class _Launch(NamedTuple):
@@ -74,7 +76,7 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
             with contextlib.redirect_stdout(io.StringIO()) as log:
                 kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         except Exception as error:
-            raise RuntimeError(f"{self.__name__} does not compile for sm_{target}: {error}") from error
+            raise RuntimeError(f"{self.__name__} does not compile for sm_{target}: {_reason(error)}") from error
         # What was compiled before comes from Triton's memory, without a word of ptxas.
         vars(kernel).setdefault("log", log.getvalue())
         launches.append(_Launch(self.__name__, _configuration(configurations, kwargs), kernel))
@@ -91,6 +93,16 @@ def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
     ):
         knobs.cache.dir, knobs.nvidia.dump_ptxas_log = cache, True
         yield
+
+
+def _reason(error: BaseException) -> str:
+    """The end of what a compiler says: where it stood, and what it met there."""
+    said = []
+    cause: BaseException | None = error
+    while cause is not None:
+        said += [line for line in str(cause).splitlines() if line.strip()]
+        cause = cause.__cause__
+    return "\n".join(said[-LINES:])
 
 
 def _configuration(found: list[Configuration], given: dict[str, Any]) -> Configuration:

@@ -79,7 +79,7 @@ class Loop(NamedTuple):
         return f"{len(self.body)} instructions: {', '.join(shown)}{waits}"
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def instructions(cubin: bytes) -> tuple[Instruction, ...]:
     """What a kernel consists of, in the order of addresses."""
     from triton import knobs

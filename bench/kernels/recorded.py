@@ -35,7 +35,7 @@ class Row(NamedTuple):
         return self[:4]
 
     def __str__(self) -> str:
-        sizes = f"{self.registers:3} registers, {self.spill_bytes} B spilled, {self.shared_bytes / 1024:.1f} KB shared"
+        sizes = f"{self.registers} registers, {self.spill_bytes} B spilled, {self.shared_bytes / 1024:.1f} KB shared"
         lines = [f"sm_{self.target} {self.call}, {self.kernel} {self.configuration}: {sizes}, {self.blocks} blocks"]
         lines += [f"    loop of {loop}" for loop in self.loops.split(" / ") if loop]
         lines += [f"    PROBLEM: {problem}" for problem in self.problems.split("; ") if problem]
