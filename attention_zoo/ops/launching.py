@@ -36,9 +36,10 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `block_m128_block_n64_w4_s3`."""
-        tiles = "_".join(f"{tile.lower()}{size}" for tile, size in self.tiles.items())
-        return f"{tiles}_w{self.num_warps}_s{self.num_stages}"
+        """Such as `block_m128_block_n64_w4_s3`, with `_r128` behind it where registers are capped."""
+        sizes = {**self.tiles, "w": self.num_warps, "s": self.num_stages}
+        sizes |= {} if self.registers is None else {"r": self.registers}
+        return "_".join(f"{name.lower()}{size}" for name, size in sizes.items())
 
     @property
     def options(self) -> dict[str, Any]:
@@ -103,11 +104,15 @@ def architecture(device: torch.device) -> int:
 
 def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The first row of the table that fits this kernel, tensors like x, and sizes of its own."""
-    arch, bits = architecture(x.device), x.element_size() * 8
+    return fitting(table, kernel, architecture(x.device), x.element_size() * 8, dims)
+
+
+def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+    """The first row that fits; `bench.kernels` puts itself in the place of this one to see and change what is used."""
     for row in table:
         if row.kernel == kernel and row.fits(arch, bits, dims):
             return row.configuration
-    raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dims}")
+    raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dict(dims)}")
 
 
 def descriptor(x: Tensor, block: Sequence[int]) -> Any:
