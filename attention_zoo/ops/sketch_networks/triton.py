@@ -1,0 +1,236 @@
+"""The networks of one level of a learned sketch by Triton kernels (PolySketchFormer, ICML version, Appendix D).
+
+The forward pass reads its input once and writes the sketch. The backward pass runs it again and keeps of each token
+what stands between the blocks: `h + 6 r` numbers, in 16 bits where the input has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.sketch_networks import kernels
+from attention_zoo.ops.sketch_networks.tiles import ROWS
+
+WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
+# Hidden units of a block over r.
+EXPANSION = 8
+# Programs that share the gradients of weights: some for each multiprocessor of any GPU, the same sums on all of them.
+PROGRAMS = 512
+# w1, b1, w2 of the first block, w3, b3, w4 of the second: of both networks, `hat` for input.
+Weights = Sequence[Tensor]
+
+
+def refusal_of(x: Tensor, sketch_size: int) -> str | None:
+    """Why no kernel takes `(batch, heads, seq_len, width)` inputs like x; None if one does."""
+    if sketch_size not in SKETCH_SIZES:
+        return f"the kernels take a sketch_size of {', '.join(map(str, SKETCH_SIZES))}, it is {sketch_size}"
+    return launching.refusal_of(x, WIDTHS)
+
+
+def sketch_networks(
+    x: Tensor, y: Tensor | None, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]], eps: Sequence[float]
+) -> Tensor:
+    """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice.
+
+    ICML version, Algorithm 2 and Appendix D. Gradients flow to everything; no hidden unit is ever in memory.
+
+    Args:
+        x: `(batch, heads, seq_len, width)`; so is y. None: y is x.
+        weights: the Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`, groups 1 (all
+            heads share a network) or heads.
+        norms: of both LayerNorms weight and bias, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
+        eps: of both LayerNorms.
+
+    Returns:
+        `(batch, heads, seq_len, r)`.
+    """
+    x, *ys = launching.autocast(x, *([] if y is None else [y]))
+    folded: list[Tensor] = []
+    with torch.autocast(x.device.type, enabled=False):
+        for (gain, shift), into, onto in zip(norms, weights[::2], weights[1::2], strict=True):
+            into = into.float()
+            folded += [
+                gain.float()[:, None, :, None] * into,
+                (shift.float()[:, None, :, None] * into).sum(2),
+                onto.float(),
+            ]
+    inputs = [x, *ys]
+    if weights[0].shape[1] > 1:
+        # Sequences of a group side by side.
+        return _networks([u.transpose(0, 1) for u in inputs], folded, *eps).transpose(0, 1)
+    return _networks(inputs, folded, *eps)
+
+
+@torch.library.custom_op("attention_zoo::sketch_networks", mutates_args=())
+def _networks(inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float) -> Tensor:
+    """Inputs `(outer, inner, seq_len, width)`, one or two; the groups of the weights are 1 or outer."""
+    out = inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
+    launch_networks(inputs, weights, (eps1, eps2), out)
+    return out
+
+
+@_networks.register_fake
+def _(inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float) -> Tensor:
+    return inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
+
+
+@torch.library.custom_op("attention_zoo::sketch_networks_backward", mutates_args=())
+def _backward(
+    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float
+) -> list[Tensor]:
+    """The gradients of the inputs, stacked, and of the weights."""
+    d_out = d_out.contiguous()
+    outer, n = weights[0].shape[1], d_out[0, 0].shape[0]
+    groups, rows, r = outer, d_out.shape[0] * d_out.shape[1] * n // outer, d_out.shape[-1]
+    width, distinct = inputs[0].shape[-1], len(inputs)
+    new = inputs[0].new_empty
+    kind = torch.float32 if d_out.dtype == torch.float32 else torch.bfloat16
+    saved = (
+        new(distinct, groups, rows, width, dtype=kind),
+        new(distinct, groups, rows, dtype=torch.float32),
+        new(2, groups, rows, r, dtype=kind),
+        new(2, groups, rows, dtype=torch.float32),
+        new(2, groups, rows, r, dtype=kind),
+    )
+    launch_networks(inputs, weights, (eps1, eps2), None, d_out, saved)
+    hats, rstds, inner_hats, inner_rstds, d_networks = saved
+    first, second = (_operands(three, kind) for three in (weights[:3], weights[3:]))
+    d_inner = launch_input_gradient(inner_hats, inner_rstds, d_networks, second, kind)
+    d_inputs = launch_input_gradient(hats, rstds, d_inner, first, d_out.dtype)
+    return [
+        d_inputs.view(distinct, *inputs[0].shape),
+        *launch_weight_gradients(hats, d_inner, first),
+        *launch_weight_gradients(inner_hats, d_networks, second),
+    ]
+
+
+@_backward.register_fake
+def _(
+    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float
+) -> list[Tensor]:
+    d_inputs = inputs[0].new_empty(len(inputs), *inputs[0].shape)
+    return [d_inputs, *(torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, weights, *ctx.eps = inputs
+    ctx.distinct = len(tensors)
+    ctx.save_for_backward(*tensors, *weights)
+
+
+def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+    inputs, weights = ctx.saved_tensors[: ctx.distinct], ctx.saved_tensors[ctx.distinct :]
+    d_inputs, *d_weights = _backward(d_out, inputs, weights, *ctx.eps)
+    return list(d_inputs.unbind(0)), d_weights, None, None
+
+
+_networks.register_autograd(_differentiate, setup_context=_save)
+
+
+def launch_networks(
+    inputs: Sequence[Tensor],
+    weights: Weights,
+    eps: Sequence[float],
+    out: Tensor | None,
+    d_out: Tensor | None = None,
+    saved: Sequence[Tensor] | None = None,
+) -> None:
+    """Write the sketch to `out`, or all that the gradients need to `saved`."""
+    x, y = (launching.by_tiles(u) for u in (inputs * 2)[:2])
+    outer, inner, n, width = x.shape
+    r, groups = weights[2].shape[-1], weights[0].shape[1]
+    kind = torch.float32 if x.dtype == torch.float32 else torch.float16
+    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width)
+    kernels.networks[(outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]),)](
+        x,
+        y,
+        *_operands(weights, kind),
+        out,
+        d_out,
+        *([None] * 5 if saved is None else saved),
+        *x.stride()[:3],
+        *y.stride()[:3],
+        inner,
+        n,
+        outer * inner,
+        groups,
+        *eps,
+        RECOMPUTE=saved is not None,
+        **_constants(x, width, r, len(inputs)),
+        **chosen.options,
+    )
+
+
+def launch_input_gradient(
+    hats: Tensor, rstds: Tensor, d_out: Tensor, weights: Weights, dtype: torch.dtype
+) -> Tensor:
+    """The gradient of a block's input, of `dtype`, shaped as the hats `(distinct, groups, rows, width)`."""
+    distinct, groups, rows, width = hats.shape
+    r = d_out.shape[-1]
+    chosen = launching.configuration(ROWS, "input_gradient", hats, r=r, width=width)
+    d_in = torch.empty_like(hats, dtype=dtype)
+    kernels.input_gradient[(distinct * groups * triton.cdiv(rows, chosen.tiles["BLOCK_M"]),)](
+        hats,
+        rstds,
+        d_out,
+        *weights,
+        d_in,
+        rows,
+        groups,
+        **_constants(hats, width, r, distinct),
+        **chosen.options,
+    )
+    return d_in
+
+
+def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> list[Tensor]:
+    """The gradients of a block's `(2, groups, width, hidden)`, `(2, groups, hidden)`, `(2, groups, hidden, r)`."""
+    distinct, groups, rows, width = hats.shape
+    r = d_out.shape[-1]
+    hidden = EXPANSION * r
+    chosen = launching.configuration(ROWS, "weight_gradients", hats, r=r, width=width)
+    programs = 2 * groups * (hidden // chosen.tiles["BLOCK_HIDDEN"])
+    tiles = triton.cdiv(rows, chosen.tiles["BLOCK_M"])
+    share = triton.cdiv(tiles, max(1, PROGRAMS // programs))
+    splits = triton.cdiv(tiles, share)
+    d_into, d_bias, d_onto = (
+        hats.new_empty(splits, 2, groups, hidden, *width_or_r, dtype=torch.float32)
+        for width_or_r in ([width], [], [r])
+    )
+    kernels.weight_gradients[(splits * programs,)](
+        hats,
+        d_out,
+        *weights,
+        d_into,
+        d_bias,
+        d_onto,
+        rows,
+        groups,
+        share * chosen.tiles["BLOCK_M"],
+        **_constants(hats, width, r, distinct),
+        **chosen.options,
+    )
+    return [d_into.sum(0).mT.contiguous(), d_bias.sum(0), d_onto.sum(0)]
+
+
+def _operands(weights: Weights, dtype: torch.dtype) -> list[Tensor]:
+    """The weights as they are multiplied; biases are added and stay as they are."""
+    return [(w.to(dtype) if w.ndim == 4 else w).contiguous() for w in weights]
+
+
+def _constants(x: Tensor, width: int, r: int, distinct: int) -> dict[str, Any]:
+    return {
+        "WIDTH": width,
+        "R": r,
+        "HIDDEN": EXPANSION * r,
+        "DISTINCT": distinct,
+        # Approximations of the hardware, which are as good as 16 bits.
+        "FAST": x.element_size() == 2 and x.device.type != "cpu",
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
+    }
