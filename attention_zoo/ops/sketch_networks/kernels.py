@@ -117,8 +117,7 @@ def networks(
     rows,
     sequences,
     groups,
-    eps1,
-    eps2,
+    eps,
     WIDTH: tl.constexpr,
     R: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -156,7 +155,7 @@ def networks(
             u_row = y_row
         u = tl.load(u_ptr + in_tile[:, None] * u_row + features[None, :], mask=inside[:, None], other=0)
         which = network * groups + group
-        hat, rstd = _hat(u.to(tl.float32), eps1)
+        hat, rstd = _hat(u.to(tl.float32), eps)
         if RECOMPUTE:
             if network < DISTINCT:
                 at = network * total + row
@@ -165,7 +164,7 @@ def networks(
         f1 = f2
         w_in, bias, w_out = w1_ptr + which * WIDTH * HIDDEN, b1_ptr + which * HIDDEN, w2_ptr + which * HIDDEN * R
         between = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
-        hat, rstd = _hat(between, eps2)
+        hat, rstd = _hat(between, eps)
         if RECOMPUTE:
             at = network * total + row
             tl.store(inner_hats_ptr + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])

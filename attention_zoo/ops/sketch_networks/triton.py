@@ -17,73 +17,68 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 
-WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
 # Hidden units of a block over r.
 EXPANSION = 8
+# Of PyTorch's LayerNorm.
+EPS = 1e-5
 # Programs that share the gradients of weights: some for each multiprocessor of any GPU, the same sums on all of them.
 PROGRAMS = 512
 # w1, b1, w2 of the first block, w3, b3, w4 of the second: of both networks, `hat` for input.
 Weights = Sequence[Tensor]
 
 
-def refusal_of(x: Tensor, sketch_size: int) -> str | None:
-    """Why no kernel takes `(batch, heads, seq_len, width)` inputs like x; None if one does."""
-    if sketch_size not in SKETCH_SIZES:
-        return f"the kernels take a sketch_size of {', '.join(map(str, SKETCH_SIZES))}, it is {sketch_size}"
-    return launching.refusal_of(x, WIDTHS)
-
-
 def sketch_networks(
-    x: Tensor, y: Tensor | None, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]], eps: Sequence[float]
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    weights: Sequence[Tensor],
+    norms: Sequence[tuple[Tensor, Tensor]],
 ) -> Tensor:
     """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice.
 
     ICML version, Algorithm 2 and Appendix D. Gradients flow to everything; no hidden unit is ever in memory.
 
     Args:
-        x: `(batch, heads, seq_len, width)`; so is y. None: y is x.
-        weights: the Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`, groups 1 (all
-            heads share a network) or heads.
-        norms: of both LayerNorms weight and bias, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
-        eps: of both LayerNorms.
+        x: `(batch, heads, seq_len, width)`, of what `tiles.refusal_of` lets pass; so is y. None: y is x.
+        weights: the four Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1
+            (all heads share a network) or heads.
+        norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
 
     Returns:
         `(batch, heads, seq_len, r)`.
     """
-    x, *ys = launching.autocast(x, *([] if y is None else [y]))
-    folded: list[Tensor] = []
+    inputs = launching.autocast(x) if y is None else launching.autocast(x, y)
     with torch.autocast(x.device.type, enabled=False):
-        for (gain, shift), into, onto in zip(norms, weights[::2], weights[1::2], strict=True):
-            into = into.float()
-            folded += [
-                gain.float()[:, None, :, None] * into,
-                (shift.float()[:, None, :, None] * into).sum(2),
-                onto.float(),
-            ]
-    inputs = [x, *ys]
-    if weights[0].shape[1] > 1:
-        # Sequences of a group side by side.
-        return _networks([u.transpose(0, 1) for u in inputs], folded, *eps).transpose(0, 1)
-    return _networks(inputs, folded, *eps)
+        folded = [
+            w for norm, *layers in zip(norms, weights[::2], weights[1::2], strict=True) for w in _fold(*norm, *layers)
+        ]
+    if weights[0].shape[1] == 1:
+        return _networks(inputs, folded)
+    # The sequences of a group side by side.
+    return _networks([u.transpose(0, 1) for u in inputs], folded).transpose(0, 1)
+
+
+def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A LayerNorm's weight and bias as part of the layer behind it: `(gain o u + shift) W = u (gain o W) + shift W`."""
+    gain, shift, into = gain.float()[:, None, :, None], shift.float()[:, None, :, None], into.float()
+    return gain * into, (shift * into).sum(2), onto.float()
 
 
 @torch.library.custom_op("attention_zoo::sketch_networks", mutates_args=())
-def _networks(inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float) -> Tensor:
+def _networks(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     """Inputs `(outer, inner, seq_len, width)`, one or two; the groups of the weights are 1 or outer."""
     out = inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
-    launch_networks(inputs, weights, (eps1, eps2), out)
+    launch_networks(inputs, weights, out)
     return out
 
 
 @_networks.register_fake
-def _(inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float) -> Tensor:
+def _(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     return inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
 
 
 @torch.library.custom_op("attention_zoo::sketch_networks_backward", mutates_args=())
-def _backward(
-    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float
-) -> list[Tensor]:
+def _backward(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the inputs, stacked, and of the weights."""
     d_out = d_out.contiguous()
     outer, n = weights[0].shape[1], d_out[0, 0].shape[0]
@@ -98,7 +93,7 @@ def _backward(
         new(2, groups, rows, dtype=torch.float32),
         new(2, groups, rows, r, dtype=kind),
     )
-    launch_networks(inputs, weights, (eps1, eps2), None, d_out, saved)
+    launch_networks(inputs, weights, None, d_out, saved)
     hats, rstds, inner_hats, inner_rstds, d_networks = saved
     first, second = (_operands(three, kind) for three in (weights[:3], weights[3:]))
     d_inner = launch_input_gradient(inner_hats, inner_rstds, d_networks, second, kind)
@@ -111,23 +106,21 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], eps1: float, eps2: float
-) -> list[Tensor]:
+def _(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     d_inputs = inputs[0].new_empty(len(inputs), *inputs[0].shape)
     return [d_inputs, *(torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, weights, *ctx.eps = inputs
+    tensors, weights = inputs
     ctx.distinct = len(tensors)
     ctx.save_for_backward(*tensors, *weights)
 
 
 def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-    inputs, weights = ctx.saved_tensors[: ctx.distinct], ctx.saved_tensors[ctx.distinct :]
-    d_inputs, *d_weights = _backward(d_out, inputs, weights, *ctx.eps)
-    return list(d_inputs.unbind(0)), d_weights, None, None
+    saved = ctx.saved_tensors  # checkpointing allows to ask once
+    d_inputs, *d_weights = _backward(d_out, saved[: ctx.distinct], saved[ctx.distinct :])
+    return list(d_inputs.unbind(0)), d_weights
 
 
 _networks.register_autograd(_differentiate, setup_context=_save)
@@ -136,13 +129,12 @@ _networks.register_autograd(_differentiate, setup_context=_save)
 def launch_networks(
     inputs: Sequence[Tensor],
     weights: Weights,
-    eps: Sequence[float],
     out: Tensor | None,
     d_out: Tensor | None = None,
     saved: Sequence[Tensor] | None = None,
 ) -> None:
     """Write the sketch to `out`, or all that the gradients need to `saved`."""
-    x, y = (launching.by_tiles(u) for u in (inputs * 2)[:2])
+    x, y = (u if u.stride(-1) == 1 else u.contiguous() for u in (inputs[0], inputs[-1]))
     outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
@@ -160,16 +152,14 @@ def launch_networks(
         n,
         outer * inner,
         groups,
-        *eps,
+        EPS,
         RECOMPUTE=saved is not None,
         **_constants(x, width, r, len(inputs)),
         **chosen.options,
     )
 
 
-def launch_input_gradient(
-    hats: Tensor, rstds: Tensor, d_out: Tensor, weights: Weights, dtype: torch.dtype
-) -> Tensor:
+def launch_input_gradient(hats: Tensor, rstds: Tensor, d_out: Tensor, weights: Weights, dtype: torch.dtype) -> Tensor:
     """The gradient of a block's input, of `dtype`, shaped as the hats `(distinct, groups, rows, width)`."""
     distinct, groups, rows, width = hats.shape
     r = d_out.shape[-1]
@@ -200,8 +190,7 @@ def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> li
     share = triton.cdiv(tiles, max(1, PROGRAMS // programs))
     splits = triton.cdiv(tiles, share)
     d_into, d_bias, d_onto = (
-        hats.new_empty(splits, 2, groups, hidden, *width_or_r, dtype=torch.float32)
-        for width_or_r in ([width], [], [r])
+        hats.new_empty(splits, 2, groups, hidden, *width_or_r, dtype=torch.float32) for width_or_r in ([width], [], [r])
     )
     kernels.weight_gradients[(splits * programs,)](
         hats,
