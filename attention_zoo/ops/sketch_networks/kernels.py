@@ -69,14 +69,22 @@ def _hat(u, eps):
 
 @triton.jit
 def _block(
-    hat, w_in, bias, w_out, HIDDEN: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, FAST: tl.constexpr, PRECISION
+    hat,
+    w_in,
+    bias,
+    w_out,
+    HIDDEN: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_HIDDEN: tl.constexpr,
+    FAST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """`gelu(hat W_in + bias) W_out`, `(rows, r)`."""
     features = tl.arange(0, hat.shape[1])
     columns = tl.arange(0, R)
     out = tl.zeros([hat.shape[0], R], tl.float32)
-    for first in range(0, HIDDEN, TILE):
-        units = first + tl.arange(0, TILE)
+    for first in range(0, HIDDEN, BLOCK_HIDDEN):
+        units = first + tl.arange(0, BLOCK_HIDDEN)
         into = tl.load(w_in + features[:, None] * HIDDEN + units[None, :])
         onto = tl.load(w_out + units[:, None] * R + columns[None, :])
         added = tl.load(bias + units)[None, :]
@@ -115,7 +123,7 @@ def networks(
     y_row,
     inner,
     rows,
-    sequences,
+    total,
     groups,
     eps,
     WIDTH: tl.constexpr,
@@ -139,7 +147,7 @@ def networks(
     in_tile = tl.arange(0, BLOCK_M)
     inside = first + in_tile < rows
     row = sequence * rows + first + in_tile
-    total = sequences.to(tl.int64) * rows
+    of_a_network = tl.cast(total, tl.int64)  # a number of 1 is a constant, which has no `to`
     group = tl.where(groups > 1, sequence // inner, 0)
     features = tl.arange(0, WIDTH)
     columns = tl.arange(0, R)
@@ -158,7 +166,7 @@ def networks(
         hat, rstd = _hat(u.to(tl.float32), eps)
         if RECOMPUTE:
             if network < DISTINCT:
-                at = network * total + row
+                at = network * of_a_network + row
                 tl.store(hats_ptr + at[:, None] * WIDTH + features[None, :], hat, mask=inside[:, None])
                 tl.store(rstds_ptr + at, rstd, mask=inside)
         f1 = f2
@@ -166,7 +174,7 @@ def networks(
         between = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
         hat, rstd = _hat(between, eps)
         if RECOMPUTE:
-            at = network * total + row
+            at = network * of_a_network + row
             tl.store(inner_hats_ptr + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])
             tl.store(inner_rstds_ptr + at, rstd, mask=inside)
         w_in, bias, w_out = w3_ptr + which * R * HIDDEN, b3_ptr + which * HIDDEN, w4_ptr + which * HIDDEN * R
@@ -178,7 +186,7 @@ def networks(
         d_out = tl.load(d_out_ptr + at, mask=inside[:, None], other=0).to(tl.float32)
         d_product = d_out * (1 - bounded * bounded)
         tl.store(d_networks_ptr + at, d_product * f2, mask=inside[:, None])
-        tl.store(d_networks_ptr + total * R + at, d_product * f1, mask=inside[:, None])
+        tl.store(d_networks_ptr + of_a_network * R + at, d_product * f1, mask=inside[:, None])
     else:
         tl.store(out_ptr + at, root * bounded, mask=inside[:, None])
 

@@ -7,7 +7,7 @@ what stands between the blocks: `h + 6 r` numbers, in 16 bits where the input ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,20 @@ EPS = 1e-5
 PROGRAMS = 512
 # w1, b1, w2 of the first block, w3, b3, w4 of the second: of both networks, `hat` for input.
 Weights = Sequence[Tensor]
+
+
+class Between(NamedTuple):
+    """What the backward pass keeps of each token: `(inputs or 2, groups, rows)`, and `width` or `r` numbers a row.
+
+    The normalised inputs of each network's blocks, one over their standard deviations, and the gradients of the
+    networks' results.
+    """
+
+    hats: Tensor
+    rstds: Tensor
+    inner_hats: Tensor
+    inner_rstds: Tensor
+    d_networks: Tensor
 
 
 def sketch_networks(
@@ -79,30 +93,7 @@ def _(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 @torch.library.custom_op("attention_zoo::sketch_networks_backward", mutates_args=())
 def _backward(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the inputs, stacked, and of the weights."""
-    d_out = d_out.contiguous()
-    outer, n = weights[0].shape[1], d_out[0, 0].shape[0]
-    groups, rows, r = outer, d_out.shape[0] * d_out.shape[1] * n // outer, d_out.shape[-1]
-    width, distinct = inputs[0].shape[-1], len(inputs)
-    new = inputs[0].new_empty
-    kind = torch.float32 if d_out.dtype == torch.float32 else torch.bfloat16
-    saved = (
-        new(distinct, groups, rows, width, dtype=kind),
-        new(distinct, groups, rows, dtype=torch.float32),
-        new(2, groups, rows, r, dtype=kind),
-        new(2, groups, rows, dtype=torch.float32),
-        new(2, groups, rows, r, dtype=kind),
-    )
-    launch_networks(inputs, weights, None, d_out, saved)
-    hats, rstds, inner_hats, inner_rstds, d_networks = saved
-    first, second = (_operands(three, kind) for three in (weights[:3], weights[3:]))
-    d_inner = launch_input_gradient(inner_hats, inner_rstds, d_networks, second, kind)
-    d_inputs = launch_input_gradient(hats, rstds, d_inner, first, d_out.dtype)
-    return [
-        d_inputs.view(distinct, *inputs[0].shape),
-        *launch_weight_gradients(hats, d_inner, first),
-        *launch_weight_gradients(inner_hats, d_networks, second),
-    ]
+    return gradients(d_out, inputs, weights)
 
 
 @_backward.register_fake
@@ -126,14 +117,43 @@ def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
 _networks.register_autograd(_differentiate, setup_context=_save)
 
 
+def gradients(d_out: Tensor, inputs: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+    """The gradients of the inputs, stacked, and of the weights, by all kernels of the backward pass."""
+    d_out = d_out.contiguous()
+    # Not float16, whose range is too small for gradients.
+    kind = torch.float32 if d_out.dtype == torch.float32 else torch.bfloat16
+    between = _empty_between(inputs, weights, kind)
+    launch_networks(inputs, weights, None, d_out, between)
+    first, second = (_operands(three, kind) for three in (weights[:3], weights[3:]))
+    d_inner = launch_input_gradient(between.inner_hats, between.inner_rstds, between.d_networks, second, kind)
+    d_inputs = launch_input_gradient(between.hats, between.rstds, d_inner, first, d_out.dtype)
+    return [
+        d_inputs.view(len(inputs), *inputs[0].shape),
+        *launch_weight_gradients(between.hats, d_inner, first),
+        *launch_weight_gradients(between.inner_hats, between.d_networks, second),
+    ]
+
+
+def _empty_between(inputs: Sequence[Tensor], weights: Weights, dtype: torch.dtype) -> Between:
+    x, (groups, r) = inputs[0], (weights[0].shape[1], weights[2].shape[-1])
+    rows = x.shape[0] * x.shape[1] * x.shape[2] // groups
+    return Between(
+        hats=x.new_empty(len(inputs), groups, rows, x.shape[-1], dtype=dtype),
+        rstds=x.new_empty(len(inputs), groups, rows, dtype=torch.float32),
+        inner_hats=x.new_empty(2, groups, rows, r, dtype=dtype),
+        inner_rstds=x.new_empty(2, groups, rows, dtype=torch.float32),
+        d_networks=x.new_empty(2, groups, rows, r, dtype=dtype),
+    )
+
+
 def launch_networks(
     inputs: Sequence[Tensor],
     weights: Weights,
     out: Tensor | None,
     d_out: Tensor | None = None,
-    saved: Sequence[Tensor] | None = None,
+    between: Between | None = None,
 ) -> None:
-    """Write the sketch to `out`, or all that the gradients need to `saved`."""
+    """Write the sketch to `out`, or what its gradients need to `between`."""
     x, y = (u if u.stride(-1) == 1 else u.contiguous() for u in (inputs[0], inputs[-1]))
     outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
@@ -145,15 +165,15 @@ def launch_networks(
         *_operands(weights, kind),
         out,
         d_out,
-        *([None] * 5 if saved is None else saved),
+        *([None] * 5 if between is None else between),
         *x.stride()[:3],
         *y.stride()[:3],
         inner,
         n,
-        outer * inner,
+        outer * inner * n,
         groups,
         EPS,
-        RECOMPUTE=saved is not None,
+        RECOMPUTE=between is not None,
         **_constants(x, width, r, len(inputs)),
         **chosen.options,
     )
