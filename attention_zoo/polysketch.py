@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.ops import launching
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product.blocks import Features
@@ -25,6 +26,7 @@ from attention_zoo.ops.feature_product.reference import (
     product_flops,
 )
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
+from attention_zoo.ops.sketch_networks.tiles import refusal_of as refusal_of_networks
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
 SKETCHES = ("gaussian", "learned", "srht")
@@ -104,6 +106,21 @@ class LearnedSketch(nn.Module):
         first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
         root = math.sqrt(self.sketch_size)
         return root * torch.tanh(self.networks[0](first) * self.networks[1](second) / root)
+
+    def forward_fused(self, x: Tensor) -> Tensor:
+        """`forward`, each level by one kernel where a GPU has it for such an input."""
+        if not launching.on_gpu(x) or refusal_of_networks(x, self.sketch_size) is not None:
+            return self(x)
+        from attention_zoo.ops.sketch_networks.triton import sketch_networks
+
+        inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
+        layers = zip(*(network.weights for network in self.networks), strict=True)
+        norms = zip(*(network.layernorms for network in self.networks), strict=True)
+        return sketch_networks(
+            *inputs,
+            weights=[torch.stack(both) for both in layers],
+            norms=[(torch.stack([f.weight, g.weight]), torch.stack([f.bias, g.bias])) for f, g in norms],
+        )
 
 
 class SketchNetwork(nn.Module):
