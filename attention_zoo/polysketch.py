@@ -26,6 +26,7 @@ from attention_zoo.ops.feature_product.reference import (
     product_flops,
 )
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
+from attention_zoo.ops.random_sketch.tiles import refusal_of as refusal_of_sketch
 from attention_zoo.ops.sketch_networks.tiles import refusal_of as refusal_of_networks
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
@@ -77,6 +78,16 @@ class RandomSketch(nn.Module):
         else:
             first, second = _project(x, self.matrices.flatten(2)).chunk(2, -1)
         return first * second * self.sketch_size**-0.5
+
+    def forward_fused(self, x: Tensor, norm: nn.LayerNorm | None, scale: float) -> Tensor:
+        """`forward` of `sqrt(scale) norm(x)`, each level by one kernel."""
+        from attention_zoo.ops.random_sketch.triton import random_sketch
+
+        factor, children = self.sketch_size**-0.5, self.children_sketches
+        if not children:
+            return random_sketch(x, None, norm, self.matrices, scale * factor)
+        first, second = (child.forward_fused(x, norm, scale) for child in children if isinstance(child, RandomSketch))
+        return random_sketch(first, second, None, self.matrices, factor)
 
 
 class LearnedSketch(nn.Module):
@@ -269,6 +280,15 @@ class Polysketch(Attention):
         normed = functional_call(self.layernorm, norm, (x,))
         return functional_call(self.sketch, sketch, (normed if self.scale == 1 else normed * math.sqrt(self.scale),))
 
+    def _features_by_kernels(self, x: Tensor) -> Tensor:
+        """`features` on a GPU, as far as there are kernels."""
+        norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
+        if isinstance(self.sketch, RandomSketch) and refusal_of_sketch(x, self.sketch_size) is None:
+            return self.sketch.forward_fused(x, norm, self.scale)
+        if isinstance(self.sketch, LearnedSketch):
+            return self.sketch.forward_fused(x if self.scale == 1 else x * math.sqrt(self.scale))
+        return self.features(x)
+
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
         return query_norm(query) * self.scale, key_norm(key)
@@ -295,11 +315,14 @@ class Polysketch(Attention):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        features = Features(lambda x, given: (self._features_with(x, given), None), parameters)
+        if launching.on_gpu(query):
+            features = Features(lambda x, _: (self._features_by_kernels(x), None))
         return normalised_product(
             query,
             key,
             value,
-            features=Features(lambda x, given: (self._features_with(x, given), None), parameters),
+            features=features,
             padding=padding,
             bias=self.bias,
             causal=self.causal,

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import require
-
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -123,7 +121,8 @@ def descriptor(x: Tensor, block: Sequence[int]) -> Any:
     if strides is None or x.data_ptr() % ALIGNED:
         x = x.clone(memory_format=torch.contiguous_format)
         strides = _strides(x)
-    require("shape", tuple(x.shape), strides is not None, f"rows of a multiple of {ALIGNED} bytes")
+    if strides is None:
+        raise ValueError(f"shape={tuple(x.shape)}: rows must be of a multiple of {ALIGNED} bytes")
     return TensorDescriptor(x, list(x.shape), strides, list(block))
 
 
