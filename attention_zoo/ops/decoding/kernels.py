@@ -80,6 +80,7 @@ def _stepped(
         normaliser = normaliser * decay + of_key
         columns = start + tl.arange(0, BLOCK)
         inside = columns < WIDTH
+        tl.debug_barrier()  # threads may hold a number twice: all have read it before one writes it
         tl.store(part + rows[:, None] * WIDTH + columns[None, :], tile, mask=inside[None, :])
         tl.store(total + columns, normaliser, mask=inside)
         out += tile * of_query[None, :]

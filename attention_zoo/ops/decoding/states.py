@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.tiles import rows_of_part
 from attention_zoo.ops.feature_product.reference import divide_by_last
 
@@ -124,7 +125,8 @@ class FeatureSums(State):
         precision = torch.promote_types(dtype, torch.float32)
         self._features, self.degree = features, degree
         width = features if degree == 1 else features * (features + 1) // 2
-        self.rows = rows_of_part(head_dim, width, device) if split else head_dim
+        is_split = split and launching.on_gpu(torch.empty(0, device=device))
+        self.rows = rows_of_part(head_dim, width) if is_split else head_dim
         self.parts = head_dim // self.rows
         self.sums = torch.zeros(batch_size * heads, head_dim + self.parts, width, device=device, dtype=precision)
         largest = torch.full((batch_size, heads, self.parts), -torch.inf, device=device, dtype=precision)

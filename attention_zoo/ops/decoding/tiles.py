@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from attention_zoo.ops import launching
@@ -27,10 +26,8 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def rows_of_part(head_dim: int, width: int, device: torch.device) -> int:
-    """Dimensions of the values that share a normaliser in a state whose steps update and read it; all but on a GPU."""
-    if not launching.on_gpu(torch.empty(0, device=device)):
-        return head_dim
+def rows_of_part(head_dim: int, width: int) -> int:
+    """Dimensions of the values that share a normaliser in a state whose steps are kernels."""
     rows = math.gcd(head_dim, ROWS_OF_NARROW if width <= WIDE else ROWS_OF_WIDE)
     return rows if rows >= FEWEST_ROWS else head_dim
 

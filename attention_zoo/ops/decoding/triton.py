@@ -118,7 +118,7 @@ def _launch(kernel: Any, programs: int, *arguments: Any, sizes: dict[str, Any], 
     kernel[(programs,)](*arguments, **sizes, **chosen.options)
 
 
-def _launch_featured_step(
+def launch_featured_step(
     sums: Tensor,
     value: Tensor,
     query: Tensor,
@@ -128,6 +128,7 @@ def _launch_featured_step(
     degree: int,
     elu: bool,
 ) -> Tensor:
+    """A step of features that are given, `(batch, heads, ..., features)`, or of `elu(x) + 1` of those."""
     value, query, key = _by_rows(value, query, key)
     out, head_dim, size = _like(value), value.shape[-1], query.shape[-1]
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
@@ -138,7 +139,7 @@ def _launch_featured_step(
     return out
 
 
-def _launch_sketched_step(
+def launch_sketched_step(
     sums: Tensor,
     value: Tensor,
     query: Tensor,
@@ -151,6 +152,7 @@ def _launch_sketched_step(
     bias: float,
     rows: int,
 ) -> Tensor:
+    """A step of `scale (x G1) o (x G2)` of tokens that are normed if `norm_weight` is given."""
     value, query, key = _by_rows(value, query, key)
     out, (groups, head_dim, _, size) = _like(value), matrices.shape
     sizes = {"HEADS": value.shape[1], "ROWS": rows, **_padded(HEAD_DIM=head_dim, SIZE=size)}
@@ -162,7 +164,7 @@ def _launch_sketched_step(
     return out
 
 
-def _launch_exponential_step(
+def launch_exponential_step(
     sums: Tensor,
     value: Tensor,
     log_scale: Tensor,
@@ -173,6 +175,7 @@ def _launch_exponential_step(
     eps: float,
     rows: int,
 ) -> Tensor:
+    """A step of performer's features, with the largest log scales so far of each part."""
     value, query, key = _by_rows(value, query, key)
     out, (size, head_dim) = _like(value), projection.shape
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
@@ -182,9 +185,10 @@ def _launch_exponential_step(
     return out
 
 
-def _launch_block_read(
+def launch_block_read(
     sums: Tensor, query: Tensor, features: Tensor, keys: Tensor, values: Tensor, degree: int, bias: float
 ) -> Tensor:
+    """What a query reads of the sums and of a block; nothing is written but the output."""
     out, head_dim, size = _like(query), query.shape[-1], features.shape[-1]
     rows = min(head_dim & -head_dim, ROWS_OF_NARROW)
     sizes = {"ROWS": rows, "WIDTH": sums.shape[-1], "SQUARINGS": degree.bit_length() - 1}
@@ -229,7 +233,7 @@ def _registered(name: str, launch: Callable[..., Tensor], *, mutates: Sequence[s
     return call
 
 
-_featured_step = _registered("featured_step", _launch_featured_step, mutates=["sums"])
-_sketched_step = _registered("sketched_step", _launch_sketched_step, mutates=["sums"])
-_exponential_step = _registered("exponential_step", _launch_exponential_step, mutates=["sums", "log_scale"])
-_block_read = _registered("block_read", _launch_block_read, mutates=[])
+_featured_step = _registered("featured_step", launch_featured_step, mutates=["sums"])
+_sketched_step = _registered("sketched_step", launch_sketched_step, mutates=["sums"])
+_exponential_step = _registered("exponential_step", launch_exponential_step, mutates=["sums", "log_scale"])
+_block_read = _registered("block_read", launch_block_read, mutates=[])
