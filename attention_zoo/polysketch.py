@@ -331,7 +331,7 @@ class Polysketch(Attention):
             both = self.features(torch.cat([query, key], 2))
             return step_features(state, both, value, bias=self.bias), "triton"
         options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
-        options |= {"scale": self.scale * self.sketch_size**-0.5, "bias": self.bias}
+        options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
         return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
 
     def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:

@@ -20,7 +20,8 @@ ROWS: tuple[Row, ...] = (
     Row("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
     Row("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
     Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
-    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1)),
+    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
+    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )

@@ -40,7 +40,7 @@ CASES = [
     GAUSSIAN,
     case("gaussian-r32-h64", "polysketch", 64, sketch_size=32),
     case("gaussian-r64", "polysketch", sketch_size=64),
-    case("gaussian-r32-h128", "polysketch", 128, sketch_size=32),
+    case("gaussian-r16-h128", "polysketch", 128, sketch_size=16),
     case("gaussian-r5-h24", "polysketch", 24, sketch_size=5),
     case("gaussian-scale-bias", "polysketch", sketch_size=8, scale=0.3, bias=5.0),
     case("gaussian-no-norm-no-bias", "polysketch", sketch_size=8, qk_layernorm=False, bias=0.0),
