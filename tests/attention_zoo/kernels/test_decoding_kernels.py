@@ -154,6 +154,14 @@ def test_scales_that_grow_and_shrink_by_many_orders(norms, device):
     assert_rows(out, reference, exact, inputs)
 
 
+def test_a_block_of_several_tiles(device):
+    given = {"head_dim": 32, "sketch_size": 8, "local": True, "block_size": 129}
+    attention, reference, exact = make("polysketch", given, device)
+    inputs = tokens(32, device, length=130)
+    _, state = reference.prefill(*(x[:, :, :127] for x in inputs))
+    assert_rows(decode(attention, inputs, state, 127), reference, exact, inputs, start=127)
+
+
 @every_kernel
 def test_a_state_that_a_reference_goes_on_with(name, given, device):
     """Its parts, normalisers and scales are those that plain PyTorch reads."""
@@ -273,6 +281,7 @@ def test_parts_have_normalisers_of_their_own(device):
     assert (narrow.rows, wide.rows) == (32, 16)
     assert narrow.sums.shape == (4, 2 * 33, 64) and wide.sums.shape == (4, 4 * 17, 528)
     assert narrow.log_scale.shape == (2, HEADS, 2)
+    assert FeatureSums(2, HEADS, 64, 20, device, torch.float32, split=True).rows == 20
 
 
 def test_a_cpu_has_one_part_and_no_kernel(monkeypatch):
