@@ -16,7 +16,8 @@ from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, block
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops import launching
 from attention_zoo.ops.chunks import by_keys
-from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
+from attention_zoo.ops.decoding import tiles
+from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import fused_flops, is_quadratic, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import (
@@ -342,7 +343,7 @@ class Polysketch(Attention):
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
         r, h = self._num_features, self.head_dim
-        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2)
+        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2, split=not self.local)
         if not self.local:
             return sums
         block_size = self._block_size(device)
@@ -361,19 +362,38 @@ class Polysketch(Attention):
     def _next(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if isinstance(state, BlockState):
             return super()._next(state, query, key, value)
+        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
+
+    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both = self.features(torch.cat([query, key], 2))  # two tokens are sketched as fast as one
+        return state.next(both, value, bias=self.bias)
 
-        def read(state: FeatureSums, _: Tensor) -> Tensor:
-            return state.next(both, value, bias=self.bias)
+    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import step_features, step_sketched
 
-        return self._run(read, self._fused_read, self._read_refusal, state, query)
+        sketch = self.sketch
+        if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
+            both = self.features(torch.cat([query, key], 2))
+            return step_features(state, both, value, bias=self.bias), "triton"
+        options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
+        options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
+        return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
 
-    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
-        features = self.features(query)
-        if isinstance(state, FeatureSums):
-            return state.read(features, self.bias)
+    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        return tiles.refusal_of(query)
+
+    def _read(self, state: BlockState, query: Tensor) -> Tensor:
         exact_query, _ = self._local_inputs(query, query)
-        return state.read(exact_query, features, self.degree, self.bias)
+        return state.read(exact_query, self.features(query), self.degree, self.bias)
+
+    def _fused_read(self, state: BlockState, query: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import read_block
+
+        exact_query, _ = self._local_inputs(query, query)
+        return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
+
+    def _read_refusal(self, state: BlockState, query: Tensor) -> str | None:
+        return tiles.refusal_of(query)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""
