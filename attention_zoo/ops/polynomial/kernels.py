@@ -12,6 +12,8 @@ import triton.language as tl
 
 # Of a degree.
 BITS = tl.constexpr(16)
+# Of float32: three products of 11 bits.
+PRECISION = tl.constexpr("tf32x3")
 
 
 @triton.jit
@@ -27,15 +29,30 @@ def power(x, DEGREE: tl.constexpr):
 
 
 @triton.jit
-def load(rows, batch, head, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def load(x, batch, head, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
     """The tile `(ROWS, HEAD_DIM)` that begins at row `start`."""
-    return rows.load([batch, head, start, 0]).reshape(ROWS, HEAD_DIM)
+    if isinstance(x, tl.tensor_descriptor):
+        return x.load([batch, head, start, 0]).reshape(ROWS, HEAD_DIM)
+    else:  # Triton would go on after an `if` that returns
+        rows = start + tl.arange(0, ROWS)
+        return tl.load(pointers(x, batch, head, start, ROWS, HEAD_DIM), mask=rows[:, None] < x.rows, other=0.0)
 
 
 @triton.jit
-def store(rows, batch, head, start, x, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Write such a tile in the dtype of the tensor."""
-    rows.store([batch, head, start, 0], x.to(rows.dtype).reshape(1, 1, ROWS, HEAD_DIM))
+def store(x, batch, head, start, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Write such a tile."""
+    if isinstance(x, tl.tensor_descriptor):
+        x.store([batch, head, start, 0], tile.to(x.dtype).reshape(1, 1, ROWS, HEAD_DIM))
+    else:
+        rows = start + tl.arange(0, ROWS)
+        tl.store(pointers(x, batch, head, start, ROWS, HEAD_DIM), tile, mask=rows[:, None] < x.rows)
+
+
+@triton.jit
+def pointers(x, batch, head, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """To the numbers of a tile."""
+    first = batch.to(tl.int64) * x.batch_stride + head.to(tl.int64) * x.head_stride + tl.cast(start, tl.int64) * x.row_stride
+    return x.data + first + tl.arange(0, ROWS)[:, None] * x.row_stride + tl.arange(0, HEAD_DIM)[None, :]
 
 
 @triton.jit
@@ -55,7 +72,6 @@ def add_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add what the keys `first` to `last` give to the rows from `row` on."""
     for start in range(first, last, BLOCK_N):
@@ -85,11 +101,13 @@ def forward(
     DEGREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A tile of rows of the output and of its denominators, float32 `(batch * heads, queries)` as `bias` is."""
+    """A tile of rows of the output, and of its denominators, infinite where they are zero, so that zeros come of it.
+
+    `bias` and `denominator` are float32 `(batch * heads, queries)`.
+    """
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if CAUSAL:
@@ -100,19 +118,19 @@ def forward(
     total = tl.zeros([BLOCK_M, 8], tl.float32)
     seen = row // BLOCK_N * BLOCK_N if CAUSAL else keys
     acc, total = add_keys(
-        acc, total, q, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION
+        acc, total, q, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N
     )
     if CAUSAL:
         last = tl.minimum(row + BLOCK_M, keys)
         acc, total = add_keys(
-            acc, total, q, key, value, batch, head, row, seen, last, DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION
+            acc, total, q, key, value, batch, head, row, seen, last, DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N
         )
     rows = row + tl.arange(0, BLOCK_M)
     at = item.to(tl.int64) * queries + rows
-    summed = tl.sum(total, 1) + tl.load(bias + at, mask=rows < queries, other=0.0)
-    tl.store(denominator + at, summed, mask=rows < queries)
-    acc = acc * tl.where(summed == 0, 0.0, 1 / summed)[:, None]
-    store(out, batch, head, row, acc, BLOCK_M, HEAD_DIM)
+    by = tl.sum(total, 1) + tl.load(bias + at, mask=rows < queries, other=0.0)
+    by = tl.where(by == 0, float("inf"), by)
+    tl.store(denominator + at, by, mask=rows < queries)
+    store(out, batch, head, row, acc / by[:, None], BLOCK_M, HEAD_DIM)
 
 
 @triton.jit
@@ -127,19 +145,19 @@ def prepare(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The gradients of what is divided, `d_out / denominator`, and of the denominator: 0 where that is 0."""
+    """A tile of rows of the gradients of what is divided, and of what by."""
     tiles = tl.cdiv(queries, BLOCK_M)
     item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
     batch, head = item // heads, item % heads
     rows = row + tl.arange(0, BLOCK_M)
     at = item.to(tl.int64) * queries + rows
-    by = tl.load(denominator + at, mask=rows < queries, other=0.0)
-    d = load(d_out, batch, head, row, BLOCK_M, HEAD_DIM).to(tl.float32) * tl.where(by == 0, 0.0, 1 / by)[:, None]
-    # As the other kernels read it.
-    d = d.to(d_summed.dtype)
+    by = tl.load(denominator + at, mask=rows < queries, other=1.0)
+    d = load(d_out, batch, head, row, BLOCK_M, HEAD_DIM)
+    d = (d.to(tl.float32) / by[:, None]).to(d.dtype)
     store(d_summed, batch, head, row, d, BLOCK_M, HEAD_DIM)
-    o = load(out, batch, head, row, BLOCK_M, HEAD_DIM).to(tl.float32)
-    tl.store(d_total + at, -tl.sum(d.to(tl.float32) * o, 1), mask=rows < queries)
+    o = load(out, batch, head, row, BLOCK_M, HEAD_DIM)
+    # Of the gradient as the other kernels will read it.
+    tl.store(d_total + at, -tl.sum(d.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
 @triton.jit
@@ -163,7 +181,6 @@ def add_queries(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add what the queries `first` to `last` give to the keys from `column` on."""
     for start in range(first, last, BLOCK_M):
@@ -189,16 +206,15 @@ def backward_keys(
     key,
     value,
     d_summed,
+    d_total,
     d_key,
     d_value,
-    d_total,
     heads,
     queries,
     keys,
     DEGREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -217,12 +233,12 @@ def backward_keys(
         last = tl.minimum(tl.cdiv(column + BLOCK_N, BLOCK_M) * BLOCK_M, queries)
         d_k, d_v = add_queries(
             d_k, d_v, k, v, query, d_summed, d_total, batch, head, item, queries, column, first, last,
-            DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION,
+            DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N,
         )
         first = last
     d_k, d_v = add_queries(
         d_k, d_v, k, v, query, d_summed, d_total, batch, head, item, queries, column, first, queries,
-        DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION,
+        DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N,
     )
     store(d_key, batch, head, column, DEGREE * d_k, BLOCK_N, HEAD_DIM)
     store(d_value, batch, head, column, d_v, BLOCK_N, HEAD_DIM)
@@ -246,7 +262,6 @@ def pull_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add what the keys `first` to `last` give to the gradients of the queries from `row` on."""
     for start in range(first, last, BLOCK_N):
@@ -268,15 +283,14 @@ def backward_queries(
     key,
     value,
     d_summed,
-    d_query,
     d_total,
+    d_query,
     heads,
     queries,
     keys,
     DEGREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -293,11 +307,11 @@ def backward_queries(
     d_q = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     seen = row // BLOCK_N * BLOCK_N if CAUSAL else keys
     d_q = pull_keys(
-        d_q, q, d, dz, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION
+        d_q, q, d, dz, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N
     )
     if CAUSAL:
         last = tl.minimum(row + BLOCK_M, keys)
         d_q = pull_keys(
-            d_q, q, d, dz, key, value, batch, head, row, seen, last, DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N, PRECISION
+            d_q, q, d, dz, key, value, batch, head, row, seen, last, DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N
         )
     store(d_query, batch, head, row, DEGREE * d_q, BLOCK_M, HEAD_DIM)

@@ -1,26 +1,32 @@
-"""Exact polynomial attention by Triton kernels, with a backward pass, and without the n x n matrix."""
+"""Exact polynomial attention by Triton kernels: both passes without the n x n matrix."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
+from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.polynomial import kernels
-from attention_zoo.ops.polynomial.tiles import ROWS
+from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
+from attention_zoo.ops.polynomial.units import score_units
 
-HEAD_DIMS = (32, 64, 128)
-# No weight exceeds 2^15, for which float16 has room.
-LARGEST_EXPONENT = 15
-# The square root of the least normal float32: the square of a smaller norm is none.
-LEAST_NORM = 2.0**-63
-SCAN_BLOCK = 128
-PREPARED_ROWS = 64
+# The first with hardware that loads tiles.
+FIRST_WITH_TILES = 90
+
+
+class Rows(NamedTuple):
+    """A tensor `(batch, heads, rows, h)` by its first number, where tiles are loaded number by number."""
+
+    data: Tensor
+    batch_stride: int
+    head_stride: int
+    row_stride: int
+    rows: int
 
 
 def polynomial_attention(
@@ -34,73 +40,186 @@ def polynomial_attention(
     causal: bool = False,
     padding: Tensor | None = None,
 ) -> Tensor:
-    """`sum_j w_ij v_j / (bias + sum_j w_ij)` with `w_ij = (scale <q_i, k_j>)^degree`; gradients flow to all three.
+    """`sum_j w_ij v_j / (bias + sum_j w_ij)` with `w_ij = (scale <q_i, k_j>)^degree` over the keys that i sees.
+
+    Kacham, Mirrokni, Zhong 2024 (PolySketchFormer), section 2.1, in the manner of Dao 2023 (FlashAttention-2): memory
+    is linear in the lengths. A row whose denominator is zero gives zeros. Gradients flow to query, key and value.
+
+    Weights are computed relative to `score_units`, so that none overflows; one that is less than 2^-126 times its
+    bound there is zero, in float16 2^-24.
+
+    Args:
+        query: `(batch, heads, queries, h)`, h one of 32, 64 and 128; float16, bfloat16 or float32.
+        key: `(batch, heads, keys, h)`; so is `value`.
+        degree: p, even.
+        scale: factor of the scores.
+        bias: added to the sum of a row, at least 0.
+        causal: query i sees keys j <= i only; as many keys as queries.
+        padding: `(batch, keys)` bool, True at keys that are not seen.
+
+    Raises:
+        ValueError: shapes, dtypes or the degree are not as above.
     """
     query, key, value = launching.autocast(query, key, value)
-    if padding is not None:  # a key of zeros weighs nothing
-        key = key.masked_fill(padding[:, None, :, None], 0)
-    unit = units(query, key, degree, scale, bias, causal)
-    query = (query * (scale / unit)[..., None]).to(query.dtype)
-    out, _ = _forward(query, key, value, (bias ** (1 / degree) / unit) ** degree, degree, causal)
-    return out
+    _check(query, key, value, degree, causal)
+    key = zero_padding(key, padding)  # a key of zeros weighs nothing
+    unit = score_units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
+    in_units = (query * (scale / unit)[..., None]).to(query.dtype)
+    return attend(in_units, key, value, (bias ** (1 / degree) / unit) ** degree, degree, causal)[0]
 
 
-@torch.no_grad()
-def units(query: Tensor, key: Tensor, degree: int, scale: float, bias: float, causal: bool) -> Tensor:
-    largest, norm = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).clamp_min(LEAST_NORM) for x in (key, query))
-    largest = running_maximum(largest) if causal else largest.amax(-1, keepdim=True)
-    bound = norm * largest * (scale / 2 ** (LARGEST_EXPONENT // degree))
-    bound = bound.clamp_min(max(bias ** (1 / degree), torch.finfo(torch.float32).tiny))
-    return bound / torch.frexp(bound).mantissa
+def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool) -> None:
+    if (refusal := launching.refusal_of(query, HEAD_DIMS)) is not None:
+        raise ValueError(refusal)
+    if degree < 2 or degree % 2:
+        raise ValueError(f"degree={degree}: must be even, so that weights are not negative")
+    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"shapes={shapes}: must be (batch, heads, queries, h) and twice (batch, heads, keys, h)")
+    if causal and query.shape[2] != key.shape[2]:
+        raise ValueError(f"causal=True: {query.shape[2]} queries need as many keys, not {key.shape[2]}")
 
 
-def running_maximum(x: Tensor) -> Tensor:
-    blocks = F.pad(x, (0, -x.shape[-1] % SCAN_BLOCK)).unflatten(-1, (-1, SCAN_BLOCK))
-    within = blocks.cummax(-1).values
-    before = F.pad(within[..., -1].cummax(-1).values[..., :-1], (1, 0))
-    return torch.maximum(within, before[..., None]).flatten(-2)[..., : x.shape[-1]]
+@torch.library.custom_op("attention_zoo::polynomial_attention", mutates_args=())
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The output and its denominators, float32 `(batch, heads, queries)`, infinite where they are zero.
+
+    Args:
+        query: scaled; `<q_i, k_j>^degree` must be a number.
+        bias: of each row, float32 `(batch, heads, queries)`; it gets no gradient.
+    """
+    return launch_forward(query, key, value, bias, degree, causal)
+
+
+@attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), bias.new_empty(bias.shape)
+
+
+@torch.library.custom_op("attention_zoo::polynomial_attention_backward", mutates_args=())
+def attend_backward(
+    d_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    denominator: Tensor,
+    degree: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value."""
+    return launch_backward(d_out, query, key, value, out, denominator, degree, causal)
+
+
+@attend_backward.register_fake
+def _(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, _, *ctx.settings = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _pull(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *attend_backward(d_out, *ctx.saved_tensors, *ctx.settings), None, None, None
+
+
+attend.register_autograd(_pull, setup_context=_save)
 
 
 def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    chosen = launching.configuration(ROWS, "forward", query)
-    m, n = chosen.tiles["BLOCK_M"], chosen.tiles["BLOCK_N"]
-    batch, heads, queries, head_dim = query.shape
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    denominator = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    kernels.forward[(batch * heads * triton.cdiv(queries, m),)](
-        tiles(query, m), tiles(key, n), tiles(value, n), tiles(out, m), bias.contiguous(), denominator,
-        heads, queries, key.shape[2], degree, causal, head_dim, precision(query), **chosen.options,
+    """`attend`."""
+    chosen = _configuration("forward", query)
+    m, n = chosen.tiles.values()
+    out, denominator = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    kernels.forward[_grid(query, m)](
+        tiles(query, m),
+        tiles(key, n),
+        tiles(value, n),
+        tiles(out, m),
+        bias.contiguous(),
+        denominator,
+        *_sizes(query, key),
+        DEGREE=degree,
+        CAUSAL=causal,
+        HEAD_DIM=query.shape[3],
+        **chosen.options,
     )
     return out, denominator
 
 
-def launch_backward(d_out, query, key, value, out, denominator, degree, causal):
-    batch, heads, queries, head_dim = query.shape
-    keys = key.shape[2]
-    d_summed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    d_total = torch.empty_like(denominator)
-    m = PREPARED_ROWS
-    kernels.prepare[(batch * heads * triton.cdiv(queries, m),)](
-        tiles(d_out, m), tiles(out, m), denominator, tiles(d_summed, m), d_total, heads, queries, head_dim, m)
-    d_query, d_key, d_value = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
-    chosen = launching.configuration(ROWS, "backward_keys", query)
-    m, n = chosen.tiles["BLOCK_M"], chosen.tiles["BLOCK_N"]
-    kernels.backward_keys[(batch * heads * triton.cdiv(keys, n),)](
-        tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), tiles(d_key, n), tiles(d_value, n), d_total,
-        heads, queries, keys, degree, causal, head_dim, precision(query), **chosen.options)
-    chosen = launching.configuration(ROWS, "backward_queries", query)
-    m, n = chosen.tiles["BLOCK_M"], chosen.tiles["BLOCK_N"]
-    kernels.backward_queries[(batch * heads * triton.cdiv(queries, m),)](
-        tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), tiles(d_query, m), d_total,
-        heads, queries, keys, degree, causal, head_dim, precision(query), **chosen.options)
+def launch_backward(
+    d_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    denominator: Tensor,
+    degree: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend_backward`: a pass over the rows, one over tiles of keys, one over tiles of queries."""
+    d_summed, d_total = _prepare(d_out, out, denominator)
+    given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": query.shape[3]}
+    d_query, d_key, d_value = _empty_like(query), _empty_like(key), _empty_like(value)
+
+    chosen = _configuration("backward_keys", query)
+    m, n = chosen.tiles.values()
+    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m)
+    kernels.backward_keys[_grid(key, n)](
+        *inputs, d_total, tiles(d_key, n), tiles(d_value, n), *_sizes(query, key), **given, **chosen.options
+    )
+    chosen = _configuration("backward_queries", query)
+    m, n = chosen.tiles.values()
+    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m)
+    kernels.backward_queries[_grid(query, m)](
+        *inputs, d_total, tiles(d_query, m), *_sizes(query, key), **given, **chosen.options
+    )
     return d_query, d_key, d_value
 
 
-def tiles(x: Tensor, rows: int) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(launching.by_tiles(x), [1, 1, rows, x.shape[-1]])
+def _prepare(d_out: Tensor, out: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `sum_j w_ij v_j` and of the denominators."""
+    chosen = _configuration("prepare", out)
+    (m,) = chosen.tiles.values()
+    d_summed, d_total = _empty_like(out), torch.empty_like(denominator)
+    kernels.prepare[_grid(out, m)](
+        tiles(d_out, m),
+        tiles(out, m),
+        denominator,
+        tiles(d_summed, m),
+        d_total,
+        *out.shape[1:3],
+        HEAD_DIM=out.shape[3],
+        **chosen.options,
+    )
+    return d_summed, d_total
 
 
-def precision(x: Tensor) -> str:
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+def tiles(x: Tensor, rows: int) -> TensorDescriptor | Rows:
+    """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `rows`."""
+    x = launching.by_tiles(x)
+    if launching.architecture(x.device) < FIRST_WITH_TILES:
+        return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
+    return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]])
+
+
+def _configuration(kernel: str, x: Tensor) -> launching.Configuration:
+    return launching.configuration(ROWS, kernel, x, head_dim=x.shape[3])
+
+
+def _grid(x: Tensor, rows: int) -> tuple[int]:
+    return (x.shape[0] * x.shape[1] * triton.cdiv(x.shape[2], rows),)
+
+
+def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
+    return query.shape[1], query.shape[2], key.shape[2]
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

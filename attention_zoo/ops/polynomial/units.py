@@ -1,0 +1,50 @@
+"""Units in which the scores of a query are numbers whose powers neither overflow nor vanish."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# No weight exceeds 2^15: float16 has room for it.
+LARGEST_EXPONENT = 15
+# The square of a smaller norm is no normal float32.
+LEAST_NORM = 2.0**-63
+SCAN_BLOCK = 128
+
+
+@torch.no_grad()
+def score_units(query: Tensor, key: Tensor, *, degree: int, scale: float, bias: float, causal: bool) -> Tensor:
+    """Powers of two, one for each query, relative to which no visible key weighs more than 2^15, and bias at most 1.
+
+    `scale |<q_i, k_j>| <= scale |q_i| max_j |k_j|` (Cauchy-Schwarz); only keys that a query sees count.
+
+    Args:
+        query: `(batch, heads, queries, h)` of norms up to 1e18.
+        key: `(batch, heads, keys, h)`, likewise; zeros at padding.
+        degree: p in the weights `(scale <q, k>)^p`.
+        scale: factor of the scores.
+        bias: what is added to the sum of weights.
+        causal: query i sees keys j <= i only.
+
+    Returns:
+        float32 `(batch, heads, queries)`.
+    """
+    of_query, of_keys = _norms(query), _norms(key)
+    largest = running_maximum(of_keys) if causal else of_keys.amax(-1, keepdim=True)
+    bound = of_query * largest * (scale / 2 ** (LARGEST_EXPONENT // degree))
+    bound = bound.clamp_min(max(bias ** (1 / degree), torch.finfo(bound.dtype).tiny))
+    return bound / torch.frexp(bound).mantissa
+
+
+def running_maximum(x: Tensor) -> Tensor:
+    """The maximum up to each position of the last dimension, in blocks: a GPU scans one long row slowly."""
+    length = x.shape[-1]
+    blocks = F.pad(x, (0, -length % SCAN_BLOCK), value=-torch.inf).unflatten(-1, (-1, SCAN_BLOCK))
+    within = blocks.cummax(-1).values
+    before = F.pad(within[..., -1].cummax(-1).values[..., :-1], (1, 0), value=-torch.inf)
+    return torch.maximum(within, before[..., None]).flatten(-2)[..., :length]
+
+
+def _norms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).clamp_min(LEAST_NORM)
