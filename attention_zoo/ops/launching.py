@@ -106,8 +106,11 @@ def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -
 def by_tiles(x: Tensor) -> Tensor:
     """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
     size = x.element_size()
-    aligned = all(stride * size % ALIGNED == 0 for stride in x.stride()[:-1]) and x.data_ptr() % ALIGNED == 0
-    return x if x.stride(-1) == 1 and aligned else x.contiguous()
+    aligned = all(stride > 0 and stride * size % ALIGNED == 0 for stride in x.stride()[:-1])
+    if x.stride(-1) == 1 and aligned and x.data_ptr() % ALIGNED == 0:
+        return x
+    # `contiguous` would leave it as it is where only dimensions of one have such strides.
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -76,6 +76,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool)
     if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         raise ValueError(f"shapes={shapes}: must be (batch, heads, queries, h) and twice (batch, heads, keys, h)")
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(f"dtypes={query.dtype}, {key.dtype}, {value.dtype}: must be the same")
     if causal and query.shape[2] != key.shape[2]:
         raise ValueError(f"causal=True: {query.shape[2]} queries need as many keys, not {key.shape[2]}")
 
@@ -187,7 +189,7 @@ def _prepare(d_out: Tensor, out: Tensor, denominator: Tensor) -> tuple[Tensor, T
     """The gradients of `sum_j w_ij v_j` and of the denominators."""
     chosen = _configuration("prepare", out)
     (m,) = chosen.tiles.values()
-    d_summed, d_total = _empty_like(out), torch.empty_like(denominator)
+    d_summed, d_total = _empty_like(out), _empty_like(denominator)
     kernels.prepare[_grid(out, m)](
         tiles(d_out, m),
         tiles(out, m),
