@@ -12,6 +12,8 @@ import triton.language as tl
 
 # Of a degree.
 BITS = tl.constexpr(16)
+# The least normal float32.
+LEAST = tl.constexpr(2.0**-126)
 # Of float32: three products of 11 bits.
 PRECISION = tl.constexpr("tf32x3")
 
@@ -51,7 +53,11 @@ def store(x, batch, head, start, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexp
 @triton.jit
 def pointers(x, batch, head, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
     """To the numbers of a tile."""
-    first = batch.to(tl.int64) * x.batch_stride + head.to(tl.int64) * x.head_stride + tl.cast(start, tl.int64) * x.row_stride
+    first = (
+        batch.to(tl.int64) * x.batch_stride
+        + head.to(tl.int64) * x.head_stride
+        + tl.cast(start, tl.int64) * x.row_stride
+    )
     return x.data + first + tl.arange(0, ROWS)[:, None] * x.row_stride + tl.arange(0, HEAD_DIM)[None, :]
 
 
@@ -128,32 +134,48 @@ def forward(
     rows = row + tl.arange(0, BLOCK_M)
     at = item.to(tl.int64) * queries + rows
     by = tl.sum(total, 1) + tl.load(bias + at, mask=rows < queries, other=0.0)
-    by = tl.where(by == 0, float("inf"), by)
+    by = tl.where(by < LEAST, float("inf"), by)
     tl.store(denominator + at, by, mask=rows < queries)
     store(out, batch, head, row, acc / by[:, None], BLOCK_M, HEAD_DIM)
 
 
 @triton.jit
+def unit_of(denominator, DEGREE: tl.constexpr):
+    """The power of two in whose units scores give a denominator near 1; 1 where that is infinite."""
+    exponent = tl.floor(tl.log2(denominator) / DEGREE + 0.5)
+    return tl.where(denominator < float("inf"), tl.exp2(exponent), 1.0)
+
+
+@triton.jit
 def prepare(
     d_out,
+    query,
     out,
     denominator,
     d_summed,
     d_total,
+    in_units,
     heads,
     queries,
+    DEGREE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """A tile of rows of the gradients of what is divided, and of what by."""
+    """A tile of rows of the gradients of `sum_j w_ij v_j` and of the denominator, and of the queries, in other units.
+
+    In those that the forward pass has to guess a row's weights may all be small, and its gradients large.
+    """
     tiles = tl.cdiv(queries, BLOCK_M)
     item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
     batch, head = item // heads, item % heads
     rows = row + tl.arange(0, BLOCK_M)
     at = item.to(tl.int64) * queries + rows
     by = tl.load(denominator + at, mask=rows < queries, other=1.0)
+    unit = unit_of(by, DEGREE)
+    q = load(query, batch, head, row, BLOCK_M, HEAD_DIM)
+    store(in_units, batch, head, row, (q / unit[:, None]).to(q.dtype), BLOCK_M, HEAD_DIM)
     d = load(d_out, batch, head, row, BLOCK_M, HEAD_DIM)
-    d = (d.to(tl.float32) / by[:, None]).to(d.dtype)
+    d = (d / (by / power(unit, DEGREE))[:, None]).to(d.dtype)
     store(d_summed, batch, head, row, d, BLOCK_M, HEAD_DIM)
     o = load(out, batch, head, row, BLOCK_M, HEAD_DIM)
     # Of the gradient as the other kernels will read it.
@@ -218,7 +240,7 @@ def backward_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A tile of rows of the gradients of keys and values."""
+    """A tile of rows of the gradients of keys and values, by queries in the units of `prepare`."""
     tiles = tl.cdiv(keys, BLOCK_N)
     item, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
     batch, head = item // heads, item % heads
@@ -232,13 +254,47 @@ def backward_keys(
         first = column // BLOCK_M * BLOCK_M
         last = tl.minimum(tl.cdiv(column + BLOCK_N, BLOCK_M) * BLOCK_M, queries)
         d_k, d_v = add_queries(
-            d_k, d_v, k, v, query, d_summed, d_total, batch, head, item, queries, column, first, last,
-            DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N,
+            d_k,
+            d_v,
+            k,
+            v,
+            query,
+            d_summed,
+            d_total,
+            batch,
+            head,
+            item,
+            queries,
+            column,
+            first,
+            last,
+            DEGREE,
+            True,
+            HEAD_DIM,
+            BLOCK_M,
+            BLOCK_N,
         )
         first = last
     d_k, d_v = add_queries(
-        d_k, d_v, k, v, query, d_summed, d_total, batch, head, item, queries, column, first, queries,
-        DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N,
+        d_k,
+        d_v,
+        k,
+        v,
+        query,
+        d_summed,
+        d_total,
+        batch,
+        head,
+        item,
+        queries,
+        column,
+        first,
+        queries,
+        DEGREE,
+        False,
+        HEAD_DIM,
+        BLOCK_M,
+        BLOCK_N,
     )
     store(d_key, batch, head, column, DEGREE * d_k, BLOCK_N, HEAD_DIM)
     store(d_value, batch, head, column, d_v, BLOCK_N, HEAD_DIM)
@@ -284,6 +340,7 @@ def backward_queries(
     value,
     d_summed,
     d_total,
+    denominator,
     d_query,
     heads,
     queries,
@@ -294,7 +351,7 @@ def backward_queries(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A tile of rows of the gradients of queries."""
+    """A tile of rows of the gradients of queries, given in the units of `prepare`, as they were before."""
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if CAUSAL:
@@ -303,15 +360,15 @@ def backward_queries(
     rows = row + tl.arange(0, BLOCK_M)
     q = load(query, batch, head, row, BLOCK_M, HEAD_DIM)
     d = load(d_summed, batch, head, row, BLOCK_M, HEAD_DIM)
-    dz = tl.load(d_total + item.to(tl.int64) * queries + rows, mask=rows < queries, other=0.0)
+    at = item.to(tl.int64) * queries + rows
+    dz = tl.load(d_total + at, mask=rows < queries, other=0.0)
     d_q = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     seen = row // BLOCK_N * BLOCK_N if CAUSAL else keys
-    d_q = pull_keys(
-        d_q, q, d, dz, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N
-    )
+    d_q = pull_keys(d_q, q, d, dz, key, value, batch, head, row, 0, seen, DEGREE, False, HEAD_DIM, BLOCK_M, BLOCK_N)
     if CAUSAL:
         last = tl.minimum(row + BLOCK_M, keys)
         d_q = pull_keys(
             d_q, q, d, dz, key, value, batch, head, row, seen, last, DEGREE, True, HEAD_DIM, BLOCK_M, BLOCK_N
         )
-    store(d_query, batch, head, row, DEGREE * d_q, BLOCK_M, HEAD_DIM)
+    unit = unit_of(tl.load(denominator + at, mask=rows < queries, other=1.0), DEGREE)
+    store(d_query, batch, head, row, d_q * (DEGREE / unit)[:, None], BLOCK_M, HEAD_DIM)

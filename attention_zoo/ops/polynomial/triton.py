@@ -15,6 +15,8 @@ from attention_zoo.ops.polynomial import kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
 from attention_zoo.ops.polynomial.units import score_units
 
+# Numbers of higher degrees are further apart than the largest and the least of float16.
+LARGEST_IN_FLOAT16 = 4
 # The first with hardware that loads tiles.
 FIRST_WITH_TILES = 90
 
@@ -45,8 +47,8 @@ def polynomial_attention(
     Kacham, Mirrokni, Zhong 2024 (PolySketchFormer), section 2.1, in the manner of Dao 2023 (FlashAttention-2): memory
     is linear in the lengths. A row whose denominator is zero gives zeros. Gradients flow to query, key and value.
 
-    Weights are computed relative to `score_units`, so that none overflows; one that is less than 2^-126 times its
-    bound there is zero, in float16 2^-24.
+    Weights are computed relative to `score_units`, so that none overflows; those less than 2^-186 times the largest
+    possible one of their row vanish. float16 has room for degrees of 2 and 4; above them it is float32 inside.
 
     Args:
         query: `(batch, heads, queries, h)`, h one of 32, 64 and 128; float16, bfloat16 or float32.
@@ -62,10 +64,14 @@ def polynomial_attention(
     """
     query, key, value = launching.autocast(query, key, value)
     _check(query, key, value, degree, causal)
+    dtype = query.dtype
+    if dtype == torch.float16 and degree > LARGEST_IN_FLOAT16:
+        query, key, value = query.float(), key.float(), value.float()
     key = zero_padding(key, padding)  # a key of zeros weighs nothing
     unit = score_units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
     in_units = (query * (scale / unit)[..., None]).to(query.dtype)
-    return attend(in_units, key, value, (bias ** (1 / degree) / unit) ** degree, degree, causal)[0]
+    out, _ = attend(in_units, key, value, (bias ** (1 / degree) / unit) ** degree, degree, causal)
+    return out.to(dtype)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool) -> None:
@@ -83,9 +89,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool)
 
 
 @torch.library.custom_op("attention_zoo::polynomial_attention", mutates_args=())
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool
-) -> tuple[Tensor, Tensor]:
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool) -> tuple[Tensor, Tensor]:
     """The output and its denominators, float32 `(batch, heads, queries)`, infinite where they are zero.
 
     Args:
@@ -166,41 +170,44 @@ def launch_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`attend_backward`: a pass over the rows, one over tiles of keys, one over tiles of queries."""
-    d_summed, d_total = _prepare(d_out, out, denominator)
+    query, d_summed, d_total = _prepare(d_out, query, out, denominator, degree)
     given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": query.shape[3]}
     d_query, d_key, d_value = _empty_like(query), _empty_like(key), _empty_like(value)
 
     chosen = _configuration("backward_keys", query)
     m, n = chosen.tiles.values()
-    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m)
+    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
     kernels.backward_keys[_grid(key, n)](
-        *inputs, d_total, tiles(d_key, n), tiles(d_value, n), *_sizes(query, key), **given, **chosen.options
+        *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(query, key), **given, **chosen.options
     )
     chosen = _configuration("backward_queries", query)
     m, n = chosen.tiles.values()
-    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m)
+    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
     kernels.backward_queries[_grid(query, m)](
-        *inputs, d_total, tiles(d_query, m), *_sizes(query, key), **given, **chosen.options
+        *inputs, denominator, tiles(d_query, m), *_sizes(query, key), **given, **chosen.options
     )
     return d_query, d_key, d_value
 
 
-def _prepare(d_out: Tensor, out: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `sum_j w_ij v_j` and of the denominators."""
+def _prepare(
+    d_out: Tensor, query: Tensor, out: Tensor, denominator: Tensor, degree: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries in units of the denominators; there, the gradients of `sum_j w_ij v_j` and of the denominators."""
     chosen = _configuration("prepare", out)
     (m,) = chosen.tiles.values()
-    d_summed, d_total = _empty_like(out), _empty_like(denominator)
+    in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
     kernels.prepare[_grid(out, m)](
-        tiles(d_out, m),
-        tiles(out, m),
+        *(tiles(x, m) for x in (d_out, query, out)),
         denominator,
         tiles(d_summed, m),
         d_total,
+        tiles(in_units, m),
         *out.shape[1:3],
+        DEGREE=degree,
         HEAD_DIM=out.shape[3],
         **chosen.options,
     )
-    return d_summed, d_total
+    return in_units, d_summed, d_total
 
 
 def tiles(x: Tensor, rows: int) -> TensorDescriptor | Rows:

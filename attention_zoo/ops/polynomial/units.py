@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# No weight exceeds 2^15: float16 has room for it.
-LARGEST_EXPONENT = 15
+# Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
+LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
 # The square of a smaller norm is no normal float32.
 LEAST_NORM = 2.0**-63
 SCAN_BLOCK = 128
@@ -15,7 +15,7 @@ SCAN_BLOCK = 128
 
 @torch.no_grad()
 def score_units(query: Tensor, key: Tensor, *, degree: int, scale: float, bias: float, causal: bool) -> Tensor:
-    """Powers of two, one for each query, relative to which no visible key weighs more than 2^15, and bias at most 1.
+    """Powers of two, one for each query, relative to which no visible key weighs more than 2^60, in float16 2^15, and bias at most 1.
 
     `scale |<q_i, k_j>| <= scale |q_i| max_j |k_j|` (Cauchy-Schwarz); only keys that a query sees count.
 
@@ -32,7 +32,7 @@ def score_units(query: Tensor, key: Tensor, *, degree: int, scale: float, bias: 
     """
     of_query, of_keys = _norms(query), _norms(key)
     largest = running_maximum(of_keys) if causal else of_keys.amax(-1, keepdim=True)
-    bound = of_query * largest * (scale / 2 ** (LARGEST_EXPONENT // degree))
+    bound = of_query * largest * (scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree))
     bound = bound.clamp_min(max(bias ** (1 / degree), torch.finfo(bound.dtype).tiny))
     return bound / torch.frexp(bound).mantissa
 
