@@ -15,8 +15,9 @@ SCAN_BLOCK = 128
 
 @torch.no_grad()
 def score_units(query: Tensor, key: Tensor, *, degree: int, scale: float, bias: float, causal: bool) -> Tensor:
-    """Powers of two, one for each query, relative to which no visible key weighs more than 2^60, in float16 2^15, and bias at most 1.
+    """Powers of two, one for each query, in which no key that it sees weighs more than 2^60, in float16 2^15.
 
+    Nor does the bias there exceed 1.
     `scale |<q_i, k_j>| <= scale |q_i| max_j |k_j|` (Cauchy-Schwarz); only keys that a query sees count.
 
     Args:

@@ -1,4 +1,4 @@
-"""The kernels of polynomial attention against its formula in float64: interpreted, and compiled where there is a GPU."""
+"""The kernels of polynomial attention against its formula in float64: interpreted, or compiled for a GPU."""
 
 import pytest
 import torch
