@@ -213,9 +213,14 @@ def _prepare(
 def tiles(x: Tensor, rows: int) -> TensorDescriptor | Rows:
     """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `rows`."""
     x = launching.by_tiles(x)
-    if launching.architecture(x.device) < FIRST_WITH_TILES:
-        return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
-    return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]])
+    if loads_tiles(x):
+        return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]])
+    return Rows(x, *x.stride()[:3], x.shape[2])
+
+
+def loads_tiles(x: Tensor) -> bool:
+    """Whether hardware does; those of float32 pass through registers anyway, to be split."""
+    return launching.architecture(x.device) >= FIRST_WITH_TILES and x.element_size() == 2
 
 
 def _configuration(kernel: str, x: Tensor) -> launching.Configuration:
