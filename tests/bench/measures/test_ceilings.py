@@ -220,6 +220,29 @@ def test_every_round_has_one_sample_of_each(small):
     assert list(own.ceilings) == ["gemm", "copy"]
 
 
+def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
+    """TF32 while it is measured, and not for what is measured beside it."""
+    seen, mm = [], torch.mm
+
+    def noted(left, right, out):
+        seen.append((left.dtype, torch.get_float32_matmul_precision()))
+        return mm(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", noted)
+    monkeypatch.setitem(of_device.OTHER_PRODUCTS, "cpu", of_device.OTHER_PRODUCTS["cuda"])
+    stopwatch, beside = Device(CPU), Ceilings(torch.bfloat16, every=True)
+    beside.prepare(stopwatch)
+    products = [name for name in beside.ceilings if name.startswith("gemm")]
+    assert products == ["gemm", "gemm_float16", "gemm_tf32", "gemm_float32"]
+    seen.clear()
+    beside.sample(stopwatch)
+    assert seen == [
+        (torch.bfloat16, "highest"), (torch.float16, "highest"), (torch.float32, "high"), (torch.float32, "highest"),
+    ]  # fmt: skip
+    works = {beside.ceilings[name].work for name in products}
+    assert works == {2 * 64**3} and len(list(roofline.rates(beside.measured()))) == 7
+
+
 def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
     stopwatch = Device(CPU)
     beside = Ceilings(torch.float32, 1.0)

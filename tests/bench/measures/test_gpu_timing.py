@@ -11,7 +11,7 @@ from test_measures import config
 from bench import measures
 from bench.execution.child import measure_cell
 from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, reasons
-from bench.measures.replay import in_three_ways
+from bench.measures.replay import Replay, in_three_ways
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.timing import FIRST_HEAD_START_NS, HEAD_START, LONGEST_HEAD_START_NS, Pass, Stopwatch
 from bench.measures.workbench import Workbench
@@ -114,6 +114,18 @@ def test_three_ways_of_a_call(gpu, device_ns, waits_for_the_host, name):
         assert found["ways"][way]["queued"] == 1 and found["ways"][way]["method"] == "cuda_event"
     assert min(found["ways"]["eager"]["samples"]) > alone
     assert found["replay_ns"] == pytest.approx(alone) and found["launch_bound"] == waits_for_the_host
+
+
+def test_the_ways_alternate(gpu, monkeypatch):
+    order, sample = [], Stopwatch.sample
+
+    def noted(stopwatch, measured, calls):
+        order.append("replay" if isinstance(measured, Replay) else "eager" if stopwatch.eager else "queued")
+        return sample(stopwatch, measured, calls)
+
+    monkeypatch.setattr(Stopwatch, "sample", noted)
+    in_three_ways(CUDA, one_pass(Kernels(gpu, 2, 10 * US, 2 * US)), 4, 0.0)
+    assert order == ["queued", "eager", "replay", "replay", "eager", "queued"] * 2
 
 
 def test_what_cannot_be_replayed_says_why(gpu):
