@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ COPIED = (2**26, 2**27, 2**28)
 OTHER_PRODUCTS = {"cpu": ("float32",), "cuda": ("bfloat16", "float16", "tf32", "float32")}
 # They and their results stay in the cache of the thread's own core.
 EXPONENTIALS_PER_THREAD = 2**16
+# Of a GPU: numbers, and exponentials of each.
+CHAINS, CHAINED = 2**20, 2**11
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,20 @@ def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Ceilin
     return Ceiling(count, lambda: torch.exp(given, out=out))
 
 
+def chained_exponentials(device: torch.device) -> Ceiling:
+    """Exponentials in float32 of a GPU's special function units, of numbers in registers; needs Triton."""
+    from bench.kernels.exponentials import exponentials
+
+    out = torch.empty(CHAINS, device=device)
+    return Ceiling(CHAINS * CHAINED, lambda: exponentials(out, CHAINED))
+
+
 class Ceilings:
     """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
 
-    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, on a CPU
-    only (PyTorch's own kernel on a GPU waits for memory, not for exponentials), and both in float32 where the dtype is
-    another one: `gemm_float32`, `exponentials_float32`; on a GPU also `gemm_bfloat16`, `gemm_float16`, `gemm_tf32`.
+    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, and both in
+    float32 where the dtype is another one: `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`,
+    `gemm_float16` and `gemm_tf32`; its exponentials are in float32 only, and need Triton.
 
     Args:
         dtype: of the mechanism.
@@ -105,6 +116,11 @@ class Ceilings:
             self.ceilings["exponentials"] = _exponentials(self.dtype, stopwatch)
             if self.dtype != torch.float32:
                 self.ceilings["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
+        elif self.every:
+            # Without Triton, or what it compiles with, there is one ceiling less.
+            with contextlib.suppress(Exception):
+                chained = _long_enough([chained_exponentials(stopwatch.device)], stopwatch)
+                self.ceilings["exponentials" if own == "float32" else "exponentials_float32"] = chained
         for name, ceiling in self.ceilings.items():
             self.calls[name], self.samples[name] = 1, []
             if self.sample_ms:

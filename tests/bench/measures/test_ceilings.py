@@ -243,6 +243,21 @@ def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
     assert works == {2 * 64**3} and len(list(roofline.rates(beside.measured()))) == 7
 
 
+def test_exponentials_of_a_gpu(monkeypatch):
+    pytest.importorskip("triton")
+    from bench.kernels.exponentials import BLOCK
+
+    monkeypatch.setattr(of_device, "CHAINS", 2 * BLOCK)
+    monkeypatch.setattr(of_device, "CHAINED", 5)
+    chained = of_device.chained_exponentials(torch.device("cuda") if torch.cuda.is_available() else CPU)
+    out = chained.run(None)
+    expected = torch.arange(BLOCK, dtype=torch.float64) / BLOCK
+    for _ in range(5):
+        expected = 2**-expected
+    assert chained.work == 2 * BLOCK * 5
+    torch.testing.assert_close(out.cpu().double(), expected.repeat(2), rtol=1e-5, atol=0)
+
+
 def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
     stopwatch = Device(CPU)
     beside = Ceilings(torch.float32, 1.0)
