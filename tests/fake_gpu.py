@@ -29,7 +29,16 @@ class FakeGpu:
     def __init__(self):
         self.host, self.device, self.busy = 0.0, 0.0, 0.0
         self.flushed, self.cold, self.slept = False, [], []
-        self.capturing = None
+        self.capturing, self.sync_debug_mode = None, 0
+
+    def wait(self):
+        """As a mechanism does that looks at a number on the device."""
+        if self.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        self.synchronize()
+
+    def set_sync_debug_mode(self, mode):
+        self.sync_debug_mode = mode
 
     def launch(self, host_ns, device_ns):
         """A kernel."""
@@ -58,6 +67,8 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.sync_debug_mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set_sync_debug_mode)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
         monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)

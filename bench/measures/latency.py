@@ -55,10 +55,10 @@ class Latency(Benchmark):
         gate.close()
         for name, timing in passes.items():
             again, rounds = Pass(name, attention, inputs, gate.gradient), workbench.config["repeats"]
-            timing |= in_three_ways(workbench.device, again, rounds, self.min_sample_ms)
-            if "ways" in timing:
+            if workbench.device.type == "cuda":
                 calls = timing["calls_per_sample"]
                 timing["energy"] = energy(workbench.device, workbench.device_state, again, calls)
+            timing |= in_three_ways(workbench.device, again, rounds, self.min_sample_ms)
         batch_size, _, seq_len, _ = inputs[0].shape
         return {
             "passes": passes,

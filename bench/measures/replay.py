@@ -6,7 +6,9 @@ the device before and after. `replay`: from a CUDA graph, without a host that la
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,9 +26,11 @@ class Replay:
     def __init__(self, measured: Pass) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        # What is allocated or compiled at the first calls cannot be captured.
+        # What is allocated or compiled at the first calls cannot be captured, nor can what waits for the device: a
+        # capture that fails leaves PyTorch in a state of which it promises nothing.
         with torch.cuda.stream(side):
-            for _ in range(2):
+            measured.run_unprepared()
+            with _no_waiting():
                 measured.run_unprepared()
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
@@ -41,6 +45,17 @@ class Replay:
         self.graph.replay()
 
 
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """What waits for the device raises."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def in_three_ways(device: torch.device, measured: Pass, rounds: int, min_sample_ms: float) -> dict[str, Any]:
     """Time a warm pass in each way that there is, after all else: a capture that fails may leave its mark.
 
@@ -53,10 +68,19 @@ def in_three_ways(device: torch.device, measured: Pass, rounds: int, min_sample_
     Returns:
         `{"replay_ns": median of the replays in nanoseconds, "launch_bound": whether the device takes far less than an
         eager caller waits, "ways": {way: {"samples": [ns per call], "calls_per_sample", "method", "cache", ...}},
-        "no_replay": None or why there is none}`; on a CPU the first two, which are None.
+        "no_replay": None or why there is none}`; on a CPU the first two, which are None. What was measured before is
+        measured: where something fails here there are no `"ways"`, and `"no_replay"` says why.
     """
+    nothing: dict[str, Any] = {"replay_ns": None, "launch_bound": None}
     if device.type != "cuda":
-        return {"replay_ns": None, "launch_bound": None}
+        return nothing
+    try:
+        return _in_three_ways(device, measured, rounds, min_sample_ms)
+    except Exception as error:
+        return {**nothing, "no_replay": _words(error)}
+
+
+def _in_three_ways(device: torch.device, measured: Pass, rounds: int, min_sample_ms: float) -> dict[str, Any]:
     queued, eager = Stopwatch(device), Stopwatch(device, eager=True)
     ways: dict[str, tuple[Stopwatch, Timed]] = {"queued": (queued, measured), "eager": (eager, measured)}
     replay, refusal = _captured(measured)
@@ -81,10 +105,14 @@ def _captured(measured: Pass) -> tuple[Replay | None, str | None]:
         replay = Replay(measured)
         replay.run(None)
         torch.cuda.synchronize()
-    # PyTorch refuses a capture by errors of many classes, and what was measured is measured.
+    # PyTorch refuses a capture by errors of many classes.
     except Exception as error:
-        return None, f"{type(error).__name__}: {one_line(error)}"
+        return None, _words(error)
     return replay, None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _timed(ways: dict[str, tuple[Stopwatch, Timed]], rounds: int, min_sample_ms: float) -> dict[str, dict[str, Any]]:

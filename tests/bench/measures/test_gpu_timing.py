@@ -37,7 +37,7 @@ class Kernels(torch.nn.Module):
         for number in range(self.kernels):
             self.gpu.launch(self.host_ns, self.device_ns)
             if self.waits and number == 0:
-                self.gpu.synchronize()
+                self.gpu.wait()
 
     def flops(self, batch, seq_len):
         return 1
@@ -128,11 +128,24 @@ def test_the_ways_alternate(gpu, monkeypatch):
     assert order == ["queued", "eager", "replay", "replay", "eager", "queued"] * 2
 
 
+def test_a_capture_that_fails_costs_no_measurement(gpu, monkeypatch):
+    measured = one_pass(Kernels(gpu, 3, 10 * US, 2 * US))
+
+    def refused(graph):
+        monkeypatch.setattr(gpu, "launch", gpu.synchronize)  # nothing works any more
+        raise ValueError("capture")
+
+    monkeypatch.setattr(torch.cuda, "graph", refused)
+    found = in_three_ways(CUDA, measured, 5, 0.0)
+    assert found["replay_ns"] is found["launch_bound"] is None and found["no_replay"].startswith("TypeError: ")
+    assert "ways" not in found
+
+
 def test_what_cannot_be_replayed_says_why(gpu):
     waiting = one_pass(Kernels(gpu, 3, 10 * US, 2 * US, waits=True))
     found = in_three_ways(CUDA, waiting, 5, 0.0)
     assert list(found["ways"]) == ["queued", "eager"] and found["replay_ns"] is None
-    assert found["no_replay"] == "AssertionError: operation not permitted when stream is capturing"
+    assert found["no_replay"] == "RuntimeError: called a synchronizing CUDA operation" and gpu.sync_debug_mode == 0
     backward = one_pass(Kernels(gpu, 3, 10 * US, 2 * US), "backward")
     found = in_three_ways(CUDA, backward, 5, 0.0)
     assert "forward pass" in found["no_replay"] and found["launch_bound"] is True
