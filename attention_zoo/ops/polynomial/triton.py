@@ -215,7 +215,7 @@ def tiles(x: Tensor, rows: int) -> TensorDescriptor | Rows:
     x = launching.by_tiles(x)
     if loads_tiles(x):
         return TensorDescriptor.from_tensor(x, [1, 1, rows, x.shape[3]])
-    return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
+    return Rows(x, *x.stride()[:3], x.shape[2])
 
 
 def loads_tiles(x: Tensor) -> bool:
