@@ -13,8 +13,8 @@ from attention_zoo.ops.launching import configuration
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 TOLERANCE = 5e-6
-# Tiles of float32 have 32 or 64 rows: one row, a tile and its neighbours, chunks of several tiles and a part of one.
-LENGTHS = [1, 2, 63, 64, 65, 150]
+# Tiles of float32 have 32 or 64 rows: chunks of several tiles and a part of one, a tile and its neighbours, one row.
+LENGTHS = [150, 65, 64, 63, 2, 1]
 SQUARES = {"degree": 2, "bias": 1.0}
 FEATURES = {"degree": 1, "bias": 0.0}
 every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
@@ -248,6 +248,13 @@ def test_log_scales(kind, bias):
 def test_log_scales_of_every_length(length, block_size):
     tensors = *inputs(length, m=16), None, None, log_scales("random", length)
     assert_equals_formula(tensors, causal=True, block_size=block_size, **FEATURES)
+
+
+@pytest.mark.parametrize("kind", ["huge", "random"])
+def test_log_scales_of_a_chunk_of_several_tiles(kind):
+    """Rows behind the end have no largest scale."""
+    tensors = *inputs(100, m=16), None, None, log_scales(kind, 100)
+    assert_equals_formula(tensors, causal=True, block_size=128, **FEATURES)
 
 
 @pytest.mark.parametrize("m", [100, 192])
