@@ -151,14 +151,14 @@ def states(
     batch, heads, seq_len, m = x.shape
     h, rows = values.shape[-1], batch * heads
     tiles = chosen("state", x, h=h)
-    block_t, block_m = tiles.tiles["BLOCK_T"], min(tiles.tiles["BLOCK_M"], m)
+    block_t, block_m = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_M"]
     sums = x.new_empty(rows, chunks.count, m, h, dtype=x.dtype if scan else torch.float32)
     norms = x.new_empty(rows, chunks.count, m, dtype=torch.float32) if norm else None
-    state_kernel[m // block_m * rows, 1 if scan else chunks.count](
+    state_kernel[-(-m // block_m) * rows, 1 if scan else chunks.count](
         *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
         *(sums, norms, heads, seq_len, chunks.size, chunks.count),
         *(chunks.count if scan else 1, m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
-        **{**tiles.options, "BLOCK_M": block_m},
+        **tiles.options,
     )
     return sums, norms
 

@@ -115,10 +115,11 @@ def square_state_kernel(
 
 @triton.jit
 def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H: tl.constexpr):
-    d = tl.arange(0, H)
-    tl.store(states + (at * M + features[:, None]) * H + d[None, :], total.to(states.dtype.element_ty))
+    d, is_one = tl.arange(0, H), features < M
+    place = states + (at * M + features[:, None]) * H + d[None, :]
+    tl.store(place, total.to(states.dtype.element_ty), is_one[:, None])
     if norms is not None:
-        tl.store(norms + at * M + features, norm)
+        tl.store(norms + at * M + features, norm, is_one)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -144,7 +145,7 @@ def state_kernel(
     BLOCK_T: tl.constexpr,
 ):
     """Sums of `x_f v` and, for `norms`, of `x_f` times the row's weight, for `BLOCK_M` features f."""
-    TILES: tl.constexpr = M // BLOCK_M
+    TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
     tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     features = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     total = tl.zeros((BLOCK_M, H), tl.float32)
