@@ -19,9 +19,11 @@ from attention_zoo.ops.feature_product.near_kernels import near_key_kernel, near
 from attention_zoo.ops.feature_product.output_kernels import output_kernel, square_output_kernel
 from attention_zoo.ops.feature_product.state_kernels import square_state_kernel, state_kernel
 from attention_zoo.ops.feature_product.tiles import ROWS
-from attention_zoo.ops.launching import configuration, descriptor
+from attention_zoo.ops.launching import Configuration, configuration, descriptor
 
 chosen = functools.partial(configuration, ROWS)
+# So many walk along sequences at once: two on each multiprocessor of an H100.
+PROGRAMS = 264
 # Features that a tile has whole, and in parts.
 WIDEST, PART = 128, 64
 
@@ -110,22 +112,70 @@ def square_states(
     x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False, packed: bool, permuted: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for."""
-    batch, heads, seq_len, r = x.shape
-    h, blocks = values.shape[-1], r // 16
-    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h, segments=int(not scan))
-    rows, dtype = batch * heads, x.dtype if scan else torch.float32
-    sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
-    other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
+    (batch, heads, _, r), h = x.shape, values.shape[-1]
+    tiles = chosen("square_state", x, r=r, h=h, segments=int(not scan))
+    x_t = transposed(x, chunks, tiles.tiles["BLOCK_T"])
+    blocks = r // 16 * (r // 16 + 1) // 2
+    size = batch * heads, chunks.count
+    dtype = x.dtype if scan else torch.float32
+    sums = x.new_empty(*size, 256 * blocks, h, dtype=dtype) if packed else None
+    other = x.new_empty(*size, r * h, r, dtype=dtype) if permuted else None
+    launch = functools.partial(_launch_squares, x_t, values, r=r, tiles=tiles, reverse=reverse)
+    if not scan:
+        launch(None, sums, other, chunks, chunks.count)
+        return _total(sums, values.dtype), _total(other, values.dtype)
+    programs = blocks * 16 // tiles.tiles["BLOCK_I"] * batch * heads
+    segments = _segments(programs, chunks, x_t.shape[-1])
+    starts = None
+    if segments.count > 1:
+        own = x.new_empty(batch * heads, segments.count, 256 * blocks, h, dtype=torch.float32)
+        launch(None, own, None, segments, segments.count)
+        starts = _before(own, reverse=reverse)
+    launch(starts, sums, other, chunks, segments.count, steps=segments.size // chunks.size)
+    return sums, other
+
+
+def _segments(programs: int, chunks: Chunks, rows: int) -> Chunks:
+    """Parts of the sequence, of whole chunks, that programs walk along side by side: few programs leave a device idle.
+
+    What a part begins with is then summed before, which is nearly as much work again.
+    """
+    parts = min(round(PROGRAMS / programs), chunks.count // 2) if rows == chunks.count * chunks.size else 1
+    steps = -(-chunks.count // max(1, parts))
+    return Chunks(steps * chunks.size, -(-chunks.count // steps))
+
+
+def _before(sums: Tensor, *, reverse: bool) -> Tensor:
+    """The sum of all before each, along the second dimension, or of all after it."""
+    sums = sums.flip(1) if reverse else sums
+    before = F.pad(sums.cumsum(1)[:, :-1], (0, 0, 0, 0, 1, 0))
+    return before.flip(1) if reverse else before
+
+
+def _launch_squares(
+    x_t: Tensor,
+    values: Tensor,
+    starts: Tensor | None,
+    sums: Tensor | None,
+    other: Tensor | None,
+    chunks: Chunks,
+    groups: int,
+    *,
+    r: int,
+    tiles: Configuration,
+    reverse: bool,
+    steps: int | None = None,
+) -> None:
+    """A program for each tile and group: of `steps` chunks that it walks along, or of one, which it sums."""
+    (heads, seq_len, h), (rows, _, columns) = values.shape[1:], x_t.shape
     block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
-    x_t = transposed(x, chunks, block_t)
-    square_state_kernel[blocks * (blocks + 1) // 2 * (16 // block_i) * rows, 1 if scan else chunks.count](
+    blocks = r // 16 * (r // 16 + 1) // 2
+    square_state_kernel[blocks * 16 // block_i * rows, groups](
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
-        descriptor(values, (1, 1, block_t, h)),
-        *(sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(x_t.shape[-1] // chunks.count, chunks.count if scan else 1, r, h, scan, reverse, precision(x)),
+        *(descriptor(values, (1, 1, block_t, h)), starts, sums, other, heads, seq_len, chunks.size, chunks.count),
+        *(max(chunks.size, columns // chunks.count), steps or 1, r, h, steps is not None, reverse, precision(values)),
         **tiles.options,
     )
-    return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
 
 
 def _total(sums: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -177,9 +227,7 @@ def square_norms(x: Tensor, weighted: Tensor, chunks: Chunks, *, scan: bool, rev
     sums, _ = states(x, weighted, chunks, scan=False, norm=False)
     if not scan:
         return sums.sum(1, keepdim=True).to(x.dtype)
-    sums = sums.flip(1) if reverse else sums
-    before = F.pad(sums.cumsum(1)[:, :-1], (0, 0, 0, 0, 1, 0))
-    return (before.flip(1) if reverse else before).to(x.dtype)
+    return _before(sums, reverse=reverse).to(x.dtype)
 
 
 def square_output(

@@ -22,15 +22,15 @@ def pair_of(index, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN: tl.constexpr, REVERSE: tl.constexpr):
-    """The chunk that a program treats in this step, and its first row and its end; a scan's last chunk has no rows."""
+def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, REVERSE: tl.constexpr):
+    """The chunk that a program treats in this step, its first row and its end; the last one of a scan adds no rows."""
     chunk = group
     if SCAN:
-        chunk = chunks - 1 - step if REVERSE else step
+        chunk = group * steps + (steps - 1 - step if REVERSE else step)
     begin = chunk * chunk_size
     end = tl.minimum(begin + chunk_size, seq_len)
     if SCAN:
-        end = tl.where(step == chunks - 1, begin, end)
+        end = tl.where(step == steps - 1, begin, end)
     return chunk, begin, end
 
 
@@ -72,6 +72,7 @@ def square_state_kernel(
     left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     right,  # the same, by 16 rows
     values,  # descriptor (batch, heads, n, h)
+    starts,  # (batch * heads, segments, width, h), what a segment begins with; None is nothing
     states,  # (batch * heads, chunks, width, h), or None
     permuted,  # (batch * heads, chunks, r * h, r), or None
     heads,
@@ -97,11 +98,17 @@ def square_state_kernel(
     block_i, block_j = pair_of(tile // PARTS, BLOCKS)
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
+    if starts is not None:
+        of_segment = (head * tl.num_programs(1) + group).to(tl.int64)
+        place = (of_segment * TILES + tile) * ROWS * H
+        offsets = tl.arange(0, ROWS)[:, None] * H + tl.arange(0, H)[None, :]
+        total += tl.load(starts + place + offsets) * tl.where(block_i == block_j, 1.0, 0.5)
     for step in range(steps):
-        chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
+        chunk, begin, end = _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
-            _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
+            if chunk < chunks:
+                _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
         shift = chunk * (chunk_rows - chunk_size)
         for t in range(begin, end, BLOCK_T):
             x = tl.reshape(left.load([head, first_i, t + shift]), (BLOCK_I, BLOCK_T))
@@ -151,7 +158,7 @@ def state_kernel(
     total = tl.zeros((BLOCK_M, H), tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
     for step in range(steps):
-        chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
+        chunk, begin, end = _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
             _store_features(states, norms, total, norm, at, features, M, H)

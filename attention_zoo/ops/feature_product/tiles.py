@@ -18,8 +18,6 @@ ROWS = (
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
     Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
-    # A program walks along the whole sequence: with few heads, fewer features for each fill the device.
-    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"heads": 90, "r": 32}),
     Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "segments": 0}),
     Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16),
     Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)),
