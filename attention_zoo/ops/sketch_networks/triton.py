@@ -62,10 +62,8 @@ def sketch_networks(
         `(batch, heads, seq_len, r)`.
     """
     inputs = launching.autocast(x) if y is None else launching.autocast(x, y)
-    with torch.autocast(x.device.type, enabled=False):
-        folded = [
-            w for norm, *layers in zip(norms, weights[::2], weights[1::2], strict=True) for w in _fold(*norm, *layers)
-        ]
+    layers = zip(norms, weights[::2], weights[1::2], strict=True)
+    folded = [weight for norm, into, onto in layers for weight in _fold(*norm, into, onto)]
     if weights[0].shape[1] == 1:
         return _networks(inputs, folded)
     # The sequences of a group side by side.
@@ -73,7 +71,10 @@ def sketch_networks(
 
 
 def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A LayerNorm's weight and bias as part of the layer behind it: `(gain o u + shift) W = u (gain o W) + shift W`."""
+    """A LayerNorm's weight and bias as part of the layer behind it: `(gain o u + shift) W = u (gain o W) + shift W`.
+
+    In float32 under autocast too, which knows no product like these.
+    """
     gain, shift, into = gain.float()[:, None, :, None], shift.float()[:, None, :, None], into.float()
     return gain * into, (shift * into).sum(2), onto.float()
 
