@@ -305,10 +305,11 @@ def test_units_are_powers_of_two_that_bound_weights_and_bias(degree, causal):
             assert (unit / bound)[..., -1].max() <= 2.01 / 2 ** (60 // degree)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 1e17])
-def test_units_of_extreme_inputs_are_numbers(size):
-    tensors = [size * x for x in qkv(5)[:2]] + qkv(5)[2:]
+@pytest.mark.parametrize("sizes", [(0, 0), (1e-22, 1e-22), (1e17, 1e17), (1e-25, 1e15), (1e15, 1e-25)], ids=str)
+def test_units_of_extreme_inputs_are_numbers(sizes):
+    query, key, value = qkv(5)
     for bias in (0.0, 1.0):
+        tensors = sizes[0] * query, sizes[1] * key, value
         found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=bias)
         assert all(x.isfinite().all() for x in found)
 
