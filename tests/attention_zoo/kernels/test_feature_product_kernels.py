@@ -92,7 +92,7 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
         ((one.double() - other).norm() / other.norm().clamp(min=0.3)).item()
         for one, other in zip(actual, expected, strict=True)
     ]
-    assert max(errors) <= tolerance, errors
+    assert all(error <= tolerance for error in errors), errors
 
 
 def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
