@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants docs lint bench-check figures tables ui pack unpack list clean
+.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the 
 
 bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in interleaved rounds (minutes; CASES=polysketch,flash)
 	$(BIN)/python -P tests/regression.py $(COMMIT) "$(CASES)"
+
+kernels: $(INSTALLED)  ## compile every Triton kernel for sm_80, sm_90 and sm_100 without a GPU, fail where one is worse than its table
+	env -u TRITON_INTERPRET $(BIN)/python -m bench.kernels.ahead_of_time
 
 docs: $(INSTALLED)  ## write docs/zoo.md, every mechanism, variant and paper row, and docs/parameters.md, the models' sizes
 	$(BIN)/python -m bench.zoo_page

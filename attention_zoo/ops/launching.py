@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import require
-
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -36,9 +35,10 @@ class Configuration(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `block_m128_block_n64_w4_s3`."""
-        tiles = "_".join(f"{tile.lower()}{size}" for tile, size in self.tiles.items())
-        return f"{tiles}_w{self.num_warps}_s{self.num_stages}"
+        """Such as `block_m128_block_n64_w4_s3`, with `_r128` behind it where registers are capped."""
+        sizes = {**self.tiles, "w": self.num_warps, "s": self.num_stages}
+        sizes |= {} if self.registers is None else {"r": self.registers}
+        return "_".join(f"{name.lower()}{size}" for name, size in sizes.items())
 
     @property
     def options(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
         x: a query, key or value.
         head_dims: what the kernel is made for; empty is any.
     """
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "the kernels need the package triton"
     if x.dtype not in DTYPES:
         return f"the kernels take {', '.join(str(dtype) for dtype in DTYPES)}, the input is {x.dtype}"
@@ -103,23 +103,38 @@ def architecture(device: torch.device) -> int:
 
 def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The first row of the table that fits this kernel, tensors like x, and sizes of its own."""
-    arch, bits = architecture(x.device), x.element_size() * 8
+    return fitting(table, kernel, architecture(x.device), x.element_size() * 8, dims)
+
+
+def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+    """The first row that fits; `bench.kernels` puts itself in the place of this one to see and change what is used."""
     for row in table:
         if row.kernel == kernel and row.fits(arch, bits, dims):
             return row.configuration
-    raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dims}")
+    raise LookupError(f"{kernel}: no configuration for sm_{arch}, {bits} bits, {dict(dims)}")
 
 
 def descriptor(x: Tensor, block: Sequence[int]) -> Any:
-    """What a kernel loads tiles of x by, zeros outside of it; x is copied where its layout does not allow that."""
+    """What a kernel loads tiles of x by, zeros outside of it.
+
+    Raises:
+        ValueError: no copy of x has rows of a multiple of `ALIGNED` bytes.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    x = by_tiles(x)
     strides = _strides(x)
-    if strides is None or x.data_ptr() % ALIGNED:
-        x = x.clone(memory_format=torch.contiguous_format)
-        strides = _strides(x)
-    require("shape", tuple(x.shape), strides is not None, f"rows of a multiple of {ALIGNED} bytes")
+    if strides is None:
+        raise ValueError(f"shape={tuple(x.shape)}: rows must be of a multiple of {ALIGNED} bytes")
     return TensorDescriptor(x, list(x.shape), strides, list(block))
+
+
+def by_tiles(x: Tensor) -> Tensor:
+    """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
+    if _strides(x) is not None and x.data_ptr() % ALIGNED == 0:
+        return x
+    # `contiguous` would leave it as it is where only dimensions of one have such strides.
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(x: Tensor) -> list[int] | None:

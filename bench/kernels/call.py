@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +16,19 @@ class Call:
     """What can be compiled on tensors without memory (`meta`), and run and timed on a GPU.
 
     `make` takes a device, makes the inputs there and returns the launch. `name` is unique and tells operation, pass
-    and shape, such as `polynomial forward p4 h64 causal`.
+    and shape, such as `polynomial forward p4 h64 causal`. `streaming` names those of its kernels whose loops with the
+    left operands of products in registers must keep products going: neither wait for all of them, nor store to shared
+    memory, nor load what is not loaded ahead.
     """
 
     name: str
     dtype: torch.dtype
     make: Callable[[torch.device], Callable[[], Any]]
+    streaming: tuple[str, ...] = ()
+
+
+def catalogue() -> dict[str, list[Call]]:
+    """The calls by operation: those of the modules `<operation>_calls` beside this one."""
+    folder = importlib.import_module(__package__)
+    modules = [module.name for module in pkgutil.iter_modules(folder.__path__) if module.name.endswith("_calls")]
+    return {name.removesuffix("_calls"): importlib.import_module(f"{__package__}.{name}").calls() for name in modules}

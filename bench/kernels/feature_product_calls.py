@@ -13,6 +13,8 @@ from attention_zoo.ops.feature_product import triton
 from bench.kernels.call import Call
 
 HEADS = 12
+# Those whose left operands are made in registers.
+STREAMING = ("square_state_kernel", "square_output_kernel", "square_gradient_kernel")
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,12 @@ class Case:
             # Positive, as the features of performer and linear attention are.
             return torch.rand(size, device=device, dtype=self.dtype)
 
-        local = (drawn(values), drawn(values)) if self.local else (None, None)
+        query, key = (drawn(values), drawn(values)) if self.local else (None, None)
         scale = torch.randn(features[:3], device=device) if self.scaled else None
         rows = self.block_size or triton.default_block_size(self.length, self.r, self.degree)
         log_degree = 2 if self.local else self.degree - 1
         settings = 1.0, self.causal, min(rows, self.length), self.degree, log_degree
-        return triton._Inputs(drawn(features), drawn(features), drawn(values), *local, scale, *settings)
+        return triton._Inputs(drawn(features), drawn(features), drawn(values), query, key, scale, *settings)
 
     def forward(self, device: torch.device) -> Callable[[], Any]:
         """The launches of the forward pass."""
@@ -93,7 +95,7 @@ CASES = (
 def calls() -> list[Call]:
     """Both passes of every case."""
     return [
-        Call(f"{case.kind} {name} {case.name}", case.dtype, make)
+        Call(f"{case.kind} {name} {case.name}", case.dtype, make, STREAMING)
         for case in CASES
         for name, make in (("forward", case.forward), ("backward", case.backward))
     ]

@@ -7,6 +7,9 @@ has at each chunk is stored, so that no other pass adds up prefixes. Without `SC
 import triton
 import triton.language as tl
 
+# A kernel compiled for one number of heads, or of chunks, is the kernel of all.
+SIZES = ("heads", "chunks", "chunk_rows", "steps", "first_far", "last_far")
+
 
 @triton.jit
 def pair_of(index, BLOCKS: tl.constexpr):
@@ -64,7 +67,7 @@ def _store_squares(
             tl.store(mirrored, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def square_state_kernel(
     left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     right,  # the same, by 16 rows
@@ -76,6 +79,7 @@ def square_state_kernel(
     chunk_size,
     chunks,
     chunk_rows,
+    steps,
     R: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
@@ -93,7 +97,7 @@ def square_state_kernel(
     block_i, block_j = pair_of(tile // PARTS, BLOCKS)
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
-    for step in range(chunks if SCAN else 1):
+    for step in range(steps):
         chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
@@ -111,13 +115,14 @@ def square_state_kernel(
 
 @triton.jit
 def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H: tl.constexpr):
-    d = tl.arange(0, H)
-    tl.store(states + (at * M + features[:, None]) * H + d[None, :], total.to(states.dtype.element_ty))
+    d, is_one = tl.arange(0, H), features < M
+    place = states + (at * M + features[:, None]) * H + d[None, :]
+    tl.store(place, total.to(states.dtype.element_ty), is_one[:, None])
     if norms is not None:
-        tl.store(norms + at * M + features, norm)
+        tl.store(norms + at * M + features, norm, is_one)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def state_kernel(
     x,  # descriptor (batch, heads, n, m)
     values,  # descriptor (batch, heads, n, h)
@@ -129,6 +134,7 @@ def state_kernel(
     seq_len,
     chunk_size,
     chunks,
+    steps,
     M: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
@@ -139,12 +145,12 @@ def state_kernel(
     BLOCK_T: tl.constexpr,
 ):
     """Sums of `x_f v` and, for `norms`, of `x_f` times the row's weight, for `BLOCK_M` features f."""
-    TILES: tl.constexpr = M // BLOCK_M
+    TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
     tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     features = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     total = tl.zeros((BLOCK_M, H), tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
-    for step in range(chunks if SCAN else 1):
+    for step in range(steps):
         chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
