@@ -272,9 +272,8 @@ class Recorded:
 
 
 def dtypes(arguments):
-    """Of the large tensors; their memory is not held."""
-    tensors = [getattr(x, "base", x) for x in arguments]
-    return {x.dtype for x in tensors if isinstance(x, torch.Tensor) and x.dim() == 4}
+    """Of what is loaded by tiles; the memory is not held."""
+    return {x.base.dtype for x in arguments if hasattr(x, "base")}
 
 
 @pytest.fixture
