@@ -83,6 +83,7 @@ def measure_cell(
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)
+        workbench.device_state.note("after")
     except Exception as error:
         result["status"], result["reason"] = classify(error)
         result["phase"] = workbench.phase
@@ -90,7 +91,7 @@ def measure_cell(
             sys.excepthook(type(error), error, error.__traceback__)
     workbench.enter("teardown")
     result["inputs_sha256"], result["correctness"] = workbench.inputs_sha256, workbench.correctness
-    result["seconds"] = workbench.seconds
+    result["seconds"], result["device_state"] = workbench.seconds, workbench.device_state.moments
     result["numerics"] = _numerics(workbench)
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,12 @@ LEAST_NS = 5e5
 SIDES = (512, 1024, 2048, 4096, 8192)
 # Bytes. Faster memory has larger caches in front of it, and gets a larger copy.
 COPIED = (2**26, 2**27, 2**28)
+# Products that are measured beside those in the mechanism's own dtype.
+OTHER_PRODUCTS = {"cpu": ("float32",), "cuda": ("bfloat16", "float16", "tf32", "float32")}
 # They and their results stay in the cache of the thread's own core.
 EXPONENTIALS_PER_THREAD = 2**16
+# Of a GPU: numbers, and exponentials of each.
+CHAINS, CHAINED = 2**20, 2**11
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,21 @@ def product(side: int, dtype: torch.dtype, device: torch.device) -> Ceiling:
     return Ceiling(2 * side**3, lambda: torch.mm(left, right, out=out))
 
 
+def tf32_product(side: int, device: torch.device) -> Ceiling:
+    """A product of float32 matrices that a GPU rounds to TF32: 8 bits of exponent, 10 of mantissa."""
+    exact = product(side, torch.float32, device)
+
+    def call() -> Tensor:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return exact.call()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return Ceiling(exact.work, call)
+
+
 def copy(size: int, device: torch.device) -> Ceiling:
     """A copy of `size` bytes: as many are read as are written, and both count."""
     source = torch.arange(size // 4, dtype=torch.int32, device=device)
@@ -57,12 +77,20 @@ def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Ceilin
     return Ceiling(count, lambda: torch.exp(given, out=out))
 
 
+def chained_exponentials(device: torch.device) -> Ceiling:
+    """Exponentials in float32 of a GPU's special function units, of numbers in registers; needs Triton."""
+    from bench.kernels.exponentials import exponentials
+
+    out = torch.empty(CHAINS, device=device)
+    return Ceiling(CHAINS * CHAINED, lambda: exponentials(out, CHAINED))
+
+
 class Ceilings:
     """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
 
-    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, on a CPU
-    only (PyTorch's own kernel on a GPU waits for memory, not for exponentials), and both in float32 where the dtype is
-    another one: `gemm_float32`, `exponentials_float32`.
+    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, and both in
+    float32 where the dtype is another one: `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`,
+    `gemm_float16` and `gemm_tf32`; its exponentials are in float32 only, and need Triton.
 
     Args:
         dtype: of the mechanism.
@@ -78,14 +106,21 @@ class Ceilings:
 
     def prepare(self, stopwatch: Stopwatch) -> None:
         """Make each as large as it has to be on a device that is warm already."""
-        self.ceilings["gemm"] = _product(self.dtype, stopwatch)
+        own, kind = str(self.dtype).removeprefix("torch."), stopwatch.device.type
+        self.ceilings["gemm"] = _product(own, stopwatch)
         self.ceilings["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
-        if self.every and self.dtype != torch.float32:
-            self.ceilings["gemm_float32"] = _product(torch.float32, stopwatch)
-        if self.every and stopwatch.device.type == "cpu":
+        for other in OTHER_PRODUCTS[kind] if self.every else ():
+            if other != own:
+                self.ceilings[f"gemm_{other}"] = _product(other, stopwatch)
+        if self.every and kind == "cpu":
             self.ceilings["exponentials"] = _exponentials(self.dtype, stopwatch)
             if self.dtype != torch.float32:
                 self.ceilings["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
+        elif self.every:
+            # Without Triton, or what it compiles with, there is one ceiling less.
+            with contextlib.suppress(Exception):
+                chained = _long_enough([chained_exponentials(stopwatch.device)], stopwatch)
+                self.ceilings["exponentials" if own == "float32" else "exponentials_float32"] = chained
         for name, ceiling in self.ceilings.items():
             self.calls[name], self.samples[name] = 1, []
             if self.sample_ms:
@@ -110,8 +145,15 @@ def compulsory_bytes(attention: torch.nn.Module, inputs: tuple[Tensor, Tensor, T
     return sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers())) + query.nbytes
 
 
-def _product(dtype: torch.dtype, stopwatch: Stopwatch) -> Ceiling:
-    return _long_enough((product(side, dtype, stopwatch.device) for side in SIDES), stopwatch)
+def _product(kind: str, stopwatch: Stopwatch) -> Ceiling:
+    """Of a dtype, or `tf32`."""
+
+    def of(side: int) -> Ceiling:
+        if kind == "tf32":
+            return tf32_product(side, stopwatch.device)
+        return product(side, getattr(torch, kind), stopwatch.device)
+
+    return _long_enough(map(of, SIDES), stopwatch)
 
 
 def _exponentials(dtype: torch.dtype, stopwatch: Stopwatch) -> Ceiling:

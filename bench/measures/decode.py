@@ -37,7 +37,7 @@ class Decode(Benchmark):
         Returns:
             `{"unit": "ns", "samples": [...], "steps", "calls_per_sample", "warmup_calls", "method", "cache",
             "context": seq_len, "batch_size", "state_bytes"}`; a sample is nanoseconds per step, the mean over
-            `calls_per_sample` times `steps` of them.
+            `calls_per_sample` times `steps` of them. On a GPU also what `Stopwatch.launched` says, of all the steps.
 
         Raises:
             UnsupportedError: the mechanism does not decode, or not with `causal=false`; fewer tokens than steps.
@@ -72,6 +72,7 @@ class Decode(Benchmark):
             "calls_per_sample": calls,
             "warmup_calls": WARMUP_CALLS,
             **stopwatch.method,
+            **stopwatch.launched(measured),
             "context": inputs[0].shape[2],
             "batch_size": len(inputs[0]),
             "state_bytes": state.num_bytes,

@@ -34,10 +34,13 @@ class Latency(Benchmark):
         Returns:
             `{"passes": {name: {"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method",
             "cache"}}, "tokens": batch_size * seq_len, "flops": analytic forward FLOPs, "bytes": compulsory ones}`; a
-            sample is nanoseconds per call. The forward pass has `"ceilings"` too, as `bench=roofline`.
+            sample is nanoseconds per call. The forward pass has `"ceilings"` too, as `bench=roofline`; every pass has
+            `"launch_bound"`, `"replay_ns"` and on a GPU `"ways"`, as `bench.measures.replay.in_three_ways`, and
+            `"energy"`, as `bench.measures.device_state.energy`.
         """
         from bench.measures.ceilings import Ceilings, compulsory_bytes
-        from bench.measures.replay import launches
+        from bench.measures.device_state import energy
+        from bench.measures.replay import in_three_ways
         from bench.measures.rounds import time_in_rounds
         from bench.measures.timing import Pass
 
@@ -51,7 +54,11 @@ class Latency(Benchmark):
             passes[name] = time_in_rounds(workbench, {label: gate}, measured, self.min_sample_ms, beside)[label]
         gate.close()
         for name, timing in passes.items():
-            timing |= launches(workbench.device, Pass(name, attention, inputs, gate.gradient), timing["samples"])
+            again, rounds = Pass(name, attention, inputs, gate.gradient), workbench.config["repeats"]
+            if workbench.device.type == "cuda":
+                calls = timing["calls_per_sample"]
+                timing["energy"] = energy(workbench.device, workbench.device_state, again, calls)
+            timing |= in_three_ways(workbench.device, again, rounds, self.min_sample_ms)
         batch_size, _, seq_len, _ = inputs[0].shape
         return {
             "passes": passes,
@@ -64,7 +71,9 @@ class Latency(Benchmark):
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
         """Of each pass `latency` in ns, `latency_per_token` in µs/token and `spread`.
 
-        Of the forward one also `flops`, `throughput`, and its `share` of the ceiling.
+        Of the forward one also `flops`, `throughput`, and its `share` of the ceiling. On a GPU of each pass `eager`,
+        what a caller waits, and `replay`, from a graph, in ns; `energy_per_token` in J/token, and the board's `power`
+        and `idle_power` in W.
         """
         for name, timed in measurements["passes"].items():
             samples, of_pass = timed["samples"], {"measured_pass": name}
@@ -74,6 +83,12 @@ class Latency(Benchmark):
             tracked = f"latency_us_per_token.{name}"
             yield median("latency_per_token", per_token, "µs/token", name=tracked, shown=None, **of_pass)
             yield spread(samples, name=f"spread_pct.{name}", **of_pass)
+            for way in ("eager", "replay"):
+                if way in timed.get("ways", ()):  # on a GPU
+                    times = timed["ways"][way]["samples"]
+                    yield median(way, times, "ns", name=f"{way}_ms.{name}", shown=("ms", 1e-6), **of_pass)
+            if used := timed.get("energy"):
+                yield from _energy(used, measurements["tokens"], of_pass)
             if name == "forward":
                 yield from roofline.throughput(measurements["flops"], latency)
                 if ceilings := timed.get("ceilings"):  # older records have none
@@ -81,9 +96,22 @@ class Latency(Benchmark):
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """The median of each pass, and of the forward one its share of the ceiling where it is known."""
-        shares = {
-            one.measured_pass: f" ({one.value:.3g} % of the ceiling)" for one in quantities if one.metric == "share"
-        }
-        times = (one for one in quantities if one.metric == "latency")
-        return ", ".join(f"{one.measured_pass} {one.text}{shares.get(one.measured_pass, '')}" for one in times)
+        """The median of each pass, and beside it what is known of its ceiling, its caller, its graph and its energy."""
+        words: dict[str | None, list[str]] = {}
+        for one in quantities:
+            if one.metric == "share":
+                words.setdefault(one.measured_pass, []).append(f"{one.value:.3g} % of the ceiling")
+            if one.metric in ("eager", "replay", "energy_per_token"):
+                what = one.metric.partition("_")[0]
+                words.setdefault(one.measured_pass, []).append(f"{what} {one.text}")
+        times = [one for one in quantities if one.metric == "latency"]
+        beside = {which: f" ({', '.join(of_pass)})" for which, of_pass in words.items()}
+        return ", ".join(f"{one.measured_pass} {one.text}{beside.get(one.measured_pass, '')}" for one in times)
+
+
+def _energy(used: Mapping[str, Any], tokens: int, of_pass: Mapping[str, Any]) -> Iterator[Quantity]:
+    per_token = used["joules"] / used["calls"] / tokens
+    yield Quantity("energy_per_token", per_token, "J/token", shown=("µJ/token", 1e6), **of_pass)
+    yield Quantity("power", used["joules"] / used["seconds"], "W", shown=("W", 1.0), **of_pass)
+    if used["idle_w"] is not None:
+        yield Quantity("idle_power", used["idle_w"], "W", shown=("W", 1.0), **of_pass)

@@ -19,7 +19,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 DATA_DEPENDENT_SHARE = 0.75
 # One column or row drawn otherwise, of many, is this many times rounding.
 OTHER_DRAWS = 3
-# A gradient of a parameter that vanishes is compared with this share of the values' gradient.
+# A gradient of a parameter that vanishes is compared with this share of the values' gradient; so is a whole one.
 LEAST_PARAMETER_GRADIENT = 5e-2
 # A gradient of zeros is off by 1: whatever the degree, less than that is allowed.
 LARGEST_GRADIENT_ERROR = 0.45
@@ -126,6 +126,9 @@ class Reference:
     ) -> dict[str, float]:
         """The largest relative errors: `output` of a row, `gradient` of a head of query, key, value or a parameter.
 
+        Beside these, which are judged, those that papers state: `output_whole` of all rows together, `gradient_whole`
+        of all of query, key, value or a parameter.
+
         Args:
             what: the mechanism and the pass, for the reason.
             result: of a `Pass`: the output, and its gradients in a pass that has some.
@@ -143,10 +146,14 @@ class Reference:
         require_finite(out, f"{what}: output")
         errors = _relative_errors(probe.of_rows(out), expected[0], dims=1, least=self._least(probe, value))
         worst = {"output": self._worst(f"{what}: output", errors, allowed.output, probe)}
+        worst["output_whole"] = _whole_error(probe.of_rows(out), expected[0])
         for index, gradient in enumerate(gradients):
             name = (*("query", "key", "value"), *self.parameters)[index]
-            error = self._gradient_error(f"{what}: gradient of {name}", index, gradient, expected, probe, allowed)
-            worst["gradient"] = max(error, worst.get("gradient", 0.0))
+            actual = self._compared(f"{what}: gradient of {name}", index, gradient, expected[1 + index], probe)
+            error = self._gradient_error(f"{what}: gradient of {name}", index, actual, expected, probe, allowed)
+            whole = _whole_error(actual, expected[1 + index], LEAST_PARAMETER_GRADIENT * float(expected[3].norm()))
+            for key, found in (("gradient", error), ("gradient_whole", whole)):
+                worst[key] = max(found, worst.get(key, 0.0))
         return worst
 
     def _least(self, probe: Probe, value: Tensor) -> Tensor:
@@ -155,22 +162,25 @@ class Reference:
         visible = probe.positions + 1 if self.attention.causal else torch.tensor([value.shape[2]])
         return size[..., None] / visible.sqrt() * self._cancelling(visible)
 
+    def _compared(self, what: str, index: int, gradient: Tensor | None, wanted: Tensor, probe: Probe) -> Tensor:
+        """What of a gradient is compared: of query, key and value the probe's items; zeros where there is none."""
+        if gradient is None:
+            return torch.zeros_like(wanted)
+        require_finite(gradient, what)
+        return probe.of_items(gradient) if index < 3 else gradient
+
     def _gradient_error(
         self,
         what: str,
         index: int,
-        gradient: Tensor | None,
+        actual: Tensor,
         expected: tuple[Tensor, ...],
         probe: Probe,
         allowed: Tolerance,
     ) -> float:
         wanted, of_value = expected[1 + index], expected[3].flatten(2).norm(dim=-1)
-        if gradient is not None:
-            require_finite(gradient, what)
         if index < 3:
-            actual = torch.zeros_like(wanted) if gradient is None else probe.of_items(gradient)
             return self._worst(what, _relative_errors(actual, wanted, dims=2, least=of_value), allowed.gradient, probe)
-        actual = torch.zeros_like(wanted) if gradient is None else gradient
         least = LEAST_PARAMETER_GRADIENT * of_value.norm()
         return self._worst(what, _relative_errors(actual, wanted, wanted.ndim, least), allowed.gradient, probe)
 
@@ -199,6 +209,12 @@ def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor)
     scale = torch.linalg.vector_norm(expected, dim=over)
     scale = torch.maximum(scale, torch.as_tensor(least, dtype=scale.dtype)).clamp_min(torch.finfo(torch.float32).tiny)
     return torch.linalg.vector_norm(actual.cpu().double() - expected, dim=over) / scale
+
+
+def _whole_error(actual: Tensor, expected: Tensor, least: float = 0.0) -> float:
+    """`|actual - expected| / max(|expected|, least)`, norms over everything."""
+    scale = max(float(expected.double().norm()), least, torch.finfo(torch.float32).tiny)
+    return float((actual.cpu().double() - expected.double()).norm()) / scale
 
 
 def _place(errors: Tensor, probe: Probe) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.measures.ceilings import Ceilings
 from bench.measures.gate import Gate
-from bench.measures.timing import WARMUP_CALLS, Named, Stopwatch
+from bench.measures.timing import LAUNCHED, WARMUP_CALLS, Named, Stopwatch
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench
@@ -33,7 +33,8 @@ def time_in_rounds(
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
         nanoseconds per call, the mean over `calls_per_sample` of them, one for each round (`repeats` of the cell).
-        With ceilings, which have a sample in each round too, also `"ceilings"`.
+        With ceilings, which have a sample in each round too, also `"ceilings"`; on a GPU also what
+        `Stopwatch.launched` says.
 
     Raises:
         IncorrectError: a result is wrong, or the last one is not the first.
@@ -65,7 +66,10 @@ def time_in_rounds(
         workbench.progress(done + 1, rounds)
     common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
     common |= {"ceilings": ceilings.measured()} if ceilings else {}
-    return {label: {"samples": samples[label], "calls_per_sample": calls[label], **common} for label in passes}
+    return {
+        label: {"samples": samples[label], "calls_per_sample": calls[label], **common, **stopwatch.launched(measured)}
+        for label, measured in passes.items()
+    }
 
 
 def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -73,12 +77,12 @@ def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `{"labels": [baseline, ...], "samples": {label: [ns per call, one per round]}, "calls_per_sample": {label:
-        calls}, "method", "cache"}`.
+        calls}, "method", "cache"}`; on a GPU by label also what `Stopwatch.launched` says.
     """
-    columns = {
-        key: {label: timing[key] for label, timing in timings.items()} for key in ("samples", "calls_per_sample")
-    }
-    method = {key: next(iter(timings.values()))[key] for key in ("method", "cache")}
+    one = next(iter(timings.values()))
+    keys = [key for key in ("samples", "calls_per_sample", *LAUNCHED) if key in one]
+    columns = {key: {label: timing[key] for label, timing in timings.items()} for key in keys}
+    method = {key: one[key] for key in ("method", "cache")}
     return {"labels": list(timings), **columns, **method}
 
 

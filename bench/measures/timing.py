@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +18,16 @@ WARMUP_CALLS = 2
 WARMUP_S = {"cpu": 0.0, "cuda": 0.5}
 # After something else had the device, a call takes this long to be as fast as it was; in a long one nobody sees it.
 REWARM_NS, LONG_CALL_NS = 3e6, 2e7
-# Longer than a launch takes and shorter than a loop of launches: every pass starts with the same lead on the device.
-HEAD_START_CYCLES = 100_000
+# A GPU sleeps so much longer than the host takes to launch a call, so that it finds all of it in its queue.
+HEAD_START = 2.0
+# What it sleeps before that is known, and at most: its queue holds about 1,000 launches, and a longer sleep no more.
+FIRST_HEAD_START_NS, LONGEST_HEAD_START_NS = 5e4, 5e7
+# A sleep is counted in cycles, of which the GPUs that the zoo is for have no more.
+CYCLES_PER_NS = 2
+# Calls whose median says how long the host takes.
+LAUNCHED_CALLS = 3
+# What a record says of the way of launches to a GPU.
+LAUNCHED = ("host_ns", "head_start_ns", "queued")
 
 
 class Timed(Protocol):
@@ -82,16 +92,34 @@ class Pass:
         return self.run(self.prepare())
 
 
+@dataclass
+class Launches:
+    """How the calls of one thing reach a GPU."""
+
+    host_ns: float
+    """What the host takes to launch one, the queue being empty."""
+    head_start_ns: float
+    """What the GPU sleeps before it begins."""
+    calls: int = 0
+    """Sampled so far."""
+    queued: int = 0
+    """Of these, those whose last launch was in the queue before the first one began: no time of the host is in them."""
+
+
 class Stopwatch:
     """Times calls on a device: by the clock on a CPU, by events with a cold L2 cache on a GPU.
 
-    `result` is what the last call returned.
+    The events stand in a queue behind a sleep that lasts until all launches of the call are in it (`Launches`), so that
+    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device
+    to an idle device. `result` is what the last call returned.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, eager: bool = False) -> None:
+        self.device, self.eager = device, eager
         self.result: Any = None
         self.flush: Tensor | None = None
+        self.launches: dict[Timed, Launches] = {}
+        self._was_queued = False
         if device.type == "cuda":
             l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
             self.flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device=device)
@@ -100,29 +128,66 @@ class Stopwatch:
     def method(self) -> dict[str, str]:
         """How a sample was taken, for the record."""
         on_gpu = self.flush is not None
-        return {"method": "cuda_event" if on_gpu else "perf_counter", "cache": "cold" if on_gpu else "warm"}
+        by_events = on_gpu and not self.eager
+        return {"method": "cuda_event" if by_events else "perf_counter", "cache": "cold" if on_gpu else "warm"}
 
     def time(self, measured: Timed) -> float:
         """Nanoseconds of one call."""
         # Freed first, so that a call finds the memory as its predecessor did.
         self.result = None
         prepared = measured.prepare()
-        if self.flush is None:
-            start = time.perf_counter_ns()
-            result = measured.run(prepared)
-            elapsed = float(time.perf_counter_ns() - start)
-        else:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if self.flush is not None:
             self.flush.zero_()
             torch.cuda.synchronize(self.device)
-            torch.cuda._sleep(HEAD_START_CYCLES)
-            begin.record()
-            result = measured.run(prepared)
-            end.record()
+            if not self.eager:
+                return self._by_events(measured, prepared)
+        start = time.perf_counter_ns()
+        result = measured.run(prepared)
+        if self.flush is not None:
             torch.cuda.synchronize(self.device)
-            elapsed = begin.elapsed_time(end) * 1e6
+        elapsed = float(time.perf_counter_ns() - start)
         self.result = result
         return elapsed
+
+    def _by_events(self, measured: Timed, prepared: Any) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        known = self.launches.get(measured)
+        torch.cuda._sleep(int(CYCLES_PER_NS * (known.head_start_ns if known else FIRST_HEAD_START_NS)))
+        begin.record()
+        self.result = measured.run(prepared)
+        end.record()
+        self._was_queued = not begin.query()
+        torch.cuda.synchronize(self.device)
+        return begin.elapsed_time(end) * 1e6
+
+    def note_launches(self, measured: Timed) -> None:
+        """Find out how long the host takes to launch a call, so that a GPU is given that much of a head start."""
+        if self.flush is None or self.eager:
+            return
+        host_ns = statistics.median(self._host_ns(measured) for _ in range(LAUNCHED_CALLS))
+        head_start_ns = min(max(HEAD_START * host_ns, FIRST_HEAD_START_NS), LONGEST_HEAD_START_NS)
+        self.launches[measured] = Launches(host_ns, head_start_ns)
+
+    def _host_ns(self, measured: Timed) -> float:
+        self.result = None
+        prepared = measured.prepare()
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter_ns()
+        self.result = measured.run(prepared)
+        elapsed = float(time.perf_counter_ns() - start)
+        torch.cuda.synchronize(self.device)
+        return elapsed
+
+    def launched(self, measured: Timed) -> dict[str, float]:
+        """How its samples reached the GPU, for the record; nothing where that is not asked.
+
+        `host_ns` and `head_start_ns` as in `Launches`; `queued` is the share of the calls that were wholly queued
+        before they began. Below 1 the samples hold some time of the host's.
+        """
+        if (known := self.launches.get(measured)) is None:
+            return {}
+        queued = known.queued / max(1, known.calls)
+        return dict(zip(LAUNCHED, (known.host_ns, known.head_start_ns, queued), strict=True))
 
     def calibrate(self, measured: Timed, min_sample_ms: float, fastest_ns: float) -> int:
         """Call until the device is warm, and return how many calls make a sample last `min_sample_ms`.
@@ -132,7 +197,8 @@ class Stopwatch:
         end = time.monotonic() + WARMUP_S[self.device.type]
         while time.monotonic() < end:
             fastest_ns = min(fastest_ns, self.time(measured))
-        return max(1, min(MAX_CALLS_PER_SAMPLE, int(-(-min_sample_ms * 1e6 // fastest_ns))))
+        self.note_launches(measured)
+        return calls_lasting(min_sample_ms, fastest_ns)
 
     def rewarm(self, measured: Timed, fastest_ns: float) -> None:
         """Call, untimed, until what other work put out of a cache is back in it; a cold one has nothing to lose."""
@@ -142,4 +208,15 @@ class Stopwatch:
 
     def sample(self, measured: Timed, calls: int) -> float:
         """Nanoseconds per call, the mean over `calls` calls."""
-        return sum(self.time(measured) for _ in range(calls)) / calls
+        known, total = self.launches.get(measured), 0.0
+        for _ in range(calls):
+            total += self.time(measured)
+            if known:
+                known.calls += 1
+                known.queued += self._was_queued
+        return total / calls
+
+
+def calls_lasting(min_sample_ms: float, fastest_ns: float) -> int:
+    """How many calls make a sample last `min_sample_ms`, if none is faster than `fastest_ns`."""
+    return max(1, min(MAX_CALLS_PER_SAMPLE, int(-(-min_sample_ms * 1e6 // fastest_ns))))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attention_zoo
 from bench import inputs as input_sources
+from bench.measures.device_state import DeviceState
 from bench.measures.gate import Gate
 from bench.measures.progress import Point, Progress
 from bench.mechanism import build_attention
@@ -43,10 +44,14 @@ class Workbench:
         self.trained: set[str] = set()
         """The labels of mechanisms that are those of the model that the inputs are taken from, as they were trained."""
         self.inputs_sha256: str | None = None
+        self.device_state = DeviceState(self.device)
+        self.device_state.note("start")
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
 
     def enter(self, phase: str) -> None:
         """Begin a phase of `bench.records.record.PHASES`."""
+        if phase == "measure" and "before" not in self.device_state.moments:
+            self.device_state.note("before")
         now = time.perf_counter()
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self._entered
         self.phase, self._entered = phase, now

@@ -18,7 +18,7 @@ import psutil
 
 from bench.errors import ConfigError
 
-LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "transformers")
+LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
 # The host's processor launches the kernels, and short ones take as long as that does.
 ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")

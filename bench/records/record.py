@@ -79,6 +79,9 @@ class Record:
     mechanisms: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For the label of each mechanism: `approximates`, the exact function that its output is or estimates (None: one of
     its own); `exact`, whether it computes that very function; `size`, the hyperparameter that a paper's d means."""
+    device_state: dict[str, Any] = field(default_factory=dict)
+    """Of a GPU at the `start` of the cell, `before` its first sample and `after` its last: clocks, power, temperature,
+    throttle reasons, energy, processes; or what is `missing` to know them. Empty for a CPU."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
     """Of each label, on its `short` and its `own` input: the gate's errors, what is allowed, the rows compared."""

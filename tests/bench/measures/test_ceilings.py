@@ -220,6 +220,44 @@ def test_every_round_has_one_sample_of_each(small):
     assert list(own.ceilings) == ["gemm", "copy"]
 
 
+def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
+    """TF32 while it is measured, and not for what is measured beside it."""
+    seen, mm = [], torch.mm
+
+    def noted(left, right, out):
+        seen.append((left.dtype, torch.get_float32_matmul_precision()))
+        return mm(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", noted)
+    monkeypatch.setitem(of_device.OTHER_PRODUCTS, "cpu", of_device.OTHER_PRODUCTS["cuda"])
+    stopwatch, beside = Device(CPU), Ceilings(torch.bfloat16, every=True)
+    beside.prepare(stopwatch)
+    products = [name for name in beside.ceilings if name.startswith("gemm")]
+    assert products == ["gemm", "gemm_float16", "gemm_tf32", "gemm_float32"]
+    seen.clear()
+    beside.sample(stopwatch)
+    assert seen == [
+        (torch.bfloat16, "highest"), (torch.float16, "highest"), (torch.float32, "high"), (torch.float32, "highest"),
+    ]  # fmt: skip
+    works = {beside.ceilings[name].work for name in products}
+    assert works == {2 * 64**3} and len(list(roofline.rates(beside.measured()))) == 7
+
+
+def test_exponentials_of_a_gpu(monkeypatch):
+    pytest.importorskip("triton")
+    from bench.kernels.exponentials import BLOCK
+
+    monkeypatch.setattr(of_device, "CHAINS", 2 * BLOCK)
+    monkeypatch.setattr(of_device, "CHAINED", 5)
+    chained = of_device.chained_exponentials(torch.device("cuda") if torch.cuda.is_available() else CPU)
+    out = chained.run(None)
+    expected = torch.arange(BLOCK, dtype=torch.float64) / BLOCK
+    for _ in range(5):
+        expected = 2**-expected
+    assert chained.work == 2 * BLOCK * 5
+    torch.testing.assert_close(out.cpu().double(), expected.repeat(2), rtol=1e-5, atol=0)
+
+
 def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
     stopwatch = Device(CPU)
     beside = Ceilings(torch.float32, 1.0)

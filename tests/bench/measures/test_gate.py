@@ -84,6 +84,10 @@ def test_a_right_mechanism_is_measured(name, causal, dtype, tmp_path):
     for errors in result["correctness"][name].values():
         assert 0 <= errors["output"] <= errors["output_allowed"]
         assert 0 <= errors["gradient"] <= errors["gradient_allowed"]
+        assert min(errors["output_whole"], errors["gradient_whole"]) >= 0
+        if not info.data_dependent:  # there some rows may be anything
+            assert errors["output_whole"] <= errors["output_allowed"]
+            assert errors["gradient_whole"] <= max(1e-10, 4 * errors["gradient_allowed"])
 
 
 def test_a_rival_that_spoils_the_inputs_is_named(monkeypatch, tmp_path):

@@ -1,0 +1,90 @@
+"""Power retention by the Triton kernels of the retention package (Buckman, Gelada, Zhang 2025), on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.base import blocks_and_a_part, register
+from attention_zoo.checks import check_int
+from attention_zoo.packages import require_package
+from attention_zoo.polynomial import Polynomial
+
+HEAD_DIMS = (16, 32, 64, 128, 256)
+# Wider ones its products would round to TF32.
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@register
+class RetentionPower(Polynomial):
+    """Weights `<q, k>^2` of the past over their sum, from a state of the keys' symmetric squares.
+
+    Inside a chunk the weights are computed one by one, before it they are in the state. The reference is `polynomial`
+    of degree 2 without layer norm and bias. The package's gates, which the papers compute from the hidden state, are
+    left out, and so are its other degrees, which have no state.
+
+    Args:
+        chunk_size: tokens of a chunk; no longer a sequence has no state at all.
+
+    Raises:
+        UnsupportedError: the package is not installed, `causal=False`, or a dtype or head_dim that its kernels do not take.
+    """
+
+    info = dataclasses.replace(
+        Polynomial.info,
+        name="retention_power",
+        paper="Buckman, Gelada, Zhang 2025 (Scaling Context Requires Rethinking Attention)",
+        approximates=None,
+        exact=False,
+        bidirectional=False,
+        padding=False,
+        cross=False,
+        decode=False,
+        complexity="O(n h^3)",
+        package="retention",
+        devices=("cuda",),
+        dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+    )
+
+    is_kernel = True
+
+    def __init__(self, *, chunk_size: int = 1024, **common: Any) -> None:
+        scale = common["head_dim"] ** -0.5
+        super().__init__(degree=2, qk_layernorm=False, scale=scale, bias=0.0, **common)
+        self.chunk_size = check_int("chunk_size", chunk_size, 16)
+        require_package(self.info, "retention", "triton")
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        # It takes (batch, seq_len, heads, head_dim): a head as a batch item of its own is that without a copy.
+        by_position = (x.flatten(0, 1).unsqueeze(2) for x in (query, key, value))
+        # It would fill a short sequence up to a chunk.
+        chunk_size = self.chunk_size if query.shape[2] > self.chunk_size else None
+        retention = importlib.import_module("retention").power_retention
+        out = retention(*by_position, deg=self.degree, scale=self.scale, chunk_size=chunk_size)
+        return out.squeeze(2).unflatten(0, query.shape[:2]), "power_retention"
+
+    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        if query.dtype not in DTYPES:
+            return f"the kernels of retention take {', '.join(map(str, DTYPES))}, not {query.dtype}"
+        if self.head_dim not in HEAD_DIMS:
+            return f"the kernels of retention take a head_dim of {', '.join(map(str, HEAD_DIMS))}, not {self.head_dim}"
+        return None
+
+    @property
+    def telling_length(self) -> int:
+        """Several chunks and a part of one."""
+        return blocks_and_a_part(self.chunk_size)
+
+    def _flops(self, seq_len: int) -> int:
+        """Half of two products of a chunk with itself, and two with the state where there is one."""
+        if not self._fuses_here(seq_len):
+            return super()._flops(seq_len)
+        per_token = 2 * min(seq_len, self.chunk_size) * self.head_dim
+        if seq_len > self.chunk_size:
+            squares = self.head_dim * (self.head_dim + 1) // 2
+            per_token += 2 * 2 * squares * (self.head_dim + 1)
+        return seq_len * per_token

@@ -1,0 +1,183 @@
+"""A GPU whose time is known, for machines without one: what the suite asks of `torch.cuda` and of NVML.
+
+It has one queue. The host's clock goes on by what each launch takes of it, the device's by what each kernel takes, and
+`FakeGpu.install` puts both behind `torch.cuda`, `time` and `pynvml`.
+"""
+
+import sys
+import time
+import types
+
+import torch
+
+GHZ = 2.0
+L2_BYTES = 1024
+CUDA = torch.device("cuda")
+
+
+class FakeGpu:
+    """One device.
+
+    Attributes:
+        host: the host's clock, in ns.
+        device: when the device will have done all that is queued, in ns.
+        cold: of each launch whether it found an L2 cache that nothing had used since it was flushed.
+    """
+
+    uuid = "11111111-aaaa"
+
+    def __init__(self):
+        self.host, self.device, self.busy = 0.0, 0.0, 0.0
+        self.flushed, self.cold, self.slept = False, [], []
+        self.capturing, self.sync_debug_mode = None, 0
+
+    def wait(self):
+        """As a mechanism does that looks at a number on the device."""
+        if self.sync_debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        self.synchronize()
+
+    def set_sync_debug_mode(self, mode):
+        self.sync_debug_mode = mode
+
+    def launch(self, host_ns, device_ns):
+        """A kernel."""
+        self.host += host_ns
+        if self.capturing is None:
+            self.cold.append(self.flushed)
+            self.run(device_ns)
+        else:
+            self.capturing.append(device_ns)
+
+    def run(self, ns):
+        self.flushed = False
+        self.device = max(self.device, self.host) + ns
+        self.busy += ns
+
+    def sleep(self, cycles):
+        self.slept.append(cycles / GHZ)
+        self.device = max(self.device, self.host) + cycles / GHZ
+
+    def synchronize(self, device=None):
+        assert self.capturing is None, "operation not permitted when stream is capturing"
+        self.host = max(self.host, self.device)
+
+    def install(self, monkeypatch):
+        properties = types.SimpleNamespace(L2_cache_size=L2_BYTES, uuid=self.uuid)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.sync_debug_mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set_sync_debug_mode)
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream())
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream())
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
+        monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: int(self.host))
+        monkeypatch.setattr(time, "perf_counter", lambda: self.host / 1e9)
+        monkeypatch.setattr(time, "monotonic", lambda: self.host / 1e9)
+        empty = torch.empty
+        monkeypatch.setattr(
+            torch, "empty", lambda *a, **kw: Flush(self) if kw.get("device") == CUDA else empty(*a, **kw)
+        )
+        return self
+
+
+class Flush:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def zero_(self):
+        self.gpu.run(100)
+        self.gpu.flushed = True
+
+
+class Event:
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def record(self):
+        self.at = max(self.gpu.device, self.gpu.host)
+
+    def query(self):
+        return self.at <= self.gpu.host
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+class Stream:
+    def wait_stream(self, other):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return False
+
+
+class Graph:
+    """Launches all that it holds at once."""
+
+    launch_ns = 5e3
+
+    def __init__(self, gpu):
+        self.gpu, self.kernels = gpu, []
+
+    def __enter__(self):
+        self.gpu.capturing = self.kernels
+
+    def __exit__(self, *error):
+        self.gpu.capturing = None
+        return False
+
+    def replay(self):
+        self.gpu.launch(self.launch_ns, sum(self.kernels))
+
+
+class FakeNvml(types.ModuleType):
+    """It says nothing of what is in `silent`."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, gpu, monkeypatch, silent=()):
+        super().__init__("pynvml")
+        self.gpu, self.silent, self.tick = gpu, silent, None
+        monkeypatch.setitem(sys.modules, "pynvml", self)
+
+    def _say(self, what, value):
+        if what in self.silent:
+            raise RuntimeError("Not Supported")
+        return value
+
+    def nvmlInit(self):
+        self._say("nvml", None)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == f"GPU-{self.gpu.uuid}"
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        return self._say("clocks", {1: 1980, 2: 2619}[which])
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._say("power", 71500)
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return self._say("temperature", 41)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self._say("throttled", 0x4 | 0x20)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._say("processes", ["this one", "another"])
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        """100 W, and 300 W more while it computes; looked at every 100 ms, in mJ."""
+        tick = self.gpu.host // 1e8
+        if tick != self.tick:
+            self.tick, self.mj = tick, (100 * self.gpu.host + 300 * self.gpu.busy) / 1e6
+        return self._say("energy", int(self.mj))
