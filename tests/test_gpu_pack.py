@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 from bench import api
 from bench.plan.load import Loader
 
