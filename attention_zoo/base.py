@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_zoo.checks import check_bool, check_choice, check_int, require
-from attention_zoo.ops.decoding import KeyValueCache, State
+from attention_zoo.ops.decoding.states import KeyValueCache, State
 from attention_zoo.ops.fused_softmax import refusal_of
 from attention_zoo.ops.masking import visible_rows
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attention_zoo.base import ALL, Attention, blocks_and_a_part
 from attention_zoo.ops.chunks import weighted_values_by_rows
-from attention_zoo.ops.decoding import KeyValueCache
+from attention_zoo.ops.decoding.states import KeyValueCache
 
 LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
 

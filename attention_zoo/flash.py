@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention_zoo.base import AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_choice
-from attention_zoo.ops.decoding import KeyValueCache
+from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.softmax import Softmax
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
-from attention_zoo.ops.decoding import FeatureSums
+from attention_zoo.ops.decoding import tiles
+from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
@@ -80,13 +81,24 @@ class Linear(Attention):
         return refusal_of(query, self.head_dim, block_size=self.block_size)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
-        return FeatureSums(batch_size, self.num_heads, self.head_dim, self.head_dim, device, dtype)
+        return FeatureSums(batch_size, self.num_heads, self.head_dim, self.head_dim, device, dtype, split=True)
 
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.add(zero_padding(self.features(key), padding), value)
 
-    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
-        return state.read(self.features(query), self.eps)
+    def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
+
+    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return state.next(self.features(torch.cat([query, key], 2)), value, bias=self.eps)
+
+    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import step_linear
+
+        return step_linear(state, query, key, value, eps=self.eps), "triton"
+
+    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        return tiles.refusal_of(query)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised kernel matrix; a row sums to S / (S + eps)."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.chunks import by_keys
-from attention_zoo.ops.decoding import FeatureSums
+from attention_zoo.ops.decoding import tiles
+from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.feature_product.blocks import Features, Pull
 from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
@@ -204,22 +205,27 @@ class Performer(Attention):
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
         sizes = batch_size, self.num_heads, self.num_features, self.head_dim
-        return FeatureSums(*sizes, device, dtype, scaled=True)
+        return FeatureSums(*sizes, device, dtype, scaled=True, split=True)
 
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         features, log_scale = self._visible_features(key, padding)
         state.add(features, value, log_scale)
 
     def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
+
+    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both, log_scale = self._stable_features(torch.cat([query, key], 2))  # of two tokens as fast as of one
+        return state.next(both, value, log_scale[..., 1:])
 
-        def read(state: FeatureSums, _: Tensor) -> Tensor:
-            return state.next(both, value, log_scale[..., 1:])
+    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import step_exponential
 
-        return self._run(read, self._fused_read, self._read_refusal, state, query)
+        options: dict[str, Any] = {"projection": self.projection, "scale": self.scale, "eps": self.eps}
+        return step_exponential(state, query, key, value, **options), "triton"
 
-    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
-        return state.read(self._stable_features(query)[0])
+    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        return tiles.refusal_of(query, self.num_features)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised kernel matrix; rows that see a key sum to 1."""

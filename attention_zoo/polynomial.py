@@ -10,13 +10,18 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
 from attention_zoo.dense import DenseAttention
+from attention_zoo.ops import launching
 from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
+from attention_zoo.ops.polynomial.tiles import HEAD_DIMS
 from attention_zoo.ops.powers import power_
 
 
 @register
 class Polynomial(DenseAttention):
-    """Exact polynomial attention: by reference with the n x n matrix in memory, fused some rows at a time.
+    """Exact polynomial attention: by reference with the n x n matrix in memory, fused without it.
+
+    Fused, a GPU runs Triton kernels (backend `triton`) for a head_dim of 32, 64 or 128 and no float64; what they do not
+    take, and a CPU, some rows at a time (backend `rows`).
 
     The official code applies rotary embeddings before this layer norm, which makes the scores depend on absolute
     positions; where the norm goes is the model's choice, this class norms what it is given.
@@ -68,6 +73,23 @@ class Polynomial(DenseAttention):
 
     def _prepared(self, query: Tensor) -> Tensor:
         return self.scale * self.layernorm(query)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        if not launching.on_gpu(query) or launching.refusal_of(query, HEAD_DIMS) is not None:
+            return super()._fused(query, key, value, padding)
+        from attention_zoo.ops.polynomial.triton import polynomial_attention
+
+        out = polynomial_attention(
+            self.layernorm(query),
+            self.layernorm(key),
+            value,
+            degree=self.degree,
+            scale=self.scale,
+            bias=self.bias,
+            causal=self.causal,
+            padding=padding,
+        )
+        return out, "triton"
 
     def _weights_and_total(
         self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor

@@ -14,8 +14,10 @@ from torch.func import functional_call
 
 from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.ops import launching
 from attention_zoo.ops.chunks import by_keys
-from attention_zoo.ops.decoding import BlockState, FeatureSums, KeyValueCache
+from attention_zoo.ops.decoding import tiles
+from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import fused_flops, is_quadratic, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import (
@@ -25,6 +27,8 @@ from attention_zoo.ops.feature_product.reference import (
     product_flops,
 )
 from attention_zoo.ops.masking import normalise_by_sum, zero_padding
+from attention_zoo.ops.random_sketch.tiles import refusal_of as refusal_of_sketch
+from attention_zoo.ops.sketch_networks.tiles import refusal_of as refusal_of_networks
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 
 SKETCHES = ("gaussian", "learned", "srht")
@@ -76,6 +80,16 @@ class RandomSketch(nn.Module):
             first, second = _project(x, self.matrices.flatten(2)).chunk(2, -1)
         return first * second * self.sketch_size**-0.5
 
+    def forward_fused(self, x: Tensor, norm: nn.LayerNorm | None, scale: float) -> Tensor:
+        """`forward` of `sqrt(scale) norm(x)`, each level by one kernel."""
+        from attention_zoo.ops.random_sketch.triton import random_sketch
+
+        factor, children = self.sketch_size**-0.5, self.children_sketches
+        if not children:
+            return random_sketch(x, None, norm, self.matrices, scale * factor)
+        first, second = (child.forward_fused(x, norm, scale) for child in children if isinstance(child, RandomSketch))
+        return random_sketch(first, second, None, self.matrices, factor)
+
 
 class LearnedSketch(nn.Module):
     """`sqrt(r) tanh(sqrt(1/r) [f1(M1) o f2(M2)])`, recursively: ICML version, Algorithm 2 and Appendix D.
@@ -104,6 +118,21 @@ class LearnedSketch(nn.Module):
         first, second = (child(x) for child in self.children_sketches) if self.children_sketches else (x, x)
         root = math.sqrt(self.sketch_size)
         return root * torch.tanh(self.networks[0](first) * self.networks[1](second) / root)
+
+    def forward_fused(self, x: Tensor) -> Tensor:
+        """`forward`, each level by one kernel where a GPU has it for such an input."""
+        if not launching.on_gpu(x) or refusal_of_networks(x, self.sketch_size) is not None:
+            return self(x)
+        from attention_zoo.ops.sketch_networks.triton import sketch_networks
+
+        inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
+        layers = zip(*(network.weights for network in self.networks), strict=True)
+        norms = zip(*(network.layernorms for network in self.networks), strict=True)
+        return sketch_networks(
+            *inputs,
+            weights=[torch.stack(both) for both in layers],
+            norms=[(torch.stack([f.weight, g.weight]), torch.stack([f.bias, g.bias])) for f, g in norms],
+        )
 
 
 class SketchNetwork(nn.Module):
@@ -252,6 +281,15 @@ class Polysketch(Attention):
         normed = functional_call(self.layernorm, norm, (x,))
         return functional_call(self.sketch, sketch, (normed if self.scale == 1 else normed * math.sqrt(self.scale),))
 
+    def _features_by_kernels(self, x: Tensor) -> Tensor:
+        """`features` on a GPU, as far as there are kernels."""
+        norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
+        if isinstance(self.sketch, RandomSketch) and refusal_of_sketch(x, self.sketch_size) is None:
+            return self.sketch.forward_fused(x, norm, self.scale)
+        if isinstance(self.sketch, LearnedSketch):
+            return self.sketch.forward_fused(x if self.scale == 1 else x * math.sqrt(self.scale))
+        return self.features(x)
+
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
         return query_norm(query) * self.scale, key_norm(key)
@@ -278,11 +316,14 @@ class Polysketch(Attention):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        features = Features(lambda x, given: (self._features_with(x, given), None), parameters)
+        if launching.on_gpu(query):
+            features = Features(lambda x, _: (self._features_by_kernels(x), None))
         return normalised_product(
             query,
             key,
             value,
-            features=Features(lambda x, given: (self._features_with(x, given), None), parameters),
+            features=features,
             padding=padding,
             bias=self.bias,
             causal=self.causal,
@@ -302,7 +343,7 @@ class Polysketch(Attention):
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
         r, h = self._num_features, self.head_dim
-        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2)
+        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2, split=not self.local)
         if not self.local:
             return sums
         block_size = self._block_size(device)
@@ -321,19 +362,38 @@ class Polysketch(Attention):
     def _next(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if isinstance(state, BlockState):
             return super()._next(state, query, key, value)
+        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
+
+    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         both = self.features(torch.cat([query, key], 2))  # two tokens are sketched as fast as one
+        return state.next(both, value, bias=self.bias)
 
-        def read(state: FeatureSums, _: Tensor) -> Tensor:
-            return state.next(both, value, bias=self.bias)
+    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import step_features, step_sketched
 
-        return self._run(read, self._fused_read, self._read_refusal, state, query)
+        sketch = self.sketch
+        if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
+            both = self.features(torch.cat([query, key], 2))
+            return step_features(state, both, value, bias=self.bias), "triton"
+        options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
+        options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
+        return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
 
-    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
-        features = self.features(query)
-        if isinstance(state, FeatureSums):
-            return state.read(features, self.bias)
+    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+        return tiles.refusal_of(query)
+
+    def _read(self, state: BlockState, query: Tensor) -> Tensor:
         exact_query, _ = self._local_inputs(query, query)
-        return state.read(exact_query, features, self.degree, self.bias)
+        return state.read(exact_query, self.features(query), self.degree, self.bias)
+
+    def _fused_read(self, state: BlockState, query: Tensor) -> tuple[Tensor, str]:
+        from attention_zoo.ops.decoding.triton import read_block
+
+        exact_query, _ = self._local_inputs(query, query)
+        return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
+
+    def _read_refusal(self, state: BlockState, query: Tensor) -> str | None:
+        return tiles.refusal_of(query)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S)."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
-from attention_zoo.ops.decoding import FeatureSums
+from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.masking import visible_keys, zero_padding
 
 # Rows that one thread of a GPU adds up, one after the other.

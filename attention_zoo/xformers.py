@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.base import UnsupportedError, register
-from attention_zoo.ops.decoding import KeyValueCache
+from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.packages import require_package
 from attention_zoo.softmax import Softmax

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import require
-
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -116,15 +114,26 @@ def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Map
 
 
 def descriptor(x: Tensor, block: Sequence[int]) -> Any:
-    """What a kernel loads tiles of x by, zeros outside of it; x is copied where its layout does not allow that."""
+    """What a kernel loads tiles of x by, zeros outside of it.
+
+    Raises:
+        ValueError: no copy of x has rows of a multiple of `ALIGNED` bytes.
+    """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+    x = by_tiles(x)
     strides = _strides(x)
-    if strides is None or x.data_ptr() % ALIGNED:
-        x = x.clone(memory_format=torch.contiguous_format)
-        strides = _strides(x)
-    require("shape", tuple(x.shape), strides is not None, f"rows of a multiple of {ALIGNED} bytes")
+    if strides is None:
+        raise ValueError(f"shape={tuple(x.shape)}: rows must be of a multiple of {ALIGNED} bytes")
     return TensorDescriptor(x, list(x.shape), strides, list(block))
+
+
+def by_tiles(x: Tensor) -> Tensor:
+    """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
+    if _strides(x) is not None and x.data_ptr() % ALIGNED == 0:
+        return x
+    # `contiguous` would leave it as it is where only dimensions of one have such strides.
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(x: Tensor) -> list[int] | None:

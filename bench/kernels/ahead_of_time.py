@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing
+import os
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -30,7 +33,7 @@ LINES = 4
 
 
 class _Launch(NamedTuple):
-    name: str
+    function: str
     configuration: Configuration
     kernel: Any
 
@@ -51,9 +54,8 @@ def compile_call(call: Call, target: int) -> list[Compiled]:
     versions: Counter[str] = Counter()
     found = []
     for launch in {id(launch.kernel): launch for launch in launches}.values():
-        versions[launch.name] += 1
-        version = versions[launch.name]
-        found.append(_read(call, launch.name if version == 1 else f"{launch.name} {version}", target, launch))
+        versions[launch.function] += 1
+        found.append(_read(call, versions[launch.function], target, launch))
     return found
 
 
@@ -114,15 +116,16 @@ def _configuration(found: list[Configuration], given: dict[str, Any]) -> Configu
     return Configuration({}, warps, stages, registers)
 
 
-def _read(call: Call, name: str, target: int, launch: _Launch) -> Compiled:
+def _read(call: Call, version: int, target: int, launch: _Launch) -> Compiled:
     log, metadata = launch.kernel.log, launch.kernel.metadata
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if registers is None or spills is None:
-        raise RuntimeError(f"ptxas says nothing of the registers of {name}: {log!r}")
+        raise RuntimeError(f"ptxas says nothing of the registers of {launch.function}: {log!r}")
     return Compiled(
         call=call,
-        kernel=name,
+        function=launch.function,
+        version=version,
         target=target,
         configuration=launch.configuration,
         warps=metadata.num_warps,
@@ -160,28 +163,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=int, nargs="+", choices=TARGETS, default=TARGETS, help="compute capabilities")
     parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
     parser.add_argument("--write", action="store_true", help="put what came out into the table")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile (%(default)s)")
     given = parser.parse_args(arguments)
-    calls = [call for calls in catalogue().values() for call in calls]
-    matching = [call for call in calls if re.search(given.match, call.name)]
+    names = [name for name in _calls() if re.search(given.match, name)]
     rows, failures = [], []
-    for call in matching:
-        for target in given.target:
-            try:
-                found = [recorded.row(kernel) for kernel in compile_call(call, target)]
-            except Exception as error:  # a compiler fails in many ways, and the others are still to be compiled
-                failures.append(f"{call.name}: {error}")
-                continue
-            rows += found
-            print(*map(str, found), sep="\n", flush=True)
+    with contextlib.ExitStack() as stack:
+        every: Callable[..., Iterator[_Outcome]] = map
+        if given.jobs > 1:
+            # Not forked: the threads of torch would be missing.
+            workers = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"))
+            every = stack.enter_context(workers).map
+        for outcome in every(_attempt, [(name, target) for name in names for target in given.target]):
+            rows += outcome.rows
+            failures += outcome.failures
+            print(*outcome.rows, sep="\n", end="\n" if outcome.rows else "", flush=True)
     table = recorded.read()
     if given.write:
-        recorded.write(recorded.renewed(table, rows, {call.name for call in calls}))
+        recorded.write(recorded.renewed(table, rows, _calls()))
     else:
         failures += recorded.regressions(table, rows)
-    print(f"{len(rows)} kernels of {len(matching)} calls compiled")
+    print(f"{len(rows)} kernels of {len(names)} calls compiled")
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures else 0
+
+
+class _Outcome(NamedTuple):
+    rows: list[recorded.Row]
+    failures: list[str]
+
+
+def _attempt(job: tuple[str, int]) -> _Outcome:
+    """The rows of a call for a target, or why there are none."""
+    name, target = job
+    try:
+        return _Outcome([recorded.row(kernel) for kernel in compile_call(_calls()[name], target)], [])
+    except Exception as error:  # a compiler fails in many ways, and the others are still to be compiled
+        return _Outcome([], [f"{name}: {error}"])
+
+
+def _calls() -> dict[str, Call]:
+    return {call.name: call for calls in catalogue().values() for call in calls}
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ COLUMNS = 512
 class Compiled:
     """One kernel that a call launches, compiled for `sm_<target>`.
 
-    `registers` are those of a thread, `spill_bytes` what ptxas keeps of them in memory, `columns` are of tensor memory,
-    `warnings` what ptxas says of performance lost. A kernel that a call launches in several versions has a number
-    behind its name from the second on.
+    `version` counts those of one `function` that the call launches, `registers` are of a thread, `spill_bytes` what
+    ptxas keeps of them in memory, `columns` are of tensor memory, `warnings` what ptxas says of performance lost.
     """
 
     call: Call
-    kernel: str
+    function: str
+    version: int
     target: int
     configuration: Configuration
     warps: int
@@ -36,6 +36,11 @@ class Compiled:
     warnings: tuple[str, ...]
     ptx: str
     cubin: bytes
+
+    @property
+    def kernel(self) -> str:
+        """The function, from its second version on with a number behind it."""
+        return self.function if self.version == 1 else f"{self.function} {self.version}"
 
     @property
     def serialised(self) -> bool:

@@ -134,8 +134,8 @@ def problems(compiled: Compiled) -> list[str]:
     }
     if compiled.target == HOPPER and compiled.call.dtype.itemsize == 2:
         found["has products that are not wgmma (HMMA)"] = "HMMA" in opcodes
-    if compiled.target == HOPPER and compiled.kernel in compiled.call.streaming:
-        found |= _of_streaming(hot_loops(code))
+        if compiled.function in compiled.call.streaming:
+            found |= _of_streaming(hot_loops(code))
     return [problem for problem, there in found.items() if there]
 
 

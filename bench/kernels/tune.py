@@ -100,14 +100,13 @@ class Progress:
 
 def tune(call: Call, device: torch.device, progress: Progress, capture: Capture) -> Iterator[Winner]:
     """The fastest configuration of each kernel of a call that has candidates, the other kernels as in the table."""
-    launch = call.make(device)
-    asked, expected = lookups(launch)
+    asked, expected = lookups(call, device)
     for lookup in asked:
         named = {c.name: c for c in (lookup.configuration, *candidates(lookup))}
         if len(named) == 1:
             continue
         done = progress.lines(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named))
-        times = done[-1]["times"] if done else _race(call, launch, expected, lookup, named, progress, capture)
+        times = done[-1]["times"] if done else _race(call, device, expected, lookup, named, progress, capture)
         if times:
             best, own = min(times, key=times.__getitem__), lookup.configuration.name
             yield Winner(
@@ -115,8 +114,8 @@ def tune(call: Call, device: torch.device, progress: Progress, capture: Capture)
             )
 
 
-def lookups(launch: Launch) -> tuple[list[Lookup], Any]:
-    """What a launch asks of tables, the first of each kernel, and its result."""
+def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
+    """What a call asks of tables, the first of each kernel, and its result."""
     found: dict[str, Lookup] = {}
     fitting = launching.fitting
 
@@ -126,7 +125,7 @@ def lookups(launch: Launch) -> tuple[list[Lookup], Any]:
         return answer
 
     with mock.patch.object(launching, "fitting", look):
-        result = _poisoned(launch)
+        result = _result(call, device)
     return list(found.values()), result
 
 
@@ -158,7 +157,7 @@ def _using(kernel: str, given: Configuration) -> Iterator[None]:
 
 def _race(
     call: Call,
-    launch: Launch,
+    device: torch.device,
     expected: Any,
     lookup: Lookup,
     named: Mapping[str, Configuration],
@@ -166,7 +165,7 @@ def _race(
     capture: Capture,
 ) -> dict[str, float]:
     """Median nanoseconds of the call with each candidate that is right, all taken in the same rounds."""
-    samplers = {}
+    launch, samplers = call.make(device), {}
     for name, configuration in named.items():
         said = {"call": call.name, "kernel": lookup.kernel, "configuration": name}
         if len(progress.lines(**said, step="started")) - len(progress.lines(**said, step="ended")) >= TRIES:
@@ -174,7 +173,7 @@ def _race(
         progress.add(**said, step="started")
         try:
             with _using(lookup.kernel, configuration):
-                wrong = _difference(_poisoned(launch), expected) > TOLERANCE[call.dtype.itemsize]
+                wrong = _difference(_result(call, device), expected) > TOLERANCE[call.dtype.itemsize]
                 if not wrong:
                     samplers[name] = capture(launch)
             progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
@@ -192,9 +191,11 @@ def _race(
     return times
 
 
-def _poisoned(launch: Launch) -> Any:
-    """The result of a launch that finds NaN in memory of its own, not what the launch before it left there."""
+def _result(call: Call, device: torch.device) -> Any:
+    """Of a launch on inputs of its own, always the same, which finds NaN where it allocates, not what others left."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.manual_seed(0)
+    launch = call.make(device)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         return launch()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attention_zoo import Attention
-    from attention_zoo.ops.decoding import State
+    from attention_zoo.ops.decoding.states import State
     from bench.measures.workbench import Workbench
 
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.ops.decoding import ROWS
+from attention_zoo.ops.decoding.states import ROWS
 
 HEADS, HEAD_DIM, LENGTH = 2, 8, 23
 NAMES = attention_zoo.list_attentions()

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
+from attention_zoo.ops.feature_product.state_kernels import SIZES
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def divide_kernel(
     d_out,  # (batch, heads, n, h), of any strides but the last
     out,  # (batch * heads, n, h)
@@ -40,7 +41,7 @@ def divide_kernel(
     tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def square_gradient_kernel(
     x,  # (batch, heads, n, r), of any strides but the last
     y,  # descriptor (batch, heads, n, h)
@@ -99,7 +100,7 @@ def square_gradient_kernel(
     tl.store(place, summed.to(out.dtype.element_ty), visible)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def gradient_kernel(
     y,  # descriptor (batch, heads, n, h)
     row_weights,  # (batch * heads, n), or None

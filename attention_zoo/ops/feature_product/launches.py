@@ -111,7 +111,7 @@ def square_states(
     """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for."""
     batch, heads, seq_len, r = x.shape
     h, blocks = values.shape[-1], r // 16
-    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h)
+    tiles = chosen("square_state", x, heads=batch * heads, r=r, h=h, segments=int(not scan))
     rows, dtype = batch * heads, x.dtype if scan else torch.float32
     sums = x.new_empty(rows, chunks.count, 128 * blocks * (blocks + 1), h, dtype=dtype) if packed else None
     other = x.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
@@ -121,7 +121,7 @@ def square_states(
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
         descriptor(values, (1, 1, block_t, h)),
         *(sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(x_t.shape[-1] // chunks.count, r, h, scan, reverse, precision(x)),
+        *(x_t.shape[-1] // chunks.count, chunks.count if scan else 1, r, h, scan, reverse, precision(x)),
         **tiles.options,
     )
     return (sums, other) if scan else (_total(sums, values.dtype), _total(other, values.dtype))
@@ -143,7 +143,10 @@ def states(
     decay: Tensor | None = None,
     norm: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sums of `x_f v_d`, `(.., m, h)`, and with `norm` of `x_f` times the row's weight, `(.., m)` in float32."""
+    """Sums of `x_f v_d`, `(.., m, h)`, and with `norm` of `x_f` times the row's weight, `(.., m)` in float32.
+
+    Of what is before each chunk, in the dtype of x; without `scan` of each chunk itself, in float32.
+    """
     batch, heads, seq_len, m = x.shape
     h, rows = values.shape[-1], batch * heads
     tiles = chosen("state", x, h=h)
@@ -153,12 +156,29 @@ def states(
     state_kernel[m // block_m * rows, 1 if scan else chunks.count](
         *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
         *(sums, norms, heads, seq_len, chunks.size, chunks.count),
-        *(m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        *(chunks.count if scan else 1, m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
         **{**tiles.options, "BLOCK_M": block_m},
     )
-    if scan:
-        return sums, norms
-    return sums.sum(1, keepdim=True).to(values.dtype), _total(norms, torch.float32)
+    return sums, norms
+
+
+def totals(sums: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The sums over all chunks, as those of a single one."""
+    return sums.sum(1, keepdim=True).to(dtype), _total(norms, torch.float32)
+
+
+def square_norms(x: Tensor, weighted: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False) -> Tensor:
+    """Sums of `x_i y_j`, `(.., r, r)`, of all rows before each chunk, or after it.
+
+    A chunk's are a few numbers, so each is summed by a program of its own, and what is before it added up afterwards:
+    one program that walks along a sequence takes longer than all the others.
+    """
+    sums, _ = states(x, weighted, chunks, scan=False, norm=False)
+    if not scan:
+        return sums.sum(1, keepdim=True).to(x.dtype)
+    sums = sums.flip(1) if reverse else sums
+    before = F.pad(sums.cumsum(1)[:, :-1], (0, 0, 0, 0, 1, 0))
+    return (before.flip(1) if reverse else before).to(x.dtype)
 
 
 def square_output(

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
+from attention_zoo.ops.feature_product.state_kernels import SIZES
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def _slope(scores, LOG_DEGREE: tl.constexpr):
     return slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def near_query_kernel(
     queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
     keys,  # the same, by BLOCK_N rows
@@ -79,7 +80,7 @@ def near_query_kernel(
     tl.store(place, summed.to(out.dtype.element_ty), (rows < end)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def near_key_kernel(
     queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
     keys,  # the same, by BLOCK_N rows

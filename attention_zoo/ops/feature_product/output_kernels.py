@@ -7,7 +7,7 @@ and 16 numbers j. None of them is ever in memory.
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.state_kernels import pair_of
+from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of
 
 
 @triton.jit
@@ -151,7 +151,7 @@ def _finish(
     tl.store(place, summed.to(out.dtype.element_ty), visible)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def square_output_kernel(
     x,  # (batch, heads, n, r), of any strides but the last
     states,  # descriptor (batch * heads * chunks * width, h)
@@ -221,7 +221,7 @@ def square_output_kernel(
     _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def output_kernel(
     x,  # descriptor (batch, heads, n, m), by BLOCK_T rows and BLOCK_M columns
     states,  # descriptor (batch * heads * chunks * m, h)
@@ -260,8 +260,11 @@ def output_kernel(
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     is_far = (chunk >= first_far) & (chunk <= last_far)
     total = tl.zeros((BLOCK_T, 8), tl.float32)
+    if keys is None:
+        if not is_far:
+            return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
-    for m in range(0, tl.where(is_far, M, 0), BLOCK_M):
+    for m in range(0, M if keys is None else tl.where(is_far, M, 0), BLOCK_M):
         own = tl.reshape(x.load([head // heads, head % heads, t, m]), (BLOCK_T, BLOCK_M))
         summed = tl.dot(own, states.load([at * M + m, 0]), summed, input_precision=PRECISION)
         if totals is not None:

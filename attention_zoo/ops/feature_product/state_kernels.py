@@ -7,6 +7,9 @@ has at each chunk is stored, so that no other pass adds up prefixes. Without `SC
 import triton
 import triton.language as tl
 
+# A kernel compiled for one number of heads, or of chunks, is the kernel of all.
+SIZES = ("heads", "chunks", "chunk_rows", "steps", "first_far", "last_far")
+
 
 @triton.jit
 def pair_of(index, BLOCKS: tl.constexpr):
@@ -64,7 +67,7 @@ def _store_squares(
             tl.store(mirrored, tl.permute(cube, (1, 2, 0)).to(permuted.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def square_state_kernel(
     left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     right,  # the same, by 16 rows
@@ -76,6 +79,7 @@ def square_state_kernel(
     chunk_size,
     chunks,
     chunk_rows,
+    steps,
     R: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
@@ -93,7 +97,7 @@ def square_state_kernel(
     block_i, block_j = pair_of(tile // PARTS, BLOCKS)
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
-    for step in range(chunks if SCAN else 1):
+    for step in range(steps):
         chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:
@@ -117,7 +121,7 @@ def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H
         tl.store(norms + at * M + features, norm)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def state_kernel(
     x,  # descriptor (batch, heads, n, m)
     values,  # descriptor (batch, heads, n, h)
@@ -129,6 +133,7 @@ def state_kernel(
     seq_len,
     chunk_size,
     chunks,
+    steps,
     M: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
@@ -144,7 +149,7 @@ def state_kernel(
     features = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     total = tl.zeros((BLOCK_M, H), tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
-    for step in range(chunks if SCAN else 1):
+    for step in range(steps):
         chunk, begin, end = _rows_of_step(step, group, seq_len, chunk_size, chunks, SCAN, REVERSE)
         at = (head * chunks + chunk).to(tl.int64)
         if SCAN:

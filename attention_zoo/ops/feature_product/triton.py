@@ -153,12 +153,12 @@ def _forward(given: _Inputs) -> tuple[Tensor, Tensor]:
         if given.reads_sums:
             cut = given.summed(right)
             sums, _ = launches.square_states(right, value, cut, scan=scan, packed=True, permuted=False)
-            norms, _ = launches.states(right, right, cut, scan=scan, norm=False)
+            norms = launches.square_norms(right, right, cut, scan=scan)
         out, totals = launches.square_output(left, sums, norms, chunks, h, near=given.near, bias=given.bias)
     else:
         key_scale = scales and scales.key
         if given.reads_sums:
-            sums, norms = launches.states(
+            sums, norms = _feature_sums(
                 *(right, _weighted(value, key_scale), given.summed(right)),
                 scan=scan,
                 weights=key_scale,
@@ -173,6 +173,14 @@ def _forward(given: _Inputs) -> tuple[Tensor, Tensor]:
         )
     assert totals is not None
     return out, totals
+
+
+def _feature_sums(x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, **options: Any) -> tuple[Tensor, Tensor]:
+    """The sums that rows read, and their norms."""
+    sums, norms = launches.states(x, values, chunks, scan=scan, **options)
+    sums, norms = (sums, norms) if scan else launches.totals(sums, norms, values.dtype)
+    assert norms is not None
+    return sums, norms
 
 
 def _backward(given: _Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tuple[Tensor, ...]:
@@ -206,12 +214,12 @@ def _pull_squares(
         return *(torch.zeros_like(x) if d is None else d for x, d in ((left, d_left), (right, d_right))), d_value  # type: ignore[return-value]
     cut = given.summed(right)
     _, sums = launches.square_states(right, value, cut, scan=scan, packed=False, permuted=True)
-    norms, _ = launches.states(right, right, cut, scan=scan, norm=False)
+    norms = launches.square_norms(right, right, cut, scan=scan)
     d_left = launches.square_gradient(left, grad, sums, norms, chunks, weights=d_total, out=d_left)
     del sums
     cut, chunks = given.summed(left), chunks.reversed if scan else Chunks(right.shape[2], 1)
     packed, sums = launches.square_states(left, grad, cut, scan=scan, reverse=True, packed=True, permuted=True)
-    norms, _ = launches.states(left, _weighted(left, d_total), cut, scan=scan, reverse=True, norm=False)
+    norms = launches.square_norms(left, _weighted(left, d_total), cut, scan=scan, reverse=True)
     d_right = launches.square_gradient(right, value, sums, norms, chunks, out=d_right)
     d_value, _ = launches.square_output(right, packed, None, chunks, value.shape[-1], out=d_value)
     return d_left, d_right, d_value
@@ -231,14 +239,12 @@ def _pull_features(
     left, right, value, chunks, scan = given.left, given.right, given.value, given.chunks, given.causal
     of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
     given_keys = right, _weighted(value, of_key), given.summed(right)
-    sums, norms = launches.states(*given_keys, scan=scan, weights=of_key, decay=decay)
-    assert norms is not None
+    sums, norms = _feature_sums(*given_keys, scan=scan, weights=of_key, decay=decay)
     d_left = launches.gradient(grad, sums, norms, chunks, weights=d_total, row_scales=of_query, out=d_left)
     chunks = chunks.reversed if scan else Chunks(right.shape[2], 1)
     weights = d_total if of_query is None else d_total * of_query
     given_queries = left, _weighted(grad, of_query), given.summed(left)
-    sums, norms = launches.states(*given_queries, scan=scan, reverse=True, weights=weights, decay=decay)
-    assert norms is not None
+    sums, norms = _feature_sums(*given_queries, scan=scan, reverse=True, weights=weights, decay=decay)
     d_right = launches.gradient(value, sums, norms, chunks, row_scales=of_key, out=d_right)
     d_value, _ = launches.output(right, sums, None, chunks, value.shape[-1], row_scales=of_key, out=d_value)
     return d_left, d_right, d_value

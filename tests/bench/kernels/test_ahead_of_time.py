@@ -19,6 +19,15 @@ TABLE = [row for row in recorded.read() if row.triton == triton.__version__]
 of_this_triton = pytest.mark.skipif(bool(CALLS) and not TABLE, reason=f"no rows of triton {triton.__version__}")
 
 
+# Sums of fewer than 64 features, the rows of a wgmma, where a sketch has fewer.
+NARROW = ("state_kernel", "state_kernel 2")
+
+
+def allowed(row):
+    """Problems that a kernel cannot but have."""
+    return ("has products that are not wgmma (HMMA)",) if row.kernel in NARROW else ()
+
+
 def typical(call):
     """Whether it is of the numbers and the head dimension that the kernels are made for first."""
     return call.dtype.itemsize == 2 and re.search(r"\bh64\b", call.name) is not None
@@ -29,7 +38,8 @@ def compile_and_compare(tmp_path, targets, names):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     pattern = f"^({'|'.join(map(re.escape, names))})$"
-    command = [sys.executable, "-m", "bench.kernels.ahead_of_time", "--match", pattern, "--target", *map(str, targets)]
+    command = [sys.executable, "-m", "bench.kernels.ahead_of_time", "--match", pattern, "--jobs", "1"]
+    command += ["--target", *map(str, targets)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"of {len(names)} calls compiled" in done.stdout
@@ -53,8 +63,8 @@ def test_the_table_is_of_the_calls_that_there_are():
 @of_this_triton
 def test_typical_kernels_have_no_problem_on_hopper_and_spill_nowhere():
     rows = [row for row in TABLE if typical(CALLS[row.call])]
-    assert [row for row in rows if row.target == 90 and row.problems] == []
-    assert [row for row in rows if row.spill_bytes] == []
+    bad = [row for row in rows if row.spill_bytes or (row.target == 90 and row.problems not in ("", *allowed(row)))]
+    assert [f"sm_{row.target} {row.call}, {row.kernel}: {row.problems}" for row in bad] == []
 
 
 @of_this_triton
@@ -94,7 +104,7 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(ahead_of_time, "compile_call", compile_call)
     monkeypatch.setattr(recorded, "row", row)
     monkeypatch.setattr(recorded, "TABLE", tmp_path / "table.csv")
-    return ahead_of_time.main
+    return lambda arguments: ahead_of_time.main(["--jobs", "1", *arguments])
 
 
 def test_a_call_that_does_not_compile_fails_the_command_and_not_the_others(command, capsys):

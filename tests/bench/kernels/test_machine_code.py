@@ -99,6 +99,12 @@ def test_left_operands_come_from_shared_memory_or_from_registers(small):
     assert "UTCHMMA" in small["100"]["from shared memory"]["loops"]
 
 
+def test_versions_of_a_kernel_have_numbers_and_one_gate(small):
+    second = small["90"]["three launches"]
+    assert second["kernel"] == "expansion 2" and second["configuration"] == "t128_c1_w4_s3"
+    assert second["problems"] == small["90"]["one feature at a time"]["problems"]
+
+
 def test_what_does_not_compile_is_said_with_the_compilers_reason(small):
     said = small["90"]["impossible"]
     assert said.startswith("product does not compile for sm_90: ") and "Insufficient registers" in said

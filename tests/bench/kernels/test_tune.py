@@ -150,6 +150,15 @@ def test_only_the_kernel_that_is_tuned_gets_another_configuration(call, progress
     assert all(configuration == seen[1] for configuration in seen[1::2])
 
 
+def test_a_launch_that_changes_its_inputs_has_fresh_ones_for_each_result(call, progress):
+    def make(device):
+        state, launch = torch.randn(4, device=device), call.make(device)
+        return lambda: (launch(), state.add_(1).clone())
+
+    (winner,) = tune.tune(Call("step", torch.float32, make), DEVICE, progress, Clock(1.0, 2.0))
+    assert set(winner.times) == {OWN.name, WIDE.name}
+
+
 @pytest.mark.parametrize(
     ("result", "expected", "difference"),
     [

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_zoo.ops import launching
+from attention_zoo.ops.decoding.tiles import rows_of_part
 from attention_zoo.ops.feature_product.reference import divide_by_last
 
 # Keys whose tensored features are in memory together while a prompt is summed.
@@ -102,7 +104,8 @@ class FeatureSums(State):
     The width is that of the features, or of their pairs in degree 2: of equal products, `phi_a phi_b = phi_b phi_a`,
     one is kept, times sqrt(2). Rounded to 16 bits a long sum would stop growing. With `scaled`, each key has a log
     scale t_j and the sums are `sum_j exp(t_j - T) ...` relative to the largest so far, T, so that nothing overflows; T
-    cancels in a ratio.
+    cancels in a ratio. With `split`, on a GPU, the values are in parts of `rows` dimensions, each followed by a row for
+    a normaliser of its own (and each with its own T): a kernel's programs update and read a part without the others.
     """
 
     def __init__(
@@ -116,15 +119,18 @@ class FeatureSums(State):
         *,
         degree: int = 1,
         scaled: bool = False,
+        split: bool = False,
     ) -> None:
         super().__init__(batch_size, device, dtype)
         precision = torch.promote_types(dtype, torch.float32)
-        self._features, self._degree = features, degree
+        self._features, self.degree = features, degree
         width = features if degree == 1 else features * (features + 1) // 2
-        shape = batch_size * heads, head_dim + 1, width
-        self._sums = torch.zeros(shape, device=device, dtype=precision)
-        largest = torch.full((batch_size, heads), -torch.inf, device=device, dtype=precision)
-        self._log_scale = largest if scaled else None
+        is_split = split and launching.on_gpu(torch.empty(0, device=device))
+        self.rows = rows_of_part(head_dim, width) if is_split else head_dim
+        self.parts = head_dim // self.rows
+        self.sums = torch.zeros(batch_size * heads, head_dim + self.parts, width, device=device, dtype=precision)
+        largest = torch.full((batch_size, heads, self.parts), -torch.inf, device=device, dtype=precision)
+        self.log_scale = largest if scaled else None
 
     def add(self, features: Tensor, value: Tensor, log_scale: Tensor | None = None) -> None:
         """Add tokens: `(batch, heads, tokens, features)`, zero at padding, and `(batch, heads, tokens, head_dim)`.
@@ -132,28 +138,29 @@ class FeatureSums(State):
         `log_scale` is `(batch, heads, tokens)`, and given if and only if the sums are scaled.
         """
         self.length += features.shape[2]
-        features, value = features.to(self._sums.dtype), F.pad(value.to(self._sums.dtype), (0, 1), value=1.0)
+        features, parts = features.to(self.sums.dtype), value.to(self.sums.dtype).unflatten(-1, (-1, self.rows))
+        value = F.pad(parts, (0, 1), value=1.0).flatten(-2)
         if log_scale is not None:
             features = features * self._rescale(log_scale)[..., None]
         for some, their_values in zip(features.split(ROWS, 2), value.split(ROWS, 2), strict=True):
-            self._sums.baddbmm_(their_values.flatten(0, 1).mT, self._expanded(some))
+            self.sums.baddbmm_(their_values.flatten(0, 1).mT, self._expanded(some))
 
     def _expanded(self, features: Tensor) -> Tensor:
         """`(batch * heads, tokens, width)`."""
-        if self._degree == 1:
+        if self.degree == 1:
             return features.flatten(0, 1)
         vectors, numbers = features.shape[:3].numel(), features.reshape(-1)
         first, second, roots = _pairs(self._features, vectors, features.device, features.dtype)
         expanded = numbers.index_select(0, first).mul_(numbers.index_select(0, second))
-        return expanded.view(len(self._sums), -1, len(roots)).mul_(roots)
+        return expanded.view(len(self.sums), -1, len(roots)).mul_(roots)
 
     def _rescale(self, log_scale: Tensor) -> Tensor:
         """Make the sums relative to the new largest scale; returns the new keys' scales relative to it."""
-        assert self._log_scale is not None
-        largest = torch.maximum(self._log_scale, log_scale.amax(-1))
-        self._sums *= (self._log_scale - largest).exp().view(-1, 1, 1)
-        self._log_scale = largest
-        return (log_scale - largest[..., None]).exp()
+        assert self.log_scale is not None
+        largest = torch.maximum(self.log_scale, log_scale.amax(-1, keepdim=True))
+        self.sums *= (self.log_scale - largest).exp()[..., :1].reshape(-1, 1, 1)
+        self.log_scale = largest
+        return (log_scale - largest[..., :1]).exp()
 
     def next(self, both: Tensor, value: Tensor, log_scale: Tensor | None = None, bias: float = 0.0) -> Tensor:
         """`add` one token and `read` for it.
@@ -161,26 +168,29 @@ class FeatureSums(State):
         The features of its query and its key are `(batch, heads, 2, features)`, side by side.
         """
         self.length += 1
-        expanded = self._expanded(both.to(self._sums.dtype))
-        key, value = expanded[:, 1:], value.reshape(len(self._sums), -1, 1).to(expanded.dtype)
+        expanded = self._expanded(both.to(self.sums.dtype))
+        key, parts = expanded[:, 1:], value.reshape(-1, self.rows, 1).to(expanded.dtype)
         if log_scale is not None:
             key = key * self._rescale(log_scale).view(-1, 1, 1)
-        self._sums.addcmul_(torch.cat([value, _ones(len(value), self.device, value.dtype)], 1), key)
+        column = torch.cat([parts, _ones(len(parts), self.device, parts.dtype)], 1)
+        self.sums.addcmul_(column.view(len(self.sums), -1, 1), key)
         return self._divided(self._of_queries(expanded[:, :1]), bias)
 
     def _divided(self, summed: Tensor, bias: float) -> Tensor:
         # Weights are never negative: with a bias there is always something to divide by.
         if bias == 0:
-            return divide_by_last(summed, bias).to(self.dtype)
-        values, total = summed.split((summed.shape[-1] - 1, 1), -1)
-        return (values / total.add_(bias)).to(self.dtype)
+            divided = divide_by_last(summed, bias)
+        else:
+            values, total = summed.split((self.rows, 1), -1)
+            divided = values / total.add_(bias)
+        return divided.view(*divided.shape[:2], 1, -1).to(self.dtype)
 
     def _of_queries(self, expanded: Tensor) -> Tensor:
-        return torch.bmm(expanded, self._sums.mT).view(self.batch_size, -1, 1, self._sums.shape[1])
+        return torch.bmm(expanded, self.sums.mT).view(self.batch_size, -1, self.parts, self.rows + 1)
 
     def product(self, features: Tensor) -> Tensor:
-        """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, 1, head_dim + 1)`."""
-        return self._of_queries(self._expanded(features.to(self._sums.dtype)))
+        """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, parts, rows + 1)`."""
+        return self._of_queries(self._expanded(features.to(self.sums.dtype)))
 
     def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
         """`sum_j w_j v_j / (bias + sum_j w_j)` for one query; zeros where the denominator is."""
@@ -190,7 +200,9 @@ class FeatureSums(State):
 @functools.lru_cache(maxsize=16)
 def _pairs(features: int, vectors: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Where the first and the second of each pair are, vector by vector, and the root of the number of equal pairs."""
-    pairs = torch.triu_indices(features, features, device=device)
+    # Pair w is a number and the one w // features after it, in a circle: a kernel needs no table.
+    index = torch.arange(features * (features + 1) // 2, device=device)
+    pairs = torch.stack([index, index + index // features]) % features
     first, second = (pairs[:, None] + features * torch.arange(vectors, device=device)[:, None]).flatten(1)
     return first, second, (2 - (pairs[0] == pairs[1]).to(dtype)).sqrt()
 
@@ -203,7 +215,8 @@ def _ones(rows: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 class BlockState(State):
     """Feature sums of the blocks that are full, and a cache of the current one for the exact weights inside it.
 
-    The cache holds a whole block from the start: the size does not depend on the number of tokens.
+    The sums are not split: no step both updates and reads them. The cache holds a whole block from the start: the size
+    does not depend on the number of tokens.
     """
 
     def __init__(self, sums: FeatureSums, block: KeyValueCache, block_size: int) -> None:

@@ -1,0 +1,54 @@
+"""Tiles of the kernels of decoding, and the parts that a state is in for them."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration, Row
+
+# A part's normaliser is read with it: parts of wide sums, long enough already, have fewer rows for more programs.
+WIDE = 256
+ROWS_OF_WIDE, ROWS_OF_NARROW, FEWEST_ROWS = 16, 32, 8
+# What a program holds in registers: features that it makes, and numbers of a sketch's matrix.
+MOST_FEATURES, LARGEST_MATRIX = 1024, 2**13
+
+ROWS: tuple[Row, ...] = (
+    Row("featured_step", Configuration({"BLOCK": 64}, 4, 1), at_most={"width": 64}),
+    Row("featured_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Row("sketched_step", Configuration({"BLOCK": 128}, 4, 1)),
+    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 4, 1), at_most={"width": 256}),
+    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 16}, 8, 1), at_most={"width": 512}),
+    Row("exponential_step", Configuration({"BLOCK": 128, "BLOCK_DIM": 8}, 8, 1)),
+    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
+    Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
+)
+
+
+def rows_of_part(head_dim: int, width: int) -> int:
+    """Dimensions of the values that share a normaliser in a state whose steps are kernels."""
+    rows = math.gcd(head_dim, ROWS_OF_NARROW if width <= WIDE else ROWS_OF_WIDE)
+    return rows if rows >= FEWEST_ROWS else head_dim
+
+
+def holds(matrices: Tensor) -> bool:
+    """Whether a program has room for one of the two matrices of a sketch, `(groups, head_dim, 2, r)`."""
+    return matrices.shape[1] * matrices.shape[3] <= LARGEST_MATRIX
+
+
+def refusal_of(query: Tensor, features: int = 1) -> str | None:
+    """Why no kernel steps by such a token, `(batch, heads, 1, head_dim)`; None if one does.
+
+    Args:
+        query: of the token.
+        features: those that the kernel makes by itself and needs all at once.
+    """
+    if not launching.on_gpu(query):
+        return f"its steps are kernels for a GPU, the input is on {query.device.type}"
+    if query.shape[-1] % FEWEST_ROWS:
+        return f"its steps take a head_dim that is a multiple of {FEWEST_ROWS}, the input has {query.shape[-1]}"
+    if features > MOST_FEATURES:
+        return f"its steps make at most {MOST_FEATURES} features, there are {features}"
+    return launching.refusal_of(query)

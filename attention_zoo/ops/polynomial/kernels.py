@@ -1,0 +1,292 @@
+"""Attention with the weights `w_ij = <q_i, k_j>^p`, p even, one tile of them at a time.
+
+`out_i = sum_j w_ij v_j / (bias_i + sum_j w_ij)`. A tensor `(batch, heads, rows, h)` comes as a descriptor of tiles, or
+by its strides. Rows beyond its end are read as zeros, whose weights and gradients are zeros, and are not written: only
+the diagonal needs a mask. `place` is a batch item and a head, `item` their number.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Of a degree.
+BITS = tl.constexpr(16)
+# The least normal float32.
+LEAST = tl.constexpr(2.0**-126)
+# Of float32: three products of 11 bits.
+PRECISION = tl.constexpr("tf32x3")
+
+
+@triton.jit
+def power(x, DEGREE: tl.constexpr):
+    """x^DEGREE by squaring, unrolled: from the bit below the highest on."""
+    y = x
+    for bit in tl.static_range(BITS - 1, -1, -1):
+        if DEGREE >> (bit + 1) > 0:
+            y = y * y
+            if (DEGREE >> bit) % 2 == 1:
+                y = y * x
+    return y
+
+
+@triton.jit
+def pointers(x, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """To the numbers of a tile."""
+    batch, head = place
+    first = tl.cast(batch, tl.int64) * x.batch_stride + tl.cast(head, tl.int64) * x.head_stride
+    first += tl.cast(start, tl.int64) * x.row_stride
+    return x.data + first + tl.arange(0, ROWS)[:, None] * x.row_stride + tl.arange(0, HEAD_DIM)[None, :]
+
+
+@triton.jit
+def load(x, place, start, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The tile `(ROWS, HEAD_DIM)` that begins at row `start`."""
+    if isinstance(x, tl.tensor_descriptor):
+        return x.load([place[0], place[1], start, 0]).reshape(ROWS, HEAD_DIM)
+    else:  # Triton would go on after an `if` that returns
+        is_there = start + tl.arange(0, ROWS) < x.rows
+        return tl.load(pointers(x, place, start, ROWS, HEAD_DIM), mask=is_there[:, None], other=0.0)
+
+
+@triton.jit
+def store(x, place, start, tile):
+    """Write such a tile."""
+    ROWS: tl.constexpr = tile.shape[0]
+    HEAD_DIM: tl.constexpr = tile.shape[1]
+    if isinstance(x, tl.tensor_descriptor):
+        x.store([place[0], place[1], start, 0], tile.to(x.dtype).reshape(1, 1, ROWS, HEAD_DIM))
+    else:
+        is_there = start + tl.arange(0, ROWS) < x.rows
+        tl.store(pointers(x, place, start, ROWS, HEAD_DIM), tile, mask=is_there[:, None])
+
+
+@triton.jit
+def add_keys(
+    sums, q, key, value, place, row, first, last, DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, N: tl.constexpr
+):
+    """Add what the keys `first` to `last`, N at a time, give to the rows from `row` on."""
+    M: tl.constexpr = q.shape[0]
+    HEAD_DIM: tl.constexpr = q.shape[1]
+    summed, total = sums
+    for start in range(first, last, N):
+        k = load(key, place, start, N, HEAD_DIM)
+        weights = power(tl.dot(q, k.T, input_precision=PRECISION), DEGREE)
+        if DIAGONAL:
+            is_past = (start + tl.arange(0, N))[None, :] <= (row + tl.arange(0, M))[:, None]
+            weights = tl.where(is_past, weights, 0.0)
+        # Every eighth column together, which one thread holds: threads are added once, at the end.
+        total += tl.sum(weights.reshape(M, N // 8, 8), 1)
+        v = load(value, place, start, N, HEAD_DIM)
+        summed = tl.dot(weights.to(v.dtype), v, summed, input_precision=PRECISION)
+    return summed, total
+
+
+@triton.jit
+def forward(
+    query,
+    key,
+    value,
+    bias,
+    out,
+    denominator,
+    heads,
+    queries,
+    keys,
+    DEGREE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A tile of rows of the output, and of its denominators, infinite where they are none, so that zeros come of it.
+
+    `bias` and `denominator` are float32 `(batch * heads, queries)`.
+    """
+    tiles = tl.cdiv(queries, BLOCK_M)
+    item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile  # what takes longest begins first
+    place, row = (item // heads, item % heads), tile * BLOCK_M
+    q = load(query, place, row, BLOCK_M, HEAD_DIM)
+    sums = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32), tl.zeros([BLOCK_M, 8], tl.float32)
+    seen = row // BLOCK_N * BLOCK_N if CAUSAL else keys
+    sums = add_keys(sums, q, key, value, place, row, 0, seen, DEGREE, False, BLOCK_N)
+    if CAUSAL:
+        last = tl.minimum(row + BLOCK_M, keys)
+        sums = add_keys(sums, q, key, value, place, row, seen, last, DEGREE, True, BLOCK_N)
+    summed, total = sums
+    rows = row + tl.arange(0, BLOCK_M)
+    at = tl.cast(item, tl.int64) * queries + rows
+    by = tl.sum(total, 1) + tl.load(bias + at, mask=rows < queries, other=0.0)
+    by = tl.where(by < LEAST, float("inf"), by)
+    tl.store(denominator + at, by, mask=rows < queries)
+    store(out, place, row, summed / by[:, None])
+
+
+@triton.jit
+def unit_of(denominator, DEGREE: tl.constexpr):
+    """The power of two in whose units scores give a denominator near 1; 1 where that is infinite."""
+    exponent = tl.floor(tl.log2(denominator) / DEGREE + 0.5)
+    return tl.where(denominator < float("inf"), tl.exp2(exponent), 1.0)
+
+
+@triton.jit
+def prepare(
+    d_out,
+    query,
+    out,
+    denominator,
+    in_units,
+    d_summed,
+    d_total,
+    heads,
+    queries,
+    DEGREE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """A tile of rows of the queries in other units, and there of the gradients of `sum_j w_ij v_j` and of denominators.
+
+    In those that the forward pass has to guess a row's weights may all be small, and its gradients large.
+    """
+    tiles = tl.cdiv(queries, BLOCK_M)
+    item, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_M
+    place = item // heads, item % heads
+    rows = row + tl.arange(0, BLOCK_M)
+    at = tl.cast(item, tl.int64) * queries + rows
+    by = tl.load(denominator + at, mask=rows < queries, other=1.0)
+    unit = unit_of(by, DEGREE)
+    q = load(query, place, row, BLOCK_M, HEAD_DIM)
+    store(in_units, place, row, (q / unit[:, None]).to(q.dtype))
+    d = load(d_out, place, row, BLOCK_M, HEAD_DIM)
+    d = (d / (by / power(unit, DEGREE))[:, None]).to(d.dtype)
+    store(d_summed, place, row, d)
+    o = load(out, place, row, BLOCK_M, HEAD_DIM)
+    # Of the gradient as the other kernels will read it.
+    tl.store(d_total + at, -tl.sum(d.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
+
+
+@triton.jit
+def add_queries(
+    sums, k, v, query, d_summed, d_total, place, queries, column, first, last,
+    DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, M: tl.constexpr
+):  # fmt: skip
+    """Add what the queries `first` to `last`, M at a time, give to the gradients of the keys from `column` on."""
+    N: tl.constexpr = k.shape[0]
+    HEAD_DIM: tl.constexpr = k.shape[1]
+    d_k, d_v = sums
+    for start in range(first, last, M):
+        rows = start + tl.arange(0, M)
+        # First, because it does not come ahead of its time as tiles do.
+        dz = tl.load(d_total + rows, mask=rows < queries, other=0.0)
+        q = load(query, place, start, M, HEAD_DIM)
+        scores = tl.dot(k, q.T, input_precision=PRECISION)
+        if DIAGONAL:
+            is_past = (column + tl.arange(0, N))[:, None] <= rows[None, :]
+            scores = tl.where(is_past, scores, 0.0)
+        slope = power(scores, DEGREE - 1)
+        d = load(d_summed, place, start, M, HEAD_DIM)
+        d_v = tl.dot((slope * scores).to(d.dtype), d, d_v, input_precision=PRECISION)
+        d_weights = tl.dot(v, d.T, input_precision=PRECISION) + dz[None, :]
+        d_k = tl.dot((slope * d_weights).to(q.dtype), q, d_k, input_precision=PRECISION)
+    return d_k, d_v
+
+
+@triton.jit
+def backward_keys(
+    query,
+    key,
+    value,
+    d_summed,
+    d_total,
+    d_key,
+    d_value,
+    heads,
+    queries,
+    keys,
+    DEGREE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A tile of rows of the gradients of keys and values, by queries in the units of `prepare`."""
+    tiles = tl.cdiv(keys, BLOCK_N)
+    item, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
+    place = item // heads, item % heads
+    d_total += tl.cast(item, tl.int64) * queries
+    k = load(key, place, column, BLOCK_N, HEAD_DIM)
+    v = load(value, place, column, BLOCK_N, HEAD_DIM)
+    sums = tl.zeros([BLOCK_N, HEAD_DIM], tl.float32), tl.zeros([BLOCK_N, HEAD_DIM], tl.float32)
+    seen_by_all = 0
+    if CAUSAL:
+        first = column // BLOCK_M * BLOCK_M
+        seen_by_all = tl.minimum(tl.cdiv(column + BLOCK_N, BLOCK_M) * BLOCK_M, queries)
+        sums = add_queries(
+            sums, k, v, query, d_summed, d_total, place, queries, column, first, seen_by_all, DEGREE, True, BLOCK_M
+        )
+    d_k, d_v = add_queries(
+        sums, k, v, query, d_summed, d_total, place, queries, column, seen_by_all, queries, DEGREE, False, BLOCK_M
+    )
+    store(d_key, place, column, DEGREE * d_k)
+    store(d_value, place, column, d_v)
+
+
+@triton.jit
+def pull_keys(
+    d_q, q, d, dz, key, value, place, row, first, last, DEGREE: tl.constexpr, DIAGONAL: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """Add what the keys `first` to `last`, N at a time, give to the gradients of the queries from `row` on."""
+    M: tl.constexpr = q.shape[0]
+    HEAD_DIM: tl.constexpr = q.shape[1]
+    for start in range(first, last, N):
+        k = load(key, place, start, N, HEAD_DIM)
+        scores = tl.dot(q, k.T, input_precision=PRECISION)
+        if DIAGONAL:
+            is_past = (start + tl.arange(0, N))[None, :] <= (row + tl.arange(0, M))[:, None]
+            scores = tl.where(is_past, scores, 0.0)
+        v = load(value, place, start, N, HEAD_DIM)
+        d_weights = tl.dot(d, v.T, input_precision=PRECISION) + dz[:, None]
+        d_scores = power(scores, DEGREE - 1) * d_weights
+        d_q = tl.dot(d_scores.to(k.dtype), k, d_q, input_precision=PRECISION)
+    return d_q
+
+
+@triton.jit
+def backward_queries(
+    query,
+    key,
+    value,
+    d_summed,
+    d_total,
+    denominator,
+    d_query,
+    heads,
+    queries,
+    keys,
+    DEGREE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A tile of rows of the gradients of queries, which come in the units of `prepare`, in those of before."""
+    tiles = tl.cdiv(queries, BLOCK_M)
+    item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    if CAUSAL:
+        tile = tiles - 1 - tile
+    place, row = (item // heads, item % heads), tile * BLOCK_M
+    rows = row + tl.arange(0, BLOCK_M)
+    at = tl.cast(item, tl.int64) * queries + rows
+    q = load(query, place, row, BLOCK_M, HEAD_DIM)
+    d = load(d_summed, place, row, BLOCK_M, HEAD_DIM)
+    dz = tl.load(d_total + at, mask=rows < queries, other=0.0)
+    d_q = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    seen = row // BLOCK_N * BLOCK_N if CAUSAL else keys
+    d_q = pull_keys(d_q, q, d, dz, key, value, place, row, 0, seen, DEGREE, False, BLOCK_N)
+    if CAUSAL:
+        last = tl.minimum(row + BLOCK_M, keys)
+        d_q = pull_keys(d_q, q, d, dz, key, value, place, row, seen, last, DEGREE, True, BLOCK_N)
+    unit = unit_of(tl.load(denominator + at, mask=rows < queries, other=1.0), DEGREE)
+    store(d_query, place, row, d_q * (DEGREE / unit)[:, None])

@@ -1,0 +1,40 @@
+"""Which tiles the kernels of polynomial attention work on: chosen by what compiles without spills, not yet by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attention_zoo.ops.launching import Configuration, Row
+
+HEAD_DIMS = (32, 64, 128)
+
+
+def _row(kernel: str, m: int, n: int, warps: int, stages: int, h: int = 128, **where: Any) -> Row:
+    return Row(kernel, Configuration({"BLOCK_M": m, "BLOCK_N": n}, warps, stages), at_most={"head_dim": h}, **where)
+
+
+ROWS = (
+    Row("prepare", Configuration({"BLOCK_M": 32}, 4, 1)),
+    # Warpgroups, and tiles that are loaded by hardware.
+    _row("forward", 128, 64, 4, 3, h=64, arch=(90, 999), bits=16),
+    _row("backward_keys", 64, 128, 8, 2, h=64, arch=(90, 999), bits=16),
+    _row("backward_queries", 128, 64, 8, 3, h=64, arch=(90, 999), bits=16),
+    _row("forward", 128, 64, 8, 3, arch=(90, 999), bits=16),
+    _row("backward_keys", 32, 128, 8, 2, arch=(90, 999), bits=16),
+    _row("backward_queries", 128, 64, 8, 2, arch=(90, 999), bits=16),
+    # Warps, and tiles that are loaded number by number.
+    _row("forward", 128, 64, 8, 3, h=64, bits=16),
+    _row("backward_keys", 32, 128, 8, 3, h=64, bits=16),
+    _row("backward_queries", 128, 64, 8, 2, h=64, bits=16),
+    _row("forward", 128, 64, 8, 2, bits=16),
+    _row("backward_keys", 64, 64, 8, 2, bits=16),
+    _row("backward_queries", 64, 64, 8, 2, bits=16),
+    _row("forward", 64, 32, 4, 2, h=64, bits=32),
+    _row("backward_keys", 32, 64, 4, 2, h=32, bits=32),
+    _row("backward_keys", 32, 32, 8, 2, h=64, bits=32),
+    _row("backward_queries", 64, 32, 4, 2, h=32, bits=32),
+    _row("backward_queries", 32, 32, 4, 2, h=64, bits=32),
+    _row("forward", 32, 32, 8, 2, bits=32),
+    _row("backward_keys", 16, 16, 4, 2, bits=32),
+    _row("backward_queries", 32, 16, 8, 2, bits=32),
+)

@@ -1,0 +1,129 @@
+"""Triton kernels for a level of a random sketch: every number is read once and written once."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _normed(x, weight, bias, eps, WIDTH: tl.constexpr):
+    """Rows less their mean over their deviation, that times the weight plus the bias, and one over the deviation."""
+    d = tl.arange(0, WIDTH)
+    x = x - tl.sum(x, 1)[:, None] / WIDTH
+    rate = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
+    x = x * rate[:, None]
+    return x, x * tl.load(weight + d)[None, :] + tl.load(bias + d)[None, :], rate
+
+
+@triton.jit
+def sketch_kernel(
+    x,  # (batch, heads, n, width), of any strides but the last
+    y,  # the same; None is x
+    weight,  # (width,), of the layer norm; None is without
+    bias,
+    matrices,  # (groups, width, 2, r)
+    out,  # (batch * heads, n, r)
+    factor,
+    eps,
+    heads,
+    seq_len,
+    stride_group,
+    stride_x_batch,
+    stride_x_head,
+    stride_x_row,
+    stride_y_batch,
+    stride_y_head,
+    stride_y_row,
+    WIDTH: tl.constexpr,
+    R: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """`factor (x G1) o (y G2)` of a tile of rows."""
+    tiles = tl.cdiv(seq_len, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
+    at = (head // heads).to(tl.int64) * stride_x_batch + (head % heads).to(tl.int64) * stride_x_head
+    first = tl.load(x + at + rows[:, None].to(tl.int64) * stride_x_row + d[None, :], visible, 0.0)
+    second = first
+    if weight is not None:
+        _, normed, _ = _normed(first.to(tl.float32), weight, bias, eps, WIDTH)
+        first = normed.to(first.dtype)
+        second = first
+    if y is not None:
+        at = (head // heads).to(tl.int64) * stride_y_batch + (head % heads).to(tl.int64) * stride_y_head
+        second = tl.load(y + at + rows[:, None].to(tl.int64) * stride_y_row + d[None, :], visible, 0.0)
+    matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
+    left = tl.dot(first, tl.load(matrix), input_precision=PRECISION)
+    right = tl.dot(second, tl.load(matrix + R), input_precision=PRECISION)
+    place = out + (head.to(tl.int64) * seq_len + rows[:, None]) * R + r[None, :]
+    tl.store(place, (left * right * factor).to(out.dtype.element_ty), visible)
+
+
+@triton.jit
+def sketch_gradient_kernel(
+    x,
+    y,
+    weight,
+    bias,
+    matrices,
+    grad,  # (batch, heads, n, r), of any strides but the last
+    d_x,  # (batch * heads, n, width)
+    d_y,  # the same, or None
+    d_weight,  # (programs, width), or None
+    d_bias,
+    factor,
+    eps,
+    heads,
+    seq_len,
+    stride_group,
+    stride_x_batch,
+    stride_x_head,
+    stride_x_row,
+    stride_y_batch,
+    stride_y_head,
+    stride_y_row,
+    stride_grad_batch,
+    stride_grad_head,
+    stride_grad_row,
+    WIDTH: tl.constexpr,
+    R: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """The gradients of a tile of rows, and its share of those of the layer norm's parameters."""
+    tiles = tl.cdiv(seq_len, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
+    batch, own = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    place = x + batch * stride_x_batch + own * stride_x_head + rows[:, None].to(tl.int64) * stride_x_row
+    first = tl.load(place + d[None, :], visible, 0.0)
+    second = first
+    if weight is not None:
+        unit, normed, rate = _normed(first.to(tl.float32), weight, bias, eps, WIDTH)
+        first = normed.to(first.dtype)
+        second = first
+    if y is not None:
+        place = y + batch * stride_y_batch + own * stride_y_head + rows[:, None].to(tl.int64) * stride_y_row
+        second = tl.load(place + d[None, :], visible, 0.0)
+    matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
+    left_matrix, right_matrix = tl.load(matrix), tl.load(matrix + R)
+    left = tl.dot(first, left_matrix, input_precision=PRECISION)
+    right = tl.dot(second, right_matrix, input_precision=PRECISION)
+    place = grad + batch * stride_grad_batch + own * stride_grad_head + rows[:, None].to(tl.int64) * stride_grad_row
+    given = tl.load(place + r[None, :], visible, 0.0).to(tl.float32) * factor
+    of_left, of_right = (given * right).to(first.dtype), (given * left).to(first.dtype)
+    d_first = tl.dot(of_left, tl.trans(left_matrix), input_precision=PRECISION)
+    of_head = (head.to(tl.int64) * seq_len + rows[:, None]) * WIDTH + d[None, :]
+    if y is not None:
+        d_second = tl.dot(of_right, tl.trans(right_matrix), input_precision=PRECISION)
+        tl.store(d_y + of_head, d_second.to(d_y.dtype.element_ty), visible)
+    else:
+        d_first = tl.dot(of_right, tl.trans(right_matrix), d_first, input_precision=PRECISION)
+    if weight is not None:
+        of_program = tl.program_id(0).to(tl.int64) * WIDTH + d
+        tl.store(d_weight + of_program, tl.sum(d_first * unit, 0))
+        tl.store(d_bias + of_program, tl.sum(d_first, 0))
+        d_unit = d_first * tl.load(weight + d)[None, :]
+        along = tl.sum(d_unit * unit, 1)[:, None] / WIDTH
+        d_first = (d_unit - tl.sum(d_unit, 1)[:, None] / WIDTH - unit * along) * rate[:, None]
+    tl.store(d_x + of_head, d_first.to(d_x.dtype.element_ty), visible)

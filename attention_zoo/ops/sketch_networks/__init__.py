@@ -1,0 +1,1 @@
+"""The small networks of a learned sketch, all of one level at once."""

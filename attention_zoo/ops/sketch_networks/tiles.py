@@ -1,0 +1,38 @@
+"""The configurations of the networks' kernels, and what they are made for."""
+
+from torch import Tensor
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration, Row
+
+WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
+
+
+def refusal_of(x: Tensor, sketch_size: int) -> str | None:
+    """Why no kernel takes `(batch, heads, seq_len, width)` inputs like x; None if one does."""
+    if sketch_size not in SKETCH_SIZES:
+        return f"the kernels take a sketch_size of {', '.join(map(str, SKETCH_SIZES))}, it is {sketch_size}"
+    return launching.refusal_of(x, WIDTHS)
+
+
+def _tiles(block_m: int, block_hidden: int, num_warps: int, num_stages: int) -> Configuration:
+    return Configuration({"BLOCK_M": block_m, "BLOCK_HIDDEN": block_hidden}, num_warps, num_stages)
+
+
+# sm_90 multiplies by whole groups of warps and has registers left for larger tiles of hidden units.
+HOPPER = (90, 90)
+ROWS = (
+    Row("networks", _tiles(64, 128, 4, 2), HOPPER, bits=16, at_most={"r": 32}),
+    Row("networks", _tiles(128, 128, 8, 2), HOPPER, bits=16, at_most={"width": 64}),
+    Row("networks", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
+    Row("networks", _tiles(64, 64, 4, 2), (90, 999), bits=16),
+    Row("networks", _tiles(64, 32, 4, 2), bits=16),
+    Row("networks", _tiles(16, 32, 4, 2), bits=32),
+    Row("input_gradient", _tiles(64, 64, 4, 2), bits=16),
+    Row("input_gradient", _tiles(16, 32, 4, 2), bits=32),
+    Row("weight_gradients", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
+    Row("weight_gradients", _tiles(64, 64, 4, 2), (90, 999), bits=16),
+    Row("weight_gradients", _tiles(32, 64, 4, 2), bits=16),
+    Row("weight_gradients", _tiles(16, 16, 4, 2), bits=32, at_most={"r": 16}),
+    Row("weight_gradients", _tiles(32, 16, 4, 2), bits=32),
+)

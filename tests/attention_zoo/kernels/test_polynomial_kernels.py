@@ -1,0 +1,450 @@
+"""The kernels of polynomial attention against its formula in float64: interpreted, or compiled for a GPU."""
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo.ops import launching
+from attention_zoo.ops.polynomial import triton as polynomial
+from attention_zoo.ops.polynomial.tiles import ROWS
+from attention_zoo.ops.polynomial.units import SCAN_BLOCK, running_maximum, score_units
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+BATCH, HEADS = 2, 2
+# One tile and its neighbours, several tiles and a part of one, for tiles of 32 to 128 rows.
+LENGTHS = [1, 2, 63, 64, 65, 129]
+every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What is not written is seen."""
+    torch.manual_seed(0)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **given: empty(*size, **given).fill_(torch.nan))
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch):
+    """Few of them take less time to be interpreted."""
+    if not HAS_GPU:
+        use_tiles(monkeypatch, 90, 16)
+
+
+def qkv(queries, keys=None, head_dim=32, dtype=torch.float32, seed=0, batch=BATCH):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = queries, keys or queries, keys or queries
+    return [torch.randn(batch, HEADS, n, head_dim, generator=generator).to(DEVICE, dtype) for n in lengths]
+
+
+def padding_masks(keys):
+    """On the left, on the right."""
+    position = torch.arange(keys, device=DEVICE)
+    return torch.stack([position < keys // 3, position > keys // 2])
+
+
+def by_formula(query, key, value, *, degree, scale=1.0, bias=1.0, causal=False, padding=None):
+    weights = (scale * (query @ key.mT)) ** degree
+    if causal:
+        weights = weights.tril()
+    if padding is not None:
+        weights = weights.masked_fill(padding[:, None, None], 0)
+    total = bias + weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights @ value / torch.where(total > 0, total, 1), 0)
+
+
+def with_gradients(function, tensors, **given):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = function(*leaves, **given)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+
+
+def assert_near(actual, expected, tolerance=1e-5):
+    for one, other in zip(actual, expected, strict=True):
+        assert one.isfinite().all() and (one.double() - other).norm() <= tolerance * other.norm()
+
+
+def assert_equals_formula(tensors, tolerance=1e-5, **given):
+    expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
+    assert_near(with_gradients(polynomial.polynomial_attention, tensors, **given), expected, tolerance)
+
+
+def use_tiles(monkeypatch, arch, bits):
+    """Those that numbers of so many bits get on that architecture."""
+    monkeypatch.setattr(launching, "architecture", lambda device: arch)
+    monkeypatch.setattr(polynomial, "loads_tiles", lambda x: arch >= 90 and bits == 16)
+    rows = tuple(row._replace(bits=None) for row in ROWS if row.bits in (None, bits))
+    monkeypatch.setattr(polynomial, "ROWS", rows)
+
+
+# --- What it computes -----------------------------------------------------------------------------
+
+
+TILES = [(90, 16), (80, 16), (80, 32)]
+
+
+@every_mask
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("arch", "bits"), TILES)
+def test_every_length(arch, bits, length, causal, monkeypatch):
+    use_tiles(monkeypatch, arch, bits)
+    assert_equals_formula(qkv(length, batch=1), degree=4, scale=0.2, causal=causal)
+
+
+@pytest.mark.parametrize(("arch", "bits"), TILES)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
+def test_other_keys_than_queries(queries, keys, arch, bits, monkeypatch):
+    use_tiles(monkeypatch, arch, bits)
+    assert_equals_formula(qkv(queries, keys, batch=1), degree=2)
+
+
+@every_mask
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("arch", "bits"), TILES)
+def test_every_head_dim(arch, bits, head_dim, causal, monkeypatch):
+    use_tiles(monkeypatch, arch, bits)
+    assert_equals_formula(qkv(36, head_dim=head_dim, batch=1), degree=4, causal=causal)
+
+
+@pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("dtype", launching.DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_every_kernel_has_tiles_everywhere(head_dim, dtype, arch, monkeypatch):
+    monkeypatch.setattr(launching, "architecture", lambda device: arch)
+    for kernel in ("forward", "prepare", "backward_keys", "backward_queries"):
+        assert launching.configuration(ROWS, kernel, torch.ones(1, dtype=dtype), head_dim=head_dim)
+
+
+@every_mask
+@pytest.mark.parametrize("degree", [2, 4, 6, 8, 10, 16])
+def test_every_even_degree(degree, causal):
+    assert_equals_formula(qkv(40, batch=1), degree=degree, scale=0.3, causal=causal)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0, 3.7])
+@pytest.mark.parametrize("scale", [0.03, 1.0, 20.0])
+def test_scale_and_bias(scale, bias):
+    assert_equals_formula(qkv(40), degree=4, scale=scale, bias=bias, causal=True)
+
+
+@every_mask
+@pytest.mark.parametrize("length", [3, 65, 130])
+def test_padding_is_not_seen(length, causal):
+    tensors, padding = qkv(length), padding_masks(length)
+    for x in tensors[1:]:
+        x[padding[:, None].expand(-1, HEADS, -1)] *= 50
+    assert_equals_formula(tensors, degree=4, bias=0.5, causal=causal, padding=padding)
+
+
+@every_mask
+def test_padding_only_gives_zeros_and_no_gradients(causal):
+    padding = torch.tensor([[False] * 40, [True] * 40], device=DEVICE)
+    for bias in (0.0, 1.0):
+        outcomes = with_gradients(
+            polynomial.polynomial_attention, qkv(40), degree=4, bias=bias, causal=causal, padding=padding
+        )
+        assert all((x[1] == 0).all() and (x[0] != 0).any() for x in outcomes)
+
+
+def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient():
+    query, key, value = qkv(66)
+    query[:, :, [0, 3, 65]] = 0
+    out, d_query, *_ = with_gradients(polynomial.polynomial_attention, (query, key, value), degree=2, bias=0.0)
+    for x in (out, d_query):
+        assert x.isfinite().all() and (x[:, :, [0, 3, 65]] == 0).all() and (x[:, :, 1] != 0).all()
+
+
+def test_a_vanished_denominator_leaves_no_gradient_behind():
+    """Scores of 1e-23 have a square in float32 that is none, and a slope that is a number."""
+    query, key, value = qkv(3)
+    zeros = torch.zeros(BATCH, HEADS, 3, device=DEVICE)
+    query, d_out = 1e-25 * query, torch.ones_like(query)
+    out, denominator = polynomial.attend(query, key, value, zeros, 2, False)
+    gradients = polynomial.attend_backward(d_out, query, key, value, out, denominator, 2, False)
+    assert all((x == 0).all() for x in (out, *gradients))
+
+
+@every_mask
+def test_strides_do_not_matter(causal):
+    """Heads side by side as models have them, rows apart, a start that no tile can begin at."""
+    drawn = [torch.randn(BATCH, 70, HEADS, 32, device=DEVICE).transpose(1, 2) for _ in range(3)]
+    rows_apart = torch.randn(BATCH, HEADS, 140, 32, device=DEVICE)[:, :, ::2]
+    shifted = torch.randn(BATCH, HEADS, 70, 33, device=DEVICE)[..., 1:]
+    expanded = torch.randn(BATCH, 1, 70, 32, device=DEVICE).expand(-1, HEADS, -1, -1)
+    columns = torch.randn(BATCH, HEADS, 32, 70, device=DEVICE).mT
+    for tensors in (
+        drawn,
+        (rows_apart, shifted, drawn[0]),
+        (shifted, expanded, columns),
+        (columns, drawn[0], expanded),
+    ):
+        assert_equals_formula(tensors, degree=4, scale=0.3, causal=causal)
+
+
+def test_single_rows_of_any_strides():
+    """PyTorch calls a tensor contiguous whatever the stride of a dimension of one."""
+    tensors = [torch.randn(1, 1, 1, 33, device=DEVICE)[..., :32] for _ in range(3)]
+    assert_equals_formula(tensors, degree=2, scale=0.1)
+
+
+@every_mask
+def test_the_gradient_of_a_sum(causal):
+    """It is one number, expanded."""
+    for function, dtype, found in (
+        (polynomial.polynomial_attention, torch.float32, []),
+        (by_formula, torch.float64, []),
+    ):
+        leaves = [x.to(dtype).requires_grad_() for x in qkv(65)]
+        found += torch.autograd.grad(function(*leaves, degree=2, causal=causal).sum(), leaves)
+        if dtype == torch.float32:
+            actual = found
+    assert_near(actual, found)
+
+
+def test_two_calls_are_bit_for_bit_the_same():
+    calls = [with_gradients(polynomial.polynomial_attention, qkv(130), degree=4, causal=True) for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*calls, strict=True))
+
+
+@every_mask
+def test_sixteen_bits_are_summed_in_float32(causal):
+    """A thousand values of which float16 would lose all but the first."""
+    value = torch.full((1, 1, 1500, 32), 2.0**-11, dtype=torch.float16, device=DEVICE)
+    value[:, :, 0] = 1
+    ones = torch.ones_like(value) / 32**0.5
+    out = polynomial.polynomial_attention(ones, ones, value, degree=2, bias=0.0, causal=causal)
+    expected = (1 + 1499 * 2.0**-11) / 1500
+    assert abs(float(out[0, 0, -1, 0]) - expected) < 2e-3 * expected
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8, 16])
+def test_float16_neither_overflows_nor_vanishes(degree):
+    """Norms of 1e-2 to 1e2: scores of up to 1e4, and weights of up to 1e64."""
+    sizes = 10 ** torch.linspace(-2, 2, 64, device=DEVICE)[:, None]
+    query, key, value = qkv(64, dtype=torch.float16)
+    for tensors in ((query, (sizes * key).half(), value), ((sizes * query).half(), key, value)):
+        for causal in (False, True):
+            given = {"degree": degree, "causal": causal}
+            expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
+            actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
+            assert all(x.dtype == torch.float16 for x in actual)
+            assert_near(actual, expected, 2e-3)
+
+
+def test_gradients_of_faint_rows_fit_into_float16():
+    """A row's weights are far below what they might be where its query is nearly orthogonal to its keys."""
+    query, key, value = (x[:, :, :, :32] for x in qkv(40))
+    query = (
+        query
+        - (query * key[:, :, :1]).sum(-1, keepdim=True) / key[:, :, :1].square().sum(-1, keepdim=True) * key[:, :, :1]
+    )
+    key = key[:, :, :1] + 3e-3 * key
+    tensors = [x.half() for x in (query, key, value)]
+    expected = with_gradients(by_formula, [x.double() for x in tensors], degree=2, bias=0.0)
+    actual = with_gradients(polynomial.polynomial_attention, tensors, degree=2, bias=0.0)
+    assert_near(actual, expected, 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@every_mask
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("length", [1, 127, 1000, 4096])
+def test_sixteen_bits_on_a_gpu(length, degree, head_dim, dtype, causal):
+    tensors = qkv(length, head_dim=head_dim, dtype=dtype)
+    given = {"degree": degree, "scale": head_dim**-0.5, "causal": causal}
+    expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
+    actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
+    assert_near(actual[:1], expected[:1], 1e-2)
+    assert_near(actual[1:], expected[1:], 2e-2)
+
+
+# --- Units ----------------------------------------------------------------------------------------
+
+
+@every_mask
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize("degree", [2, 4, 8, 16, 32])
+def test_rows_of_any_size_are_exact(degree, bias, causal):
+    """Scores of 1e-3 to 1e3, the future's largest: their powers are no 32-bit floats."""
+    _, key, value = qkv(64, head_dim=32)
+    sizes = 10 ** torch.linspace(-3, 3, 64, device=DEVICE)[:, None]
+    directions = torch.nn.functional.normalize(key, dim=-1)  # the same for both: self weights are the largest
+    for tensors in ((directions, sizes * directions, value), (sizes * directions, directions, value)):
+        given = {"degree": degree, "bias": bias, "causal": causal}
+        expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
+        actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
+        assert_near(actual[:1], expected[:1], 1e-6)
+        # Without a bias the gradients of rows that one key decides are differences of equal numbers.
+        assert_near(actual[1:], expected[1:], 1e-6 * degree if bias else torch.inf)
+
+
+@every_mask
+@pytest.mark.parametrize("degree", [2, 4, 6, 8, 16])
+def test_units_are_powers_of_two_that_bound_weights_and_bias(degree, causal):
+    query, key, _ = (torch.linspace(0.01, 30, 300, device=DEVICE)[:, None] * x for x in qkv(300))
+    for scale, bias in ((1.0, 0.0), (0.3, 1.0), (2.0, 1e9)):
+        unit = score_units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
+        assert unit.dtype == torch.float32 and (unit.frexp().mantissa == 0.5).all()
+        weights = (scale * query @ key.mT / unit[..., None]) ** degree
+        assert (weights.tril() if causal else weights).max() <= 2**60
+        assert (bias ** (1 / degree) / unit).max() <= 1
+        # Of Cauchy and Schwarz no more is lost than a power of two.
+        bound = scale * query.norm(dim=-1) * key.norm(dim=-1).max()
+        if bias == 0:
+            assert (unit / bound)[..., -1].max() <= 2.01 / 2 ** (60 // degree)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 1e17])
+def test_units_of_extreme_inputs_are_numbers(size):
+    tensors = [size * x for x in qkv(5)[:2]] + qkv(5)[2:]
+    for bias in (0.0, 1.0):
+        found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=bias)
+        assert all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("length", [1, SCAN_BLOCK - 1, SCAN_BLOCK, SCAN_BLOCK + 1, 3 * SCAN_BLOCK + 5])
+def test_running_maximum(length):
+    x = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(1)) - 3
+    assert torch.equal(running_maximum(x), x.cummax(-1).values)
+
+
+# --- Operators ------------------------------------------------------------------------------------
+
+
+@every_mask
+def test_every_row_has_a_bias_of_its_own(causal):
+    query, key, value = (0.5 * x for x in qkv(70))
+    bias = torch.rand(BATCH, HEADS, 70, device=DEVICE)
+    out, denominator = polynomial.attend(query, key, value, bias, 2, causal)
+    exact = [x.double() for x in (query, key, value)]
+    expected = by_formula(*exact, degree=2, bias=bias[..., None].double(), causal=causal)
+    weights = (exact[0] @ exact[1].mT) ** 2
+    total = bias + (weights.tril() if causal else weights).sum(-1)
+    assert_near((out, denominator), (expected, total))
+
+
+@every_mask
+def test_the_operators_keep_pytorch_s_rules(causal):
+    query, key, value = (x[:1, :, :33].requires_grad_() for x in qkv(33))
+    bias = torch.ones(1, HEADS, 33, device=DEVICE)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(polynomial.attend, (query, key, value, bias, 2, causal), test_utils=tests)
+    with torch.no_grad():
+        out, denominator = polynomial.attend(query, key, value, bias, 2, causal)
+        saved = query.detach(), key.detach(), value.detach(), out, denominator
+        torch.library.opcheck(polynomial.attend_backward, (torch.ones_like(out), *saved, 2, causal), test_utils=tests)
+
+
+@every_mask
+def test_compiled_it_is_the_same(causal):
+    given = {"degree": 4, "scale": 0.3, "causal": causal, "padding": padding_masks(70)}
+    compiled = torch.compile(polynomial.polynomial_attention, fullgraph=True, backend="aot_eager")
+    expected, actual = (
+        with_gradients(function, qkv(70), **given) for function in (polynomial.polynomial_attention, compiled)
+    )
+    assert_near(actual, [x.double() for x in expected], 1e-6)
+
+
+def test_a_checkpoint_changes_nothing():
+    def again(*tensors, **given):
+        return torch.utils.checkpoint.checkpoint(
+            polynomial.polynomial_attention, *tensors, use_reentrant=False, **given
+        )
+
+    given = {"degree": 4, "causal": True}
+    expected, actual = (with_gradients(f, qkv(40), **given) for f in (polynomial.polynomial_attention, again))
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+def test_autocast_is_heeded():
+    tensors = qkv(40)
+    with torch.autocast(DEVICE, dtype=torch.float16):
+        out, *gradients = with_gradients(polynomial.polynomial_attention, tensors, degree=2)
+    expected = with_gradients(by_formula, [x.double() for x in tensors], degree=2)
+    assert out.dtype == torch.float16 and all(x.dtype == torch.float32 for x in gradients)
+    assert_near((out, *gradients), expected, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"degree": 3}, "^degree=3: must be even"),
+        ({"degree": 0}, "^degree=0: must be even"),
+        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, the input has 16"),
+        ({"query": torch.ones(1, 1, 3, 32).double()}, "the input is torch.float64"),
+        ({"value": torch.ones(1, 1, 4, 32)}, r"^shapes=\(1, 1, 3, 32\), \(1, 1, 3, 32\), \(1, 1, 4, 32\)"),
+        ({"key": torch.ones(1, 1, 4, 32), "value": torch.ones(1, 1, 4, 32), "causal": True}, "^causal=True: 3 queries"),
+        ({"key": torch.ones(1, 1, 3, 32).half()}, "^dtypes="),
+    ],
+)
+def test_what_it_refuses(change, message):
+    given = {"query": torch.ones(1, 1, 3, 32), "key": torch.ones(1, 1, 3, 32), "value": torch.ones(1, 1, 3, 32)}
+    with pytest.raises(ValueError, match=message):
+        polynomial.polynomial_attention(**{**given, "degree": 2, **change})
+
+
+# --- The mechanism --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch):
+    monkeypatch.setattr(launching, "on_gpu", lambda x: True)
+
+
+def mechanism(impl, causal=False, head_dim=32, dtype=torch.float32, **given):
+    common = {"head_dim": head_dim, "num_heads": HEADS, "causal": causal, "device": DEVICE, "dtype": dtype}
+    attention = attention_zoo.create("polynomial", impl=impl, **common, **given)
+    if given.get("qk_layernorm", True):
+        with torch.no_grad():
+            for parameter in attention.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).to(
+                    parameter
+                )
+    return attention
+
+
+def outcomes(attention, tensors, padding=None):
+    leaves = [*(x.detach().requires_grad_() for x in tensors), *attention.parameters()]
+    out = attention(*leaves[:3], padding)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+
+
+@every_mask
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("given", [{}, {"degree": 2, "scale": 0.4, "bias": 0.0, "qk_layernorm": False}], ids=str)
+def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu):
+    tensors, padding = qkv(130), padding_masks(130) if padded else None
+    fused = mechanism("fused", causal, **given)
+    actual = outcomes(fused, tensors, padding)
+    assert fused.executed == ("fused", "triton")
+    exact = mechanism("reference", causal, **given).double()
+    assert_near(actual, outcomes(exact, [x.double() for x in tensors], padding), 1e-5)
+
+
+def test_the_mechanism_across_lengths(as_on_gpu):
+    tensors = qkv(65, 130)
+    exact = mechanism("reference").double()
+    assert_near(outcomes(mechanism("auto"), tensors), outcomes(exact, [x.double() for x in tensors]))
+
+
+@pytest.mark.parametrize("head_dim, dtype", [(32, torch.float64), (16, torch.float32)], ids=str)
+def test_what_the_kernels_do_not_take_goes_some_rows_at_a_time(head_dim, dtype, as_on_gpu):
+    tensors = [x.to(dtype) for x in qkv(40, head_dim=head_dim)]
+    fused = mechanism("fused", head_dim=head_dim, dtype=dtype)
+    actual = outcomes(fused, tensors)
+    assert fused.executed == ("fused", "rows")
+    exact = mechanism("reference", head_dim=head_dim).double()
+    assert_near(actual, outcomes(exact, [x.double() for x in tensors]))
+
+
+def test_a_cpu_goes_some_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(launching, "on_gpu", lambda x: False)
+    fused = mechanism("fused")
+    fused(*qkv(5))
+    assert fused.executed == ("fused", "rows")
