@@ -9,13 +9,14 @@ from bench.kernels.work import Codes, Compiled, H, Operations, Work
 def polynomial(heads: int, n: int, p: int, code: Codes, *, backward: bool) -> Work:
     """A causal forward pass, and the backward pass with it; its speed is given as that of softmax is, 2 h n FLOPs."""
     rows = heads * n
-    how = code[f"polynomial p{p} forward", "forward"]
+    how = code[f"polynomial forward p{p} h64 causal bfloat16", "forward"]
     kernels = [_exact(how, "forward", rows, n, flops=2 * H, outputs=H, order=(0, 1))]
     # Units of the scores, layer norms, and queries in these units.
     operations, flops = Operations(24, rows * 1704.0), 2.0 * rows * n * H
     if backward:
         prepare, keys, queries = (
-            code[f"polynomial p{p} backward", name] for name in ("prepare", "backward_keys", "backward_queries")
+            code[f"polynomial backward p{p} h64 causal bfloat16", name]
+            for name in ("prepare", "backward_keys", "backward_queries")
         )
         blocks = rows // prepare.tiles["block_m"]
         kernels += [

@@ -18,7 +18,7 @@ from bench.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eage
 from bench.kernels.exact_work import polynomial
 from bench.kernels.network_work import decoding, networks
 from bench.kernels.product_work import polysketch
-from bench.kernels.work import FOLDER, Codes, Work, compiled
+from bench.kernels.work import FOLDER, Codes, Work, compile_again, compiled
 
 TABLE = FOLDER / "kernels.csv"
 # Heads of every line, tokens of those that are shorter (as in `experiment=h100_kernels`).
@@ -138,7 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels.model", description=__doc__)
     parser.add_argument("--table", type=Path, default=TABLE, help="where it is written (%(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile the kernels again first, for sm_90")
     given = parser.parse_args(arguments)
+    if given.compile:
+        compile_again()
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     rows = table(compiled(), datetime.now(UTC).date().isoformat(), commit)
     write(rows, given.table)

@@ -44,21 +44,40 @@ class Product(NamedTuple):
         return self.heads * self.n
 
     def compiled(self, backward: bool, kernel: str) -> Compiled:
-        """How a kernel of one of the passes was compiled."""
-        return self.code[f"polysketch r{self.r} {'backward' if backward else 'forward'}", kernel]
+        """How a kernel of one of the passes was compiled; two launches may have one version."""
+        call = f"polysketch {'backward' if backward else 'forward'} r{self.r} h64 1x32768 causal"
+        only = kernel.removesuffix(" 2")
+        return self.code[call, kernel if (call, kernel) in self.code else only]
 
 
 def polysketch(heads: int, n: int, r: int, code: Codes, *, backward: bool) -> Work:
     """A forward pass with a gaussian sketch of degree 4 and a layer norm before it, and the backward pass with it."""
     p = Product(heads, n, r, code)
-    kernels = [*_sums(p, backward=False), _output(p)]
-    count, moved = 13, p.rows * (12 * H + 28 * r + 16 + 8 * r + 4 * H)  # _ready copies what fits already
+    kernels = [*_sketches(p), *_sums(p, backward=False), _output(p)]
+    around = _between(p) if p.chunks > 1 else Operations(0, 0.0)
     if backward:
-        kernels += _backward(p)
-        count, moved = count + 24, moved + p.rows * (2 * (8 * H + 28 * r + 8 + 4 * H) + 8 * r + 4 * H)
-    if p.chunks > 1:  # the copy of features with rows as columns
-        count, moved = count + (6 if backward else 2), moved + p.rows * 8 * r * (3 if backward else 1)
-    return Work(kernels, Operations(count, moved), useful(p, backward))
+        kernels += [*_backward(p), *_sketches(p, backward=True)]
+        if p.chunks > 1:
+            again, weighted = _between(p), Operations(2 + 2, p.rows * 12.0 * r)
+            around = Operations(
+                around.number + 2 * again.number + weighted.number,
+                around.hbm_bytes + 2 * again.hbm_bytes + weighted.hbm_bytes,
+            )
+        around = Operations(around.number + 12, around.hbm_bytes)  # sums of the norm's gradients, and autograd's own
+    return Work(kernels, around, useful(p, backward))
+
+
+def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
+    """Those of queries and keys: a token in, r numbers out; in the backward pass both in, a token out."""
+    moved = p.rows * 2.0 * (2 * H + p.r if backward else H + p.r)
+    name = "random_sketch_backward" if backward else "random_sketch"
+    # They are not in the table: bytes are all that they take.
+    return [Kernel(f"{name} of {x}", p.rows // 128, 4, 4, moved) for x in ("queries", "keys")]
+
+
+def _between(p: Product) -> Operations:
+    """A copy of features with rows as columns, and r x r sums of chunks added up and rounded."""
+    return Operations(4, p.rows * 4.0 * p.r + p.heads * p.chunks * p.r**2 * 22.0)
 
 
 def useful(p: Product, backward: bool) -> float:
@@ -73,7 +92,7 @@ def useful(p: Product, backward: bool) -> float:
 
 
 def _sums(p: Product, *, backward: bool, version: str = "", stores: float = 0.0) -> list[Kernel]:
-    """Both scans: sums of squares times values, and the r x r ones for denominators; none for a single chunk."""
+    """The scan of squares times values, and each chunk's r x r sums for denominators; none for a single chunk."""
     if p.chunks == 1:
         return []
     squares, norms = (p.compiled(backward, f"{kernel}{version}") for kernel in ("square_state_kernel", "state_kernel"))
@@ -92,15 +111,14 @@ def _sums(p: Product, *, backward: bool, version: str = "", stores: float = 0.0)
         edges=squares.edges * p.chunks,
     )
     block_m, block_t = norms.tiles["block_m"], norms.tiles["block_t"]
-    loop = Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r, times=p.chunks - 1)
     of_norms = Kernel(
         f"state{version}",
-        blocks=p.heads * p.r // block_m,
+        blocks=p.heads * p.chunks * p.r // block_m,
         warps=norms.warps,
         resident=norms.resident,
-        hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 2 * p.r**2,
-        loops=[loop],
-        edges=norms.edges * p.chunks,
+        hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 4 * p.r**2,
+        loops=[Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r)],
+        edges=norms.edges,
     )
     return [scan, of_norms]
 

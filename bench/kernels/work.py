@@ -16,6 +16,9 @@ from typing import NamedTuple
 from bench.kernels.clocks import Code, Kernel
 
 FOLDER = Path(__file__).parents[2] / "results" / "predictions"
+MACHINE_CODE = FOLDER / "machine_code.csv"
+COLUMNS = ("call", "kernel", "configuration", "registers", "shared_bytes", "blocks", "instructions", "loops")
+SM = 90
 # Dimensions of a head, of values and of queries.
 H = 64
 
@@ -54,16 +57,35 @@ class Work:
     flops: float
 
 
-def compiled(file: Path = FOLDER / "machine_code.csv") -> Codes:
+def compiled(file: Path = MACHINE_CODE) -> Codes:
     """The table, by call and kernel."""
     with file.open(newline="") as lines:
         return {(row["call"], row["kernel"]): _parsed(row) for row in csv.DictReader(lines)}
 
 
+def compile_again(file: Path = MACHINE_CODE) -> None:
+    """Compile the calls of the table as the kernels are now, and write it: that takes a minute, and no GPU."""
+    from bench.kernels import machine_code
+    from bench.kernels.ahead_of_time import compile_call
+    from bench.kernels.call import catalogue
+    from bench.kernels.recorded import row
+
+    with file.open(newline="") as lines:
+        names = dict.fromkeys(line["call"] for line in csv.DictReader(lines))
+    calls = {call.name: call for calls in catalogue().values() for call in calls}
+    with file.open("w", newline="") as target:
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for kernel in (kernel for name in names for kernel in compile_call(calls[name], SM)):
+            told = row(kernel)._asdict() | {"instructions": len(machine_code.instructions(kernel.cubin))}
+            writer.writerow([told[column] for column in COLUMNS])
+
+
 def _parsed(row: dict[str, str]) -> Compiled:
     tiles = {name: int(size) for name, size in re.findall(r"(block(?:_[a-z]+)?)(\d+)", row["configuration"])}
+    (warps,) = re.findall(r"_w(\d+)_", row["configuration"])
     loops = tuple(_code(text) for text in row["loops"].split(" / ") if text)
-    return Compiled(tiles, int(row["warps"]), int(row["blocks"]), int(row["instructions"]), loops)
+    return Compiled(tiles, int(warps), int(row["blocks"]), int(row["instructions"]), loops)
 
 
 def _code(text: str) -> Code:
