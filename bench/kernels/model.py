@@ -1,4 +1,4 @@
-"""Times of the kernels predicted from their work: `python -m bench.kernels.model` writes a table of them.
+"""Times of the kernels predicted from their work: `python -m bench.kernels.model` writes tables of them.
 
 `results/predictions/kernels.csv` was made before any of these kernels ran on a GPU (`docs/kernel_model.md`).
 """
@@ -21,6 +21,7 @@ from bench.kernels.product_work import polysketch
 from bench.kernels.work import FOLDER, Codes, Work, compile_again, compiled
 
 TABLE = FOLDER / "kernels.csv"
+PAGE = FOLDER.parents[1] / "docs" / "kernel_model.md"
 # Heads of every line, tokens of those that are shorter (as in `experiment=h100_kernels`).
 HEADS, TOKENS = 12, 32768
 LENGTHS = (2048, 8192, 32768, 131072)
@@ -126,6 +127,15 @@ def read(file: Path = TABLE) -> list[Row]:
         return [Row(**row | {"launches": int(row["launches"])}) for row in csv.DictReader(lines_of_file)]  # type: ignore[arg-type]
 
 
+def page(text: str, rows: Iterable[Row]) -> str:
+    """The page with what is asked and predicted of an H100 as its last table."""
+    head = (
+        "| call | asked (ms) | predicted (ms) | its slowest part, and what takes that one's time |\n|---|---|---|---|\n"
+    )
+    told = (f"| {row.call} | {row.target_ms} | {row.device_ms} | {row.bound} |\n" for row in rows if row.target_ms)
+    return text[: text.index(head)] + head + "".join(told)
+
+
 def write(rows: Iterable[Row], file: Path = TABLE) -> None:
     """Make these the table."""
     with file.open("w", newline="") as target:
@@ -137,19 +147,19 @@ def write(rows: Iterable[Row], file: Path = TABLE) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels.model", description=__doc__)
-    parser.add_argument("--table", type=Path, default=TABLE, help="where it is written (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile the kernels again first, for sm_90")
     given = parser.parse_args(arguments)
     if given.compile:
         compile_again()
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     rows = table(compiled(), datetime.now(UTC).date().isoformat(), commit)
-    write(rows, given.table)
+    write(rows)
+    PAGE.write_text(page(PAGE.read_text(), rows))
     for row in rows:
         if row.part == ALL:
             target = f", asked: {row.target_ms}" if row.target_ms else ""
             print(f"{row.call}, {row.device}: {row.device_ms} ms, eager {row.eager_ms} ms{target}; {row.bound}")
-    print(f"{given.table}: {len(rows)} rows, predicted and not measured")
+    print(f"{TABLE.name}: {len(rows)} rows, predicted and not measured")
     return 0
 
 
