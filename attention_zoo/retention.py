@@ -31,7 +31,7 @@ class RetentionPower(Polynomial):
         chunk_size: tokens of a chunk; no longer a sequence has no state at all.
 
     Raises:
-        UnsupportedError: the package is not installed, `causal=False`, or a dtype or head_dim that its kernels do not take.
+        UnsupportedError: the package is not installed, `causal=False`, or no dtype or head_dim of its kernels.
     """
 
     info = dataclasses.replace(

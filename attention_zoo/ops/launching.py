@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -82,7 +83,7 @@ def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
         x: a query, key or value.
         head_dims: what the kernel is made for; empty is any.
     """
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return "the kernels need the package triton"
     if x.dtype not in DTYPES:
         return f"the kernels take {', '.join(str(dtype) for dtype in DTYPES)}, the input is {x.dtype}"

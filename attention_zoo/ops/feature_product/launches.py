@@ -100,8 +100,9 @@ def transposed(x: Tensor, chunks: Chunks, block: int) -> Tensor:
     is_whole = chunks.size == rows and seq_len == chunks.count * rows
     new = x.new_empty if is_whole else x.new_zeros
     out = new(batch, heads, r, chunks.count, rows)
-    x = F.pad(x, (0, 0, 0, chunks.count * chunks.size - seq_len)).unflatten(2, (chunks.count, chunks.size))
-    out[..., : chunks.size].copy_(x.movedim(-1, 2))
+    missing = chunks.count * chunks.size - seq_len
+    x = F.pad(x, (0, 0, 0, missing)) if missing else x
+    out[..., : chunks.size].copy_(x.unflatten(2, (chunks.count, chunks.size)).movedim(-1, 2))
     return out.view(batch * heads, r, -1)
 
 

@@ -154,7 +154,7 @@ def _finish(
 @triton.jit(do_not_specialize=SIZES)
 def square_output_kernel(
     x,  # (batch, heads, n, r), of any strides but the last
-    states,  # descriptor (batch * heads * chunks * width, h)
+    states,  # descriptor (batch * heads * chunks * width, h); None where there is one chunk
     norms,  # (batch * heads, chunks, r, r)
     queries,  # descriptor (batch, heads, n, inner)
     keys,  # the same, by BLOCK_N rows; None is without a chunk's own
@@ -195,7 +195,7 @@ def square_output_kernel(
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     is_far = (chunk >= first_far) & (chunk <= last_far)
     total = tl.zeros((BLOCK_T, 8), tl.float32)
-    if totals is not None:
+    if totals is not None and states is not None:
         if is_far:
             r = tl.arange(0, R)
             whole = tl.load(own + r[None, :], visible, 0.0)
@@ -206,13 +206,14 @@ def square_output_kernel(
         if not is_far:
             return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
-    for part in range(WIDTH // 128 if ADD else tl.where(is_far, WIDTH // 128, 0)):
-        i, j = pair_of(part // 2, BLOCKS)
-        left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
-        right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)
-        products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
-        state = states.load([at * WIDTH + 128 * part, 0])
-        summed = tl.dot(products, state, summed, input_precision=PRECISION)
+    if states is not None:
+        for part in range(WIDTH // 128 if ADD else tl.where(is_far, WIDTH // 128, 0)):
+            i, j = pair_of(part // 2, BLOCKS)
+            left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
+            right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)
+            products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
+            state = states.load([at * WIDTH + 128 * part, 0])
+            summed = tl.dot(products, state, summed, input_precision=PRECISION)
     if keys is not None:
         summed, total = _add_near(
             *(summed, total, queries, keys, values, None, None, heads, head, seq_len, t, begin, end),
@@ -224,7 +225,7 @@ def square_output_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def output_kernel(
     x,  # descriptor (batch, heads, n, m), by BLOCK_T rows and BLOCK_M columns
-    states,  # descriptor (batch * heads * chunks * m, h)
+    states,  # descriptor (batch * heads * chunks * m, h); None where there is one chunk
     norms,  # (batch * heads, chunks, m)
     queries,  # descriptor (batch, heads, n, m), by BLOCK_INNER columns
     keys,  # the same, by BLOCK_N rows; None is without a chunk's own
@@ -264,12 +265,13 @@ def output_kernel(
         if not is_far:
             return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
-    for m in range(0, M if keys is None else tl.where(is_far, M, 0), BLOCK_M):
-        own = tl.reshape(x.load([head // heads, head % heads, t, m]), (BLOCK_T, BLOCK_M))
-        summed = tl.dot(own, states.load([at * M + m, 0]), summed, input_precision=PRECISION)
-        if totals is not None:
-            norm = tl.load(norms + at.to(tl.int64) * M + m + tl.arange(0, BLOCK_M))
-            total += tl.sum(tl.reshape(own.to(tl.float32) * norm[None, :], (BLOCK_T, BLOCK_M // 8, 8)), 1)
+    if states is not None:
+        for m in range(0, M if keys is None else tl.where(is_far, M, 0), BLOCK_M):
+            own = tl.reshape(x.load([head // heads, head % heads, t, m]), (BLOCK_T, BLOCK_M))
+            summed = tl.dot(own, states.load([at * M + m, 0]), summed, input_precision=PRECISION)
+            if totals is not None:
+                norm = tl.load(norms + at.to(tl.int64) * M + m + tl.arange(0, BLOCK_M))
+                total += tl.sum(tl.reshape(own.to(tl.float32) * norm[None, :], (BLOCK_T, BLOCK_M // 8, 8)), 1)
     of_head = head.to(tl.int64) * seq_len + rows
     if keys is not None:
         # Sums of their own: what is multiplied between two loops of products makes each of these wait for the last.

@@ -81,7 +81,7 @@ def _ready(x: Tensor) -> Tensor:
     x = x.bfloat16() if x.dtype == torch.float16 else x
     columns = x.shape[-1]
     unit = launches.PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
-    return F.pad(x, (0, -columns % unit))
+    return F.pad(x, (0, -columns % unit)) if columns % unit else x
 
 
 class _Inputs(NamedTuple):
@@ -126,7 +126,7 @@ class _Inputs(NamedTuple):
     @property
     def scales(self) -> Scales | None:
         """Those that keep sums relative to the largest log scale so far."""
-        return None if self.log_scale is None else _scales(self.log_scale.flatten(0, 1), self.chunks)
+        return None if self.log_scale is None else _scales(self.log_scale.flatten(0, 1).contiguous(), self.chunks)
 
 
 def _scales(log: Tensor, chunks: Chunks) -> Scales:

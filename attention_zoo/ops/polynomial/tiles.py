@@ -36,5 +36,5 @@ ROWS = (
     _row("backward_queries", 32, 32, 4, 2, h=64, bits=32),
     _row("forward", 32, 32, 8, 2, bits=32),
     _row("backward_keys", 16, 16, 4, 2, bits=32),
-    _row("backward_queries", 32, 16, 8, 2, bits=32),
+    _row("backward_queries", 16, 32, 4, 2, bits=32),
 )

@@ -48,11 +48,10 @@ def _precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-@torch.library.custom_op("attention_zoo::random_sketch", mutates_args=())
-def sketch(
+def launch(
     x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, matrices: Tensor, factor: float, eps: float
 ) -> Tensor:
-    """As `random_sketch`."""
+    """The forward kernel."""
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
@@ -64,13 +63,20 @@ def sketch(
     return out
 
 
+@torch.library.custom_op("attention_zoo::random_sketch", mutates_args=())
+def sketch(
+    x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, matrices: Tensor, factor: float, eps: float
+) -> Tensor:
+    """As `random_sketch`."""
+    return launch(x, y, weight, bias, matrices, factor, eps)
+
+
 @sketch.register_fake
 def _(x: Tensor, y: Any, weight: Any, bias: Any, matrices: Tensor, factor: float, eps: float) -> Tensor:
     return x.new_empty(*x.shape[:3], matrices.shape[-1])
 
 
-@torch.library.custom_op("attention_zoo::random_sketch_backward", mutates_args=())
-def sketch_backward(
+def launch_backward(
     grad: Tensor,
     x: Tensor,
     y: Tensor | None,
@@ -80,7 +86,7 @@ def sketch_backward(
     factor: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, y, weight and bias; empty for those that are None."""
+    """The backward kernel, and the sums of what its programs have of the norm's gradients."""
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "gradient", x, width=width, r=r)
     programs = batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"])
@@ -97,6 +103,21 @@ def sketch_backward(
         return d_x, of_y, x.new_empty(0), x.new_empty(0)
     d_weight, d_bias = d_norm.sum(1).to(weight.dtype).unbind()
     return d_x, of_y, d_weight.clone(), d_bias.clone()
+
+
+@torch.library.custom_op("attention_zoo::random_sketch_backward", mutates_args=())
+def sketch_backward(
+    grad: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    matrices: Tensor,
+    factor: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, y, weight and bias; empty for those that are None."""
+    return launch_backward(grad, x, y, weight, bias, matrices, factor, eps)
 
 
 @sketch_backward.register_fake

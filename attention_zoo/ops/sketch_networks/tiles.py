@@ -33,6 +33,6 @@ ROWS = (
     Row("weight_gradients", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
     Row("weight_gradients", _tiles(64, 64, 4, 2), (90, 999), bits=16),
     Row("weight_gradients", _tiles(32, 64, 4, 2), bits=16),
-    Row("weight_gradients", _tiles(16, 16, 4, 2), bits=32, at_most={"r": 16}),
+    Row("weight_gradients", _tiles(16, 32, 4, 2), bits=32, at_most={"r": 16}),
     Row("weight_gradients", _tiles(32, 16, 4, 2), bits=32),
 )

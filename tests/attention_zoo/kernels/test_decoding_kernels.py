@@ -114,7 +114,8 @@ def assert_rows(out, reference, exact, inputs, padding=None, start=0, tolerance=
     plain = decode(reference, inputs, state, start)
     with torch.no_grad():
         expected = exact(*(x.double() for x in inputs), padding)[:, :, start:]
-    assert error(out, expected) <= max(tolerance, 3 * error(plain, expected))
+    # Within bounds: what both do wrong is no rounding.
+    assert error(out, expected) <= max(tolerance, min(3 * error(plain, expected), 10 * tolerance))
 
 
 # --- It is the same function ------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """The kernels of polynomial attention against its formula in float64: interpreted, or compiled for a GPU."""
 
+import importlib
+
 import pytest
 import torch
 
 import attention_zoo
 from attention_zoo.ops import launching
-from attention_zoo.ops.polynomial import triton as polynomial
 from attention_zoo.ops.polynomial.tiles import ROWS
 from attention_zoo.ops.polynomial.units import SCAN_BLOCK, running_maximum, score_units
+
+pytest.importorskip("triton")
+polynomial = importlib.import_module("attention_zoo.ops.polynomial.triton")
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -278,9 +282,11 @@ def test_rows_of_any_size_are_exact(degree, bias, causal):
         given = {"degree": degree, "bias": bias, "causal": causal}
         expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
         actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
-        assert_near(actual[:1], expected[:1], 1e-6)
+        # A GPU multiplies float32 in three products of 11 bits.
+        rounding = 1e-5 if HAS_GPU else 1e-6
+        assert_near(actual[:1], expected[:1], rounding * degree)
         # Without a bias the gradients of rows that one key decides are differences of equal numbers.
-        assert_near(actual[1:], expected[1:], 1e-6 * degree if bias else torch.inf)
+        assert_near(actual[1:], expected[1:], rounding * degree if bias else torch.inf)
 
 
 @every_mask

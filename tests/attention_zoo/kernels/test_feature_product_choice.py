@@ -1,0 +1,391 @@
+"""Feature products where kernels are chosen: mechanisms, refusals, operators, launches and memory."""
+
+import re
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from attention_zoo.ops import launching
+from attention_zoo.ops.feature_product import launches, triton
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+HEADS, LENGTH = 2, 70
+every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    """Kernels are chosen wherever tensors are."""
+    monkeypatch.setattr(launching, "is_gpu", lambda device: True)
+
+
+def qkv(length=LENGTH, head_dim=16, dtype=torch.float32, batch=3):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(batch, HEADS, length, head_dim, generator=generator).to(DEVICE, dtype) for _ in range(3)]
+
+
+def make(name, head_dim=16, impl="fused", dtype=torch.float32, **given):
+    made = attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, impl=impl, **given)
+    return made.to(DEVICE, dtype)
+
+
+def with_gradients(attention, tensors, padding=None):
+    """The output, and the gradients of inputs and parameters."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = attention(*leaves, padding)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, [*leaves, *attention.parameters()], d_out)]
+
+
+def assert_near(actual, expected, tolerance):
+    for one, other in zip(actual, expected, strict=True):
+        assert one.isfinite().all() and (one.double() - other.double()).norm() <= tolerance * other.double().norm()
+
+
+# --- Mechanisms -----------------------------------------------------------------------------------
+
+
+def case(id, name, form, **given):
+    return pytest.param(name, form, given, id=id)
+
+
+CASES = [
+    case("linear", "linear", "quadratic"),
+    case("linear-b32", "linear", "blocks", block_size=32, eps=0.5),
+    case("performer", "performer", "quadratic", num_features=24),
+    case("performer-b32", "performer", "blocks", num_features=130, block_size=32),
+    case("polysketch", "polysketch", "quadratic", sketch_size=16),
+    case("polysketch-b32", "polysketch", "blocks", sketch_size=16, block_size=32, bias=0.3, per_head=True),
+    case("p2", "polysketch", "blocks", degree=2, block_size=32, scale=0.3),
+    case("learned", "polysketch", "blocks", sketch="learned", sketch_size=16, block_size=32),
+    case("local", "polysketch", "blocks", sketch_size=16, local=True, block_size=32),
+    case("local-whole", "polysketch", "quadratic", sketch_size=16, local=True),
+    case("local-learned", "polysketch", "blocks", sketch="learned", sketch_size=16, local=True, block_size=50),
+]
+every_mechanism = pytest.mark.parametrize(("name", "form", "given"), CASES)
+
+
+@every_mask
+@every_mechanism
+def test_a_mechanism_is_its_reference(name, form, given, causal):
+    """Padding on the left, everywhere and nowhere."""
+    if given.get("local") and not causal:
+        pytest.skip("of causal attention")
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool, device=DEVICE)
+    padding[0, :40] = padding[1] = True
+    fused = make(name, causal=causal, **given)
+    reference = make(name, impl="reference", causal=causal, **given).double()
+    reference.load_state_dict(fused.state_dict())
+    for mask in (None, padding):
+        actual = with_gradients(fused, qkv(), mask)
+        assert fused.executed == ("fused", f"triton_{form if causal else 'blocks'}")
+        assert_near(actual, with_gradients(reference, qkv(dtype=torch.float64), mask), 1e-5)
+    assert reference.executed == ("reference", None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("linear", {}), ("performer", {"num_features": 128}), ("polysketch", {"sketch_size": 32, "local": True})],
+)
+class TestOf16Bits:
+    pytestmark = needs_gpu
+
+    def test_a_mechanism_is_its_reference(self, name, given, dtype):
+        given = {**given, "causal": True, "block_size": 256}
+        fused = make(name, 64, dtype=dtype, **given)
+        reference = make(name, 64, impl="reference", **given).double()
+        reference.load_state_dict(fused.state_dict())
+        actual = with_gradients(fused, qkv(1000, 64, dtype))
+        expected = with_gradients(reference, [x.double() for x in qkv(1000, 64, dtype)])
+        assert_near(actual[:1], expected[:1], 1e-2)
+        assert_near(actual[1:4], expected[1:4], 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "dtype", "reason"),
+    [
+        ("linear", {"head_dim": 48}, torch.float32, "take a head_dim of 16, 32, 64, 128, the input has 48"),
+        ("performer", {"block_size": 8}, torch.float32, "take a block_size of at least 16, this is 8"),
+        ("performer", {"causal_algorithm": "cumulative_sum"}, torch.float32, "block_size of at least 16, this is 1"),
+        ("polysketch", {"sketch_size": 24}, torch.float32, "square 16, 32, 64, 128 features, these are 24"),
+        ("polysketch", {"sketch_size": 16}, torch.float64, "torch.float32, the input is torch.float64"),
+        ("linear", {}, torch.float64, "torch.float32, the input is torch.float64"),
+    ],
+)
+def test_what_the_kernels_do_not_take(name, given, dtype, reason):
+    given = {"causal": True, **given}
+    tensors = qkv(20, given.get("head_dim", 16), dtype)
+    with pytest.raises(UnsupportedError, match=f"^impl=fused: the kernels [^\n]*{re.escape(reason)}$"):
+        make(name, dtype=dtype, **given)(*tensors)
+    attention = make(name, impl="auto", dtype=dtype, **given)
+    out = attention(*tensors)
+    assert attention.executed == ("reference", None)
+    assert torch.equal(out, make(name, impl="reference", dtype=dtype, **given)(*tensors))
+
+
+@pytest.mark.parametrize(("name", "given"), [("linear", {}), ("performer", {}), ("polysketch", {"local": True})])
+def test_auto_is_fused_and_needs_no_gradients(name, given):
+    attention = make(name, impl="auto", causal=True, **given)
+    expected = attention(*qkv())
+    assert attention.executed.impl == "fused"
+    with torch.no_grad():
+        assert_near([attention(*qkv())], [expected], 1e-6)
+
+
+# --- What is computed -----------------------------------------------------------------------------
+
+
+def test_flops_by_hand():
+    def sketches(r, h):
+        return 2 * 2 * (2 * h * r)  # queries and keys, two matrices each
+
+    def of(length, h=64, **given):
+        return make(impl="auto", head_dim=h, **given).flops(1, length) // HEADS
+
+    whole = {"name": "polysketch", "causal": True, "sketch_size": 32}
+    assert of(1000, **whole) == 1000 * sketches(32, 64) + 1000**2 * (32 + 65)
+    # 768 of 1024 squares are multiplied with values; the normaliser has all.
+    state = 768 * 64 + 32**2
+    in_blocks = 5 * 512**2 * (32 + 65)
+    assert of(2560, **whole) == 2560 * sketches(32, 64) + 4 * state * (2560 - 512) + in_blocks
+    full = {**whole, "causal": False}
+    assert of(2560, **full) == 2560 * sketches(32, 64) + 4 * state * 2560
+    local = {**whole, "local": True, "block_size": 1024}
+    assert of(2048, **local) == 2048 * sketches(32, 64) + 4 * state * 1024 + 2 * 1024**2 * (64 + 65)
+    assert of(1000, name="linear", causal=True, block_size=400) == 4 * 64 * 65 * 700 + (2 * 400**2 + 200**2) * 129
+    features = 4 * 1000 * 256 * 64
+    assert of(1000, name="performer", causal=False) == features + 4 * 1000 * 256 * 65
+
+
+@pytest.mark.parametrize("given", [{}, {"local": True, "block_size": 64}, {"block_size": 32}], ids=str)
+@pytest.mark.parametrize("r", [16, 64])
+def test_at_the_telling_length_there_are_blocks(r, given):
+    attention = make("polysketch", sketch_size=r, causal=True, **given)
+    length, block_size = attention.telling_length, given.get("block_size") or triton.BLOCKS[r]
+    assert length > 2 * block_size and length % block_size
+    if not given:
+        assert length > triton.QUADRATIC[r] >= length - 256 - 129
+    else:
+        assert length == 64 // block_size * block_size + block_size // 2 + 1 or length // block_size == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "features", "degree", "size"),
+    [
+        (2048, 32, 2, 2048),
+        (2049, 32, 2, 512),
+        (4096, 64, 2, 4096),
+        (4097, 64, 2, 1024),
+        (9000, 16, 1, 128),
+        (9000, 266, 1, 266),
+        (9000, 2000, 1, 512),
+    ],
+)
+def test_block_sizes(length, features, degree, size):
+    assert triton.default_block_size(length, features, degree) == size
+
+
+# --- Operators ------------------------------------------------------------------------------------
+
+
+def arguments(case, device=DEVICE, *, length=40, batch=2, heads=HEADS, r=16, h=16, m=16, dtype=torch.float32, block=16):
+    """Of the operator."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(columns):
+        x = torch.randn(batch, heads, length, columns, generator=generator) if device != "meta" else None
+        return torch.empty(batch, heads, length, columns, device="meta", dtype=dtype) if x is None else x.to(device)
+
+    squares, causal = case.startswith("squares"), "full" not in case
+    width = r if squares else m
+    local = (drawn(h), drawn(h)) if "local" in case else (None, None)
+    scale = torch.zeros(batch, heads, length, device=device) if "scales" in case else None
+    size = length if "whole" in case else min(block, length)
+    degrees = (2, 2 if "local" in case else 1) if squares else (1, 0)
+    return drawn(width), drawn(width), drawn(h), *local, scale, 1.0, causal, size, *degrees
+
+
+@pytest.mark.parametrize("case", ["squares local", "features full", "features scales"])
+def test_operators(case):
+    given = [
+        x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments(case, length=20, batch=1, heads=1)
+    ]
+    torch.library.opcheck(triton.attend, given)
+    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
+    out, totals = triton.attend(*given)
+    torch.library.opcheck(triton.attend_backward, (*given, out, totals, torch.ones_like(out)))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("performer", {"num_features": 20}),
+        ("polysketch", {"sketch_size": 16, "local": True}),
+    ],
+)
+def test_compiled_and_checkpointed(name, given):
+    attention = make(name, causal=True, block_size=16, **given)
+    expected = with_gradients(attention, qkv(20, batch=1))
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+
+    def again(*tensors):
+        return checkpoint(attention, *tensors, use_reentrant=False)
+
+    compiled.parameters = again.parameters = attention.parameters
+    for other in (compiled, again):
+        assert_near(with_gradients(other, qkv(20, batch=1)), expected, 1e-6)
+
+
+def test_twice_in_one_graph():
+    attention = make("polysketch", causal=True, sketch_size=16, block_size=16)
+    tensors = [x.requires_grad_() for x in qkv(20, batch=1)]
+    once = torch.autograd.grad(attention(*tensors).sum(), tensors)
+    out = attention(*tensors)
+    twice = torch.autograd.grad((out + attention(*tensors)).sum(), tensors, retain_graph=True)
+    assert_near(twice, [2 * x for x in once], 1e-6)
+    assert_near(torch.autograd.grad(out.sum(), tensors), once, 1e-6)
+
+
+# --- Launches and memory --------------------------------------------------------------------------
+
+KERNELS = {
+    name.removesuffix("_kernel"): name for name, x in vars(launches).items() if name.endswith("_kernel") and callable(x)
+}
+
+
+class Recorded:
+    """A kernel that only notes its launches."""
+
+    def __init__(self, name, launched):
+        self.name, self.launched = name, launched
+
+    def __getitem__(self, grid):
+        assert grid[0] > 0 and all(size <= 65535 for size in grid[1:])
+        return lambda *arguments, **options: self.launched.append((self.name, dtypes(arguments)))
+
+
+def dtypes(arguments):
+    """Of the large tensors; their memory is not held."""
+    tensors = [getattr(x, "base", x) for x in arguments]
+    return {x.dtype for x in tensors if isinstance(x, torch.Tensor) and x.dim() == 4}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The launches, none of which is done."""
+    made = []
+    for name, kernel in KERNELS.items():
+        monkeypatch.setattr(launches, kernel, Recorded(name, made))
+    return made
+
+
+def names(launched):
+    found = [name for name, _ in launched]
+    launched.clear()
+    return found
+
+
+def passes(given):
+    """Both, on tensors without memory: nothing there can wait for a device, or look at a number."""
+    inputs = triton._Inputs(*given)
+    out, totals = triton._forward(inputs)
+    yield
+    gradients = triton._backward(inputs, out, totals, torch.empty_like(out))
+    assert [x.shape for x in gradients[:3]] == [x.shape for x in given[:3]]
+    yield
+
+
+DIVIDE, NEAR = ["divide"], ["near_query", "near_key"]
+SQUARES = ["square_state", "state", "square_gradient", "square_state", "state", "square_gradient", "square_output"]
+FEATURES = ["state", "gradient", "state", "gradient", "output"]
+
+
+@pytest.mark.parametrize(
+    ("case", "m", "forward", "backward"),
+    [
+        ("squares", 64, ["square_state", "state", "square_output"], DIVIDE + NEAR + SQUARES),
+        ("squares local", 64, ["square_state", "state", "square_output"], DIVIDE + NEAR + SQUARES),
+        ("squares whole", 64, ["square_output"], DIVIDE + NEAR),
+        ("squares whole local", 64, ["square_output"], DIVIDE + NEAR),
+        ("squares full", 64, ["square_state", "state", "square_output"], DIVIDE + SQUARES),
+        ("features", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
+        ("features scales", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
+        ("features scales", 256, ["state", "output"], [*DIVIDE, *NEAR, "near_key", *FEATURES]),
+        ("features whole", 64, ["output"], DIVIDE + NEAR),
+        ("features full", 64, ["state", "output"], DIVIDE + FEATURES),
+    ],
+)
+def test_launches(case, m, forward, backward, launched):
+    done = passes(arguments(case, "meta", m=m, h=64, r=32, length=100_000, block=512))
+    next(done)
+    assert names(launched) == forward
+    next(done)
+    assert names(launched) == backward
+
+
+def test_under_autocast_numbers_are_of_16_bits(launched):
+    for name in ("linear", "performer", "polysketch"):
+        attention = make(name, causal=True, block_size=16)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert attention(*qkv()).dtype == torch.float32
+        assert launched and all(used == {torch.bfloat16} for _, used in launched)
+        launched.clear()
+
+
+class Memory(TorchDispatchMode):
+    """The bytes of what is alive beside what was there before, and the largest of one tensor."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.before = {x.untyped_storage()._cdata for x in given}
+        self.alive, self.peak, self.largest = {}, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(x, torch.Tensor):
+                storage = x.untyped_storage()
+                if storage._cdata not in self.before:
+                    self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.alive = {key: entry for key, entry in self.alive.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        self.largest = max([self.largest, *(size for _, size in self.alive.values())])
+        return out
+
+
+MEGABYTE = 2**20
+
+
+@pytest.mark.parametrize(
+    ("case", "r", "block", "forward", "backward"),
+    [
+        ("squares local", 32, 1024, 39, 375),
+        ("squares local", 64, 1024, 125, 701),
+        ("squares", 32, 512, 76, 388),
+        ("squares", 64, 1024, 125, 653),
+        ("squares full", 64, 1024, 132, 480),
+    ],
+)
+def test_memory(case, r, block, forward, backward, launched):
+    """Of 12 heads of 32k rows in bfloat16, in megabytes: the first pass beside its output, the second in all."""
+    length, heads, h = 32768, 12, 64
+    given = arguments(case, "meta", length=length, batch=1, heads=heads, r=r, h=h, dtype=torch.bfloat16, block=block)
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    inputs, size = triton._Inputs(*given), heads * length * h * 2
+    with Memory(tensors) as memory:
+        out, totals = triton._forward(inputs)
+    extra = memory.peak - size
+    assert extra <= min(2 * 4 * size, forward * MEGABYTE)
+    d_out = torch.empty_like(out)
+    with Memory([*tensors, out, totals, d_out]) as memory:
+        gradients = triton._backward(inputs, out, totals, d_out)
+    assert len(gradients) == 6 and memory.peak <= backward * MEGABYTE
+    assert memory.largest <= heads * length * r**2 * 2 / 8

@@ -1,0 +1,339 @@
+"""The kernels of feature products against all n x n weights in float64: interpreted, and compiled on a GPU."""
+
+import functools
+
+import pytest
+import torch
+
+from attention_zoo.ops.feature_product import launches, triton
+from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.feature_product.tiles import ROWS
+from attention_zoo.ops.launching import configuration
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+TOLERANCE = 5e-6
+# Tiles of float32 have 32 or 64 rows: chunks of several tiles and a part of one, a tile and its neighbours, one row.
+LENGTHS = [150, 65, 64, 63, 2, 1]
+SQUARES = {"degree": 2, "bias": 1.0}
+FEATURES = {"degree": 1, "bias": 0.0}
+every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
+every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What is not written is seen."""
+
+    def fill(empty):
+        return lambda *sizes, **given: empty(*sizes, **given).fill_(torch.nan)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", fill(torch.Tensor.new_empty))
+    monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
+
+
+@pytest.fixture
+def larger_tiles(monkeypatch):
+    """Those of bfloat16: the interpreter has room for them."""
+    if HAS_GPU:
+        pytest.skip("too large for float32")
+    rows = tuple(row._replace(bits=None) for row in ROWS if row.bits in (None, 16))
+    monkeypatch.setattr(launches, "chosen", functools.partial(configuration, rows))
+
+
+def inputs(queries, keys=None, *, r=16, h=16, m=None, batch=1, heads=1, seed=0):
+    """Features `(left, right)` that are positive, as those of the mechanisms of degree 1, and values."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(rows, columns):
+        return torch.randn(batch, heads, rows, columns, generator=generator).to(DEVICE)
+
+    keys = keys or queries
+    features = [drawn(n, m or r) * 16**0.25 * (m or r) ** -0.25 for n in (queries, keys)]
+    return [*((x.abs() for x in features) if m else features), drawn(keys, h)]
+
+
+def exact(length, h=16, seed=1, **sizes):
+    """Queries and keys of the weights inside blocks."""
+    return [x * 3 / h**0.5 for x in inputs(length, r=h, h=16, seed=seed, **sizes)[:2]]
+
+
+def by_formula(
+    left, right, value, query=None, key=None, log_scale=None, *, bias, causal, degree, block_size=None, local_degree=1
+):
+    weights = (left @ right.mT) ** degree
+    if query is not None:
+        block = torch.arange(left.shape[2], device=left.device) // block_size
+        weights = torch.where(block[:, None] == block, (query @ key.mT) ** local_degree, weights)
+    if log_scale is not None:
+        running = log_scale.detach().cummax(-1).values
+        weights = weights * (log_scale[:, :, None] - running[..., None]).clamp(max=0).exp()
+    weights = weights.tril() if causal else weights
+    total = bias + weights.sum(-1, keepdim=True)
+    return torch.where(total != 0, weights @ value / total.masked_fill(total == 0, 1), 0)
+
+
+def by_kernels(left, right, value, query=None, key=None, log_scale=None, *, local_degree=1, **given):
+    local = None if query is None else Local(query, key, local_degree)
+    return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **given)[0]
+
+
+def with_gradients(function, tensors, **given):
+    """The output, and the gradients of what there is."""
+    leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
+    out = function(*leaves, **given)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, [x for x in leaves if x is not None], d_out)]
+
+
+def assert_near(actual, expected, tolerance=TOLERANCE):
+    # Where a gradient is zero by formula, its parts are about 1.
+    errors = [
+        ((one.double() - other).norm() / other.norm().clamp(min=0.3)).item()
+        for one, other in zip(actual, expected, strict=True)
+    ]
+    assert max(errors) <= tolerance, errors
+
+
+def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
+    expected = with_gradients(by_formula, [None if x is None else x.double() for x in tensors], **given)
+    assert_near(with_gradients(by_kernels, tensors, **given), expected, tolerance)
+
+
+# --- What it computes -----------------------------------------------------------------------------
+
+
+@every_mask
+@every_degree
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length(length, given, causal):
+    assert_equals_formula(inputs(length, m=16 if given is FEATURES else None), causal=causal, block_size=64, **given)
+
+
+@every_degree
+@pytest.mark.parametrize(("block_size", "length"), [(16, 60), (40, 100), (50, 120), (100, 130), (128, 150), (256, 270)])
+def test_every_block_size(block_size, length, given):
+    """Multiples of tiles and others, the last chunk being a part of one."""
+    assert_equals_formula(
+        inputs(length, m=16 if given is FEATURES else None), causal=True, block_size=block_size, **given
+    )
+
+
+@every_mask
+@every_degree
+@pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 300)])
+def test_larger_tiles(block_size, length, given, causal, larger_tiles):
+    tensors = inputs(length, m=16 if given is FEATURES else None)
+    if causal and given is SQUARES:
+        tensors += exact(length)
+    assert_equals_formula(tensors, causal=causal, block_size=block_size, local_degree=4, **given)
+
+
+@pytest.mark.parametrize(("m", "r"), [(200, None), (None, 64)])
+def test_larger_tiles_of_more_features(m, r, larger_tiles):
+    tensors = *inputs(100, m=m, r=r), None, None, log_scales("random", 100) if m else None
+    assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
+
+
+@pytest.mark.parametrize(
+    ("r", "h", "causal"), [(16, 128, True), (32, 16, False), (32, 64, True), (64, 32, True), (128, 16, True)]
+)
+def test_every_number_of_squared_features_and_columns(r, h, causal):
+    assert_equals_formula(inputs(20, r=r, h=h), causal=causal, block_size=16, **SQUARES)
+
+
+@every_mask
+@pytest.mark.parametrize(("m", "h"), [(3, 32), (64, 64), (100, 16), (128, 32), (192, 16), (266, 128)])
+def test_any_number_of_features(m, h, causal):
+    assert_equals_formula(inputs(50, m=m, h=h), causal=causal, block_size=40, **FEATURES)
+
+
+@every_degree
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
+def test_other_keys_than_queries(queries, keys, given):
+    assert_equals_formula(inputs(queries, keys, m=16 if given is FEATURES else None), causal=False, **given)
+
+
+@every_degree
+def test_keys_of_several_segments(given, monkeypatch):
+    monkeypatch.setattr(triton, "SEGMENT", 64)
+    assert_equals_formula(inputs(150, 200, m=16 if given is FEATURES else None), causal=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("length", "block_size", "local_degree"),
+    [(1, 16, 2), (64, 64, 4), (65, 64, 8), (150, 64, 4), (100, 40, 2), (60, 100, 8)],
+)
+def test_exact_weights_inside_blocks(length, block_size, local_degree):
+    tensors = [*inputs(length), *exact(length)]
+    assert_equals_formula(tensors, causal=True, block_size=block_size, local_degree=local_degree, **SQUARES)
+
+
+@pytest.mark.parametrize(("r", "h"), [(16, 32), (32, 64), (16, 128), (32, 16)])
+def test_exact_weights_of_other_columns_than_features(r, h):
+    tensors = [*inputs(60, r=r, h=h), *exact(60, h)]
+    assert_equals_formula(tensors, causal=True, block_size=48, local_degree=4, **SQUARES)
+
+
+@every_degree
+@pytest.mark.parametrize("bias", [0.0, 3.7])
+def test_bias(bias, given):
+    tensors = inputs(70, m=16 if given is FEATURES else None)
+    assert_equals_formula(tensors, causal=True, block_size=32, degree=given["degree"], bias=bias)
+
+
+@every_mask
+@every_degree
+def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient(given, causal):
+    tensors, blind = inputs(70, m=16 if given is FEATURES else None), [0, 3, 64, 69]
+    tensors[0][:, :, blind] = 0
+    settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
+    out, d_left, *_ = with_gradients(by_kernels, tensors, **settings)
+    for x in (out, d_left):
+        assert x.isfinite().all() and not x[:, :, blind].any() and x[:, :, 1].any()
+    assert_equals_formula(tensors, **settings)
+
+
+@every_mask
+@every_degree
+@pytest.mark.parametrize("where", ["first", "last", "scattered", "all"])
+def test_keys_without_features_are_not_seen(where, given, causal):
+    """That is how padding is hidden: rows that see nothing else are zeros."""
+    length = 100
+    hidden = torch.zeros(length, dtype=torch.bool, device=DEVICE)
+    hidden[{"first": slice(70), "last": slice(50, None), "scattered": slice(0, None, 3)}.get(where, slice(64))] = True
+    tensors = inputs(length, m=16 if given is FEATURES else None)
+    tensors[1][:, :, hidden | (where == "all")] = 0
+    tensors[2][:, :, hidden] *= 50
+    settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
+    expected = with_gradients(by_formula, [x.double() for x in tensors], **settings)
+    actual = with_gradients(by_kernels, tensors, **settings)
+    assert_near(actual, expected)
+    if where == "all":
+        assert not any(x.any() for x in (actual[0], actual[1], actual[3]))
+
+
+# --- Log scales -----------------------------------------------------------------------------------
+
+
+def log_scales(kind, length):
+    generator = torch.Generator().manual_seed(5)
+    position = torch.arange(length) / max(length, 2)
+    noise = torch.randn(1, 1, length, generator=generator)
+    scales = {
+        "random": 3 * noise,
+        "growing": 8 * position + 0.1 * noise,
+        "shrinking": -8 * position + 0.1 * noise,
+        "up": 200 * (position > 0.6) + noise,
+        "down": -200 * (position > 0.3) + noise,
+        "huge": 1e4 * (position > 0.6) + 1e4 + noise,
+        "hidden": torch.where(position < 0.5, -1e30, noise),
+    }
+    return scales[kind].to(DEVICE, torch.float32)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["random", "growing", "shrinking", "up", "down", "huge", "hidden"])
+def test_log_scales(kind, bias):
+    length = 100
+    left, right, value = inputs(length, m=16)
+    scale = log_scales(kind, length)
+    if kind == "hidden":
+        right = right.masked_fill(scale[..., None] < -1e29, 0)
+    tensors = left, right, value, None, None, scale
+    assert_equals_formula(tensors, causal=True, block_size=32, degree=1, bias=bias)
+
+
+@pytest.mark.parametrize(("length", "block_size"), [(1, 64), (2, 16), (64, 64), (65, 64), (100, 40), (60, 16)])
+def test_log_scales_of_every_length(length, block_size):
+    tensors = *inputs(length, m=16), None, None, log_scales("random", length)
+    assert_equals_formula(tensors, causal=True, block_size=block_size, **FEATURES)
+
+
+@pytest.mark.parametrize("kind", ["huge", "random"])
+def test_log_scales_of_a_chunk_of_several_tiles(kind):
+    """Rows behind the end have no largest scale."""
+    tensors = *inputs(100, m=16), None, None, log_scales(kind, 100)
+    assert_equals_formula(tensors, causal=True, block_size=128, **FEATURES)
+
+
+@pytest.mark.parametrize("m", [100, 192])
+def test_log_scales_of_features_in_several_tiles(m):
+    tensors = *inputs(70, m=m), None, None, log_scales("random", 70)
+    assert_equals_formula(tensors, causal=True, block_size=40, **FEATURES)
+
+
+def test_nothing_of_the_future_is_seen():
+    """Not even a key that is infinitely larger than all before."""
+    left, right, value = inputs(150, m=16)
+    scale = log_scales("random", 150)
+    settings = {"causal": True, "block_size": 64, **FEATURES}
+    out = by_kernels(left, right, value, log_scale=scale, **settings)
+    for first in (20, 64, 100):
+        x, v, s = right.clone(), value.clone(), scale.clone()
+        x[:, :, first:], v[:, :, first:], s[:, :, first:] = 1e3, -1e3, 1e4
+        changed = by_kernels(left, x, v, log_scale=s, **settings)
+        assert torch.equal(changed[:, :, :first], out[:, :, :first])
+
+
+# --- How tensors lie in memory --------------------------------------------------------------------
+
+
+def layouts(x):
+    """The same numbers at other places."""
+    yield "rows", x.transpose(1, 2).contiguous().transpose(1, 2)
+    yield "columns", x.mT.contiguous().mT
+    wide = x.new_zeros(*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3])
+    wide[:, :, ::2, 1 : 1 + x.shape[3]] = x
+    yield "not aligned", wide[:, :, ::2, 1 : 1 + x.shape[3]]
+
+
+@every_mask
+@every_degree
+def test_any_strides(given, causal):
+    tensors = inputs(20, m=16 if given is FEATURES else None, heads=2)
+    if causal and given is SQUARES:
+        tensors += exact(20, heads=2)
+    settings = {**given, "causal": causal, "block_size": 16, "local_degree": 4}
+    expected = with_gradients(by_kernels, tensors, **settings)
+    for (name, *_), *changed in zip(layouts(tensors[0]), *map(layouts, tensors), strict=True):
+        actual = with_gradients(by_kernels, [x for _, x in changed], **settings)
+        assert all(map(torch.equal, actual, expected)), name
+
+
+@every_mask
+@every_degree
+def test_heads_and_batches_that_are_one_in_memory(given, causal):
+    one = inputs(20, m=16 if given is FEATURES else None, batch=1)
+    tensors = [x.expand(2, 2, -1, -1) for x in one]
+    assert_equals_formula(tensors, causal=causal, block_size=16, **given)
+
+
+@every_degree
+def test_the_gradient_of_a_sum_has_no_strides(given):
+    """That of every output is the same number in memory."""
+    tensors = [x.requires_grad_() for x in inputs(40, m=16 if given is FEATURES else None)]
+    doubles = [x.detach().double().requires_grad_() for x in tensors]
+    settings = {**given, "causal": True, "block_size": 16}
+    actual = torch.autograd.grad(by_kernels(*tensors, **settings).sum(), tensors)
+    assert_near(actual, torch.autograd.grad(by_formula(*doubles, **settings).sum(), doubles))
+
+
+def test_log_scales_of_any_strides():
+    tensors = inputs(20, m=16, batch=2, heads=2)
+    scale = torch.randn(2, 2, 20, generator=torch.Generator().manual_seed(7)).to(DEVICE)
+    settings = {**FEATURES, "causal": True, "block_size": 16}
+    wide = scale.repeat_interleave(3, -1)[..., ::3]
+    for batch in (1, 2):
+        some = [x[:batch] for x in tensors]
+        for changed in (scale.transpose(1, 2).contiguous().transpose(1, 2), wide, scale[:, :1].expand(-1, 2, -1)):
+            assert_equals_formula([*some, None, None, changed[:batch]], **settings)
+
+
+def test_every_head_of_every_batch_has_its_own():
+    settings = {**SQUARES, "causal": True, "block_size": 16, "local_degree": 4}
+    tensors = [*inputs(20, batch=2, heads=2), *exact(20, batch=2, heads=2)]
+    together = with_gradients(by_kernels, tensors, **settings)
+    assert_equals_formula(tensors, **settings)
+    alone = by_kernels(*(x[1:, 1:] for x in tensors), **settings)
+    assert torch.equal(together[0][1:, 1:], alone)
