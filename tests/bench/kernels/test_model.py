@@ -6,6 +6,7 @@ import re
 import pytest
 
 from bench.kernels import clocks, model
+from bench.kernels.call import catalogue
 from bench.kernels.clocks import CLOCK_HZ, DEVICES, FILL, NEXT_KERNEL_S, SMS, Code, Kernel, Loop, seconds
 from bench.kernels.exact_work import polynomial, tutorial
 from bench.kernels.network_work import decoding, networks
@@ -179,6 +180,10 @@ def test_every_kernel_that_is_predicted_was_compiled_and_the_other_way_round():
 
     assert list(model.lines(Noted(CODE)))
     assert used == set(CODE)
+
+
+def test_every_call_of_the_machine_code_can_be_compiled_again():
+    assert {call for call, _ in CODE} <= {call.name for calls in catalogue().values() for call in calls}
 
 
 def test_the_command_writes_table_and_page(tmp_path, monkeypatch, capsys):
