@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack list clean
+.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack gpu-pack list clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,9 @@ pack: $(INSTALLED)  ## put the records in RESULTS into ARCHIVE, one file to brin
 
 unpack: $(INSTALLED)  ## add the records in ARCHIVE to RESULTS
 	$(BIN)/python -m bench.records.archive unpack $(ARCHIVE) --results $(RESULTS)
+
+gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network runs, docs/gpu.md
+	$(BIN)/python gpu/pack.py
 
 list: $(INSTALLED)  ## list every mechanism and variant
 	@ls conf/attention | sed 's/\.yaml$$//'

@@ -41,3 +41,14 @@ def test_outside_a_checkout_nothing_is_said(tmp_path, monkeypatch):
     shutil.copy(code.__file__, tmp_path / "bench" / "plan")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert identity(tmp_path)["git_dirty"] is None
+
+
+def test_an_archive_says_its_commit(checkout, tmp_path_factory, monkeypatch):
+    named = checkout / "bench" / "plan" / "commit.txt"
+    named.write_text("$Format:%H$\n")
+    of_git = identity(checkout)["git_sha"]
+    named.write_text(f"{of_git}\n")
+    elsewhere = tmp_path_factory.mktemp("archive")
+    shutil.copytree(checkout / "bench", elsewhere / "bench")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(elsewhere.parent))
+    assert identity(elsewhere)["git_sha"] == of_git and identity(elsewhere)["git_dirty"] is None

@@ -1,0 +1,213 @@
+"""The work of a causal product of squares of features, forward and backward, in chunks of b rows.
+
+Numbers are of 16 bits, the sums before chunks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.kernels.clocks import Code, Kernel, Loop
+from bench.kernels.work import Codes, Compiled, H, Operations, Work
+
+# A row of 16 bytes or less that is loaded by itself costs a sector of the L2 cache.
+SECTOR = 32
+
+
+class Product(NamedTuple):
+    """Sizes of a causal product of squares of features: `heads` of all sequences together, n rows, r features."""
+
+    heads: int
+    n: int
+    r: int
+    code: Codes
+
+    @property
+    def b(self) -> int:
+        """Rows of a chunk; all of them where that is fewer products (`default_block_size` of the kernels)."""
+        return self.n if self.n <= {32: 2048, 64: 4096}[self.r] else {32: 512, 64: 1024}[self.r]
+
+    @property
+    def chunks(self) -> int:
+        """Of a sequence."""
+        return -(-self.n // self.b)
+
+    @property
+    def width(self) -> int:
+        """Features of a square, whose blocks of 16 x 16 are packed."""
+        return 128 * (self.r // 16) * (self.r // 16 + 1)
+
+    @property
+    def rows(self) -> int:
+        """Of all heads."""
+        return self.heads * self.n
+
+    def compiled(self, backward: bool, kernel: str) -> Compiled:
+        """How a kernel of one of the passes was compiled; two launches may have one version."""
+        call = f"polysketch {'backward' if backward else 'forward'} r{self.r} h64 1x32768 causal"
+        only = kernel.removesuffix(" 2")
+        return self.code[call, kernel if (call, kernel) in self.code else only]
+
+
+def polysketch(heads: int, n: int, r: int, code: Codes, *, backward: bool) -> Work:
+    """A forward pass with a gaussian sketch of degree 4 and a layer norm before it, and the backward pass with it."""
+    p = Product(heads, n, r, code)
+    kernels = [*_sketches(p), *_sums(p, backward=False), _output(p)]
+    around = _between(p) if p.chunks > 1 else Operations(0, 0.0)
+    if backward:
+        kernels += [*_backward(p), *_sketches(p, backward=True)]
+        if p.chunks > 1:
+            again, weighted = _between(p), Operations(2 + 2, p.rows * 12.0 * r)
+            around = Operations(
+                around.number + 2 * again.number + weighted.number,
+                around.hbm_bytes + 2 * again.hbm_bytes + weighted.hbm_bytes,
+            )
+        around = Operations(around.number + 12, around.hbm_bytes)  # sums of the norm's gradients, and autograd's own
+    return Work(kernels, around, useful(p, backward))
+
+
+def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
+    """Those of queries and keys: a token in, r numbers out; in the backward pass both in, a token out."""
+    moved = p.rows * 2.0 * (2 * H + p.r if backward else H + p.r)
+    name = "random_sketch_backward" if backward else "random_sketch"
+    # They are not in the table: bytes are all that they take.
+    return [Kernel(f"{name} of {x}", p.rows // 128, 4, 4, moved) for x in ("queries", "keys")]
+
+
+def _between(p: Product) -> Operations:
+    """A copy of features with rows as columns, and r x r sums of chunks added up and rounded."""
+    return Operations(4, p.rows * 4.0 * p.r + p.heads * p.chunks * p.r**2 * 22.0)
+
+
+def useful(p: Product, backward: bool) -> float:
+    """FLOPs of the packed product, with the causal half of each chunk: 2 D h for each side, once more for sums."""
+    far = p.rows * (1 - 1 / p.chunks)
+    near = p.rows * p.b
+    forward = far * 4 * p.width * H + near * (p.r + H)
+    return (
+        forward
+        + (far * (4 * p.width * H + 4 * p.r**2 * H + 2 * p.width * H) + near * (3 * p.r + 2 * H) * 1.0) * backward
+    )
+
+
+def _sums(p: Product, *, backward: bool, version: str = "", stores: float = 0.0) -> list[Kernel]:
+    """The scan of squares times values, and each chunk's r x r sums for denominators; none for a single chunk."""
+    if p.chunks == 1:
+        return []
+    squares, norms = (p.compiled(backward, f"{kernel}{version}") for kernel in ("square_state_kernel", "state_kernel"))
+    block_i, block_t = squares.tiles["block_i"], squares.tiles["block_t"]
+    pairs = (p.r // 16) * (p.r // 16 + 1) // 2
+    steps, rows = p.b / block_t, 16 * block_i
+    moved = (block_i + 16 + H) * block_t * 2
+    stored = stores or p.width * H * 2
+    scan = Kernel(
+        f"square_state{version}",
+        blocks=p.heads * pairs * 16 // block_i,
+        warps=squares.warps,
+        resident=squares.resident,
+        hbm_bytes=p.rows * 2 * (p.r + H) + p.heads * p.chunks * stored,
+        loops=[Loop(squares.loops[0], steps, 2.0 * rows * H * block_t, moved, times=p.chunks - 1)],
+        edges=squares.edges * p.chunks,
+    )
+    block_m, block_t = norms.tiles["block_m"], norms.tiles["block_t"]
+    of_norms = Kernel(
+        f"state{version}",
+        blocks=p.heads * p.chunks * p.r // block_m,
+        warps=norms.warps,
+        resident=norms.resident,
+        hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 4 * p.r**2,
+        loops=[Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r)],
+        edges=norms.edges,
+    )
+    return [scan, of_norms]
+
+
+def _output(p: Product, *, backward: bool = False) -> Kernel:
+    """What rows read of the sums; forward also of their own chunk."""
+    how = p.compiled(backward, "square_output_kernel")
+    block_t = how.tiles["block_t"]
+    reads = 1 - 1 / p.chunks
+    loops = [Loop(how.loops[0], reads * p.width / 128, 2.0 * block_t * 128 * H, 128 * H * 2 + block_t * 2 * SECTOR)]
+    own = 0.0 if p.chunks > 1 else 1.0
+    if not backward:
+        loops += _near(p, how.loops[1:], block_t, how.tiles["block_n"], p.r + H, p.r + H)
+    blocks = p.rows // block_t
+    return Kernel(
+        "square_output (values)" if backward else "square_output",
+        blocks=blocks,
+        warps=how.warps,
+        resident=how.resident,
+        hbm_bytes=p.rows * (2 * p.r + 4 * H + (4 if not backward else 0))
+        + reads * p.heads * p.chunks * p.width * H * 2,
+        loops=loops,
+        edges=how.edges,
+        # Without chunks the last rows see all keys.
+        longest=1.0 + own,
+    )
+
+
+def _near(p: Product, codes: Sequence[Code], block_t: int, block_n: int, flops: int, loaded: int) -> list[Loop]:
+    """The loops over the keys of a tile's own chunk: those before the tile, and those on the diagonal."""
+    before = (p.b / block_t - 1) / 2 * max(1.0, block_t / block_n)
+    diagonal = max(1.0, block_t / block_n)
+    one = dict(flops=2.0 * block_t * block_n * flops, l2_bytes=2.0 * min(block_n, block_t) * loaded)
+    if block_n > block_t:  # tiles of keys with loops over queries
+        before, diagonal = (p.b / block_n - 1) / 2 * block_n / block_t, block_n / block_t
+    return [Loop(codes[0], before, **one), Loop(codes[1], diagonal, **one)]
+
+
+def _backward(p: Product) -> list[Kernel]:
+    near = [_near_gradient(p, "near_query_kernel", 2 * p.r + H), _near_gradient(p, "near_key_kernel", 2 * p.r + 2 * H)]
+    if p.chunks == 1:
+        return [_divide(p), *near]
+    packed, permuted = p.width * H * 2, p.r * H * p.r * 2
+    return [
+        _divide(p),
+        *near,
+        *_sums(p, backward=True, stores=permuted),
+        _gradient(p, ""),
+        *_sums(p, backward=True, version=" 2", stores=packed + permuted),
+        _gradient(p, " 2"),
+        _output(p, backward=True),
+    ]
+
+
+def _divide(p: Product) -> Kernel:
+    how = p.compiled(True, "divide_kernel")
+    moved = p.rows * (6 * H + 8)
+    return Kernel("divide", p.rows // how.tiles["block_t"], how.warps, how.resident, moved, edges=how.edges)
+
+
+def _near_gradient(p: Product, kernel: str, flops: int) -> Kernel:
+    how = p.compiled(True, kernel)
+    block_t, block_n = how.tiles["block_t"], how.tiles["block_n"]
+    loops = _near(p, how.loops, block_t, block_n, flops, p.r + H)
+    outputs = p.r if kernel == "near_query_kernel" else p.r + H
+    return Kernel(
+        kernel.removesuffix("_kernel"),
+        blocks=p.rows // max(block_t, block_n),
+        warps=how.warps,
+        resident=how.resident,
+        hbm_bytes=p.rows * (2 * (2 * p.r + 2 * H + outputs) + 4),
+        loops=loops,
+        edges=how.edges,
+        longest=2.0 if p.chunks == 1 else 1.0,
+    )
+
+
+def _gradient(p: Product, version: str) -> Kernel:
+    """The gradients of features: `features x values` of the permuted sums."""
+    how = p.compiled(True, f"square_gradient_kernel{version}")
+    block_t = how.tiles["block_t"]
+    reads = 1 - 1 / p.chunks
+    loop = Loop(how.loops[0], reads * p.r * H / 128, 2.0 * block_t * 128 * p.r, 128 * p.r * 2 + block_t * SECTOR / 8)
+    return Kernel(
+        f"square_gradient{version}",
+        blocks=p.rows // block_t,
+        warps=how.warps,
+        resident=how.resident,
+        hbm_bytes=p.rows * 2 * (3 * p.r + H) + reads * p.heads * p.chunks * p.r**2 * H * 2,
+        loops=[loop],
+        edges=how.edges,
+    )

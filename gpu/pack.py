@@ -1,0 +1,93 @@
+"""`make gpu-pack`: one folder with all that a GPU machine without a network needs to run the suite (docs/gpu.md).
+
+The project at HEAD, wheels of what is missing there, cached queries, keys and values, and the script `run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LARGEST_BYTES = 64 * 2**20
+PROJECT = ("analysis", "attention_zoo", "bench", "conf", "hydra_plugins", "results/predictions", "tests", "docs")
+FILES = ("pyproject.toml", "README.md", "Makefile")
+# Of the machine that the wheels are for.
+PYTHON = "3.12"
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+# As the call of `run` asks for them, whose cached file has its name from the same settings.
+INPUTS = (
+    "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=4 repeats=1"
+)
+
+
+def add_project(folder: Path) -> None:
+    """The files of the last commit, which `bench/plan/commit.txt` then names."""
+    command = ["git", "-C", str(ROOT), "archive", "HEAD", *PROJECT, *FILES]
+    archive = subprocess.run(command, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+
+
+def add_wheels(folder: Path) -> None:
+    """Those of `wheels.txt`, for `PYTHON`; what has none is built, which is right for pure Python only."""
+    folder.mkdir()
+    pip = [sys.executable, "-m", "pip"]
+    here = [f"--platform={platform}" for platform in PLATFORMS]
+    there = ["--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp", *here]
+    for requirement in requirements():
+        download = [*pip, "download", "--quiet", "--no-deps", *there, "--dest", str(folder), requirement]
+        if subprocess.run(download, capture_output=True).returncode:
+            subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), requirement], check=True)
+
+
+def requirements() -> list[str]:
+    """Each with its version."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    names = re.findall(r"^\w\S*", (ROOT / "gpu" / "wheels.txt").read_text(), re.MULTILINE)
+    return [name if "==" in name else f"{name}=={pinned[name]}" for name in names]
+
+
+def add_inputs(folder: Path) -> None:
+    """The queries, keys and values of a trained model, which need neither model nor text there; none without them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        where = ["attention=v_mean", "device=cpu", "tracking=none", f"results_dir={scratch}"]
+        made = subprocess.run([sys.executable, "-m", "bench", *INPUTS.split(), *where], cwd=ROOT, capture_output=True)
+        if made.returncode:
+            print(f"left out: inputs=pretrained, {made.stderr.decode().strip().splitlines()[-1]}", file=sys.stderr)
+            return
+        folder.mkdir(parents=True)
+        for file in (Path(scratch) / "inputs").glob("*.safetensors"):
+            shutil.copy(file, folder)
+
+
+def main() -> int:
+    """Make the folder anew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--to", type=Path, default=ROOT / "gpu-pack", help="the folder (%(default)s)")
+    parser.add_argument("--without", nargs="*", choices=("wheels", "inputs"), default=(), help="parts to leave out")
+    given = parser.parse_args()
+    shutil.rmtree(given.to, ignore_errors=True)
+    given.to.mkdir(parents=True)
+    add_project(given.to / "project")
+    shutil.copy(ROOT / "gpu" / "run", given.to)
+    if "wheels" not in given.without:
+        add_wheels(given.to / "wheels")
+    if "inputs" not in given.without:
+        add_inputs(given.to / "runs" / "inputs")
+    size = sum(file.stat().st_size for file in given.to.rglob("*") if file.is_file())
+    print(f"{given.to}: {size / 2**20:.1f} MiB; there: bash {given.to.name}/run 1")
+    if size > LARGEST_BYTES:
+        print(f"error: more than {LARGEST_BYTES / 2**20:.0f} MiB", file=sys.stderr)
+    return int(size > LARGEST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
