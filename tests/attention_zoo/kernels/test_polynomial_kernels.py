@@ -238,15 +238,15 @@ def test_float16_neither_overflows_nor_vanishes(degree):
 
 
 def test_gradients_of_faint_rows_are_numbers():
-    """Weights of 1e-35, and gradients a thousandfold: over their sum these would be infinite."""
+    """Weights of 1e-35, and gradients a millionfold: over their sum these would be infinite."""
     query, key, value = qkv(40)
     zeros = torch.zeros(BATCH, HEADS, 40, device=DEVICE)
 
     def faint(q, k, v):
-        return 1000 * polynomial.attend(q, k, v, zeros, 4, False)[0]
+        return 1e6 * polynomial.attend(q, k, v, zeros, 4, False)[0]
 
     tensors = 3e-10 * query, key, value
-    expected = with_gradients(lambda *x: 1000 * by_formula(*x, degree=4, bias=0.0), [x.double() for x in tensors])
+    expected = with_gradients(lambda *x: 1e6 * by_formula(*x, degree=4, bias=0.0), [x.double() for x in tensors])
     assert_near(with_gradients(faint, tensors), expected)
 
 
