@@ -64,7 +64,6 @@ CASES = [
     case("polysketch", "polysketch", "quadratic", sketch_size=16),
     case("polysketch-b32", "polysketch", "blocks", sketch_size=16, block_size=32, bias=0.3, per_head=True),
     case("p2", "polysketch", "blocks", degree=2, block_size=32, scale=0.3),
-    case("learned", "polysketch", "blocks", sketch="learned", sketch_size=16, block_size=32),
     case("local", "polysketch", "blocks", sketch_size=16, local=True, block_size=32),
     case("local-whole", "polysketch", "quadratic", sketch_size=16, local=True),
     case("local-learned", "polysketch", "blocks", sketch="learned", sketch_size=16, local=True, block_size=16),

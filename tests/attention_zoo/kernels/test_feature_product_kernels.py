@@ -32,15 +32,6 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
 
 
-@pytest.fixture
-def larger_tiles(monkeypatch):
-    """Those of bfloat16: the interpreter has room for them."""
-    if HAS_GPU:
-        pytest.skip("too large for float32")
-    rows = tuple(row._replace(bits=None) for row in ROWS if row.bits in (None, 16))
-    monkeypatch.setattr(launches, "chosen", functools.partial(configuration, rows))
-
-
 def inputs(queries, keys=None, *, r=16, h=16, m=None, batch=1, heads=1, seed=0):
     """Features `(left, right)` that are positive, as those of the mechanisms of degree 1, and values."""
     generator = torch.Generator().manual_seed(seed)
@@ -117,22 +108,6 @@ def test_every_block_size(block_size, length, given):
     assert_equals_formula(
         inputs(length, m=16 if given is FEATURES else None), causal=True, block_size=block_size, **given
     )
-
-
-@every_mask
-@every_degree
-@pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 300)])
-def test_larger_tiles(block_size, length, given, causal, larger_tiles):
-    tensors = inputs(length, m=16 if given is FEATURES else None)
-    if causal and given is SQUARES:
-        tensors += exact(length)
-    assert_equals_formula(tensors, causal=causal, block_size=block_size, local_degree=4, **given)
-
-
-@pytest.mark.parametrize(("m", "r"), [(200, None), (None, 64)])
-def test_larger_tiles_of_more_features(m, r, larger_tiles):
-    tensors = *inputs(100, m=m, r=r), None, None, log_scales("random", 100) if m else None
-    assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
 
 
 @pytest.mark.parametrize(
@@ -337,3 +312,31 @@ def test_every_head_of_every_batch_has_its_own():
     assert_equals_formula(tensors, **settings)
     alone = by_kernels(*(x[1:, 1:] for x in tensors), **settings)
     assert torch.equal(together[0][1:, 1:], alone)
+
+
+# --- Tiles of 16 bits ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def larger_tiles(monkeypatch):
+    """Those of bfloat16: the interpreter has room for them."""
+    if HAS_GPU:
+        pytest.skip("too large for float32")
+    rows = tuple(row._replace(bits=None) for row in ROWS if row.bits in (None, 16))
+    monkeypatch.setattr(launches, "chosen", functools.partial(configuration, rows))
+
+
+@every_mask
+@every_degree
+@pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 300)])
+def test_larger_tiles(block_size, length, given, causal, larger_tiles):
+    tensors = inputs(length, m=16 if given is FEATURES else None)
+    if causal and given is SQUARES:
+        tensors += exact(length)
+    assert_equals_formula(tensors, causal=causal, block_size=block_size, local_degree=4, **given)
+
+
+@pytest.mark.parametrize(("m", "r"), [(200, None), (None, 64)])
+def test_larger_tiles_of_more_features(m, r, larger_tiles):
+    tensors = *inputs(100, m=m, r=r), None, None, log_scales("random", 100) if m else None
+    assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
