@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 def lines(code: Codes) -> Iterator[Line]:
-    """What issue and experiment ask for on a GPU, in the order of the experiment."""
+    """What is asked of the kernels on a GPU, in the order of the experiment."""
     targets = {(32, False): 0.45e-3, (32, True): 2.0e-3, (64, False): 1.2e-3, (64, True): 5.6e-3}
     for r in (32, 64):
         for backward in (False, True):

@@ -34,6 +34,17 @@ class Product(NamedTuple):
         return -(-self.n // self.b)
 
     @property
+    def programs(self) -> int:
+        """That walk along whole sequences: one for each 8 x 16 products of a head."""
+        return self.heads * (self.r // 16) * (self.r // 16 + 1)
+
+    @property
+    def parts(self) -> int:
+        """Of a sequence, walked along side by side where there are few heads (`launches.PROGRAMS` of the kernels)."""
+        wanted = max(1, min(round(264 / self.programs), self.chunks // 2))
+        return -(-self.chunks // -(-self.chunks // wanted))
+
+    @property
     def width(self) -> int:
         """Features of a square, whose blocks of 16 x 16 are packed."""
         return 128 * (self.r // 16) * (self.r // 16 + 1)
@@ -46,7 +57,7 @@ class Product(NamedTuple):
     def compiled(self, backward: bool, kernel: str) -> Compiled:
         """How a kernel of one of the passes was compiled; two launches may have one version."""
         call = f"polysketch {'backward' if backward else 'forward'} r{self.r} h64 1x32768 causal"
-        only = kernel.removesuffix(" 2")
+        only = kernel.rstrip(" 0123456789")
         return self.code[call, kernel if (call, kernel) in self.code else only]
 
 
@@ -76,8 +87,10 @@ def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
 
 
 def _between(p: Product) -> Operations:
-    """A copy of features with rows as columns, and r x r sums of chunks added up and rounded."""
-    return Operations(4, p.rows * 4.0 * p.r + p.heads * p.chunks * p.r**2 * 22.0)
+    """A copy of features with rows as columns, r x r sums of chunks added up and rounded, and those of parts."""
+    of_parts = p.parts > 1
+    moved = p.rows * 4.0 * p.r + p.heads * p.chunks * p.r**2 * 22.0
+    return Operations(4 + 2 * of_parts, moved + of_parts * p.heads * p.parts * p.width * H * 16.0)
 
 
 def useful(p: Product, backward: bool) -> float:
@@ -91,25 +104,13 @@ def useful(p: Product, backward: bool) -> float:
     )
 
 
-def _sums(p: Product, *, backward: bool, version: str = "", stores: float = 0.0) -> list[Kernel]:
+def _sums(p: Product, *, backward: bool, second: bool = False, stores: float = 0.0) -> list[Kernel]:
     """The scan of squares times values, and each chunk's r x r sums for denominators; none for a single chunk."""
     if p.chunks == 1:
         return []
-    squares, norms = (p.compiled(backward, f"{kernel}{version}") for kernel in ("square_state_kernel", "state_kernel"))
-    block_i, block_t = squares.tiles["block_i"], squares.tiles["block_t"]
-    pairs = (p.r // 16) * (p.r // 16 + 1) // 2
-    steps, rows = p.b / block_t, 16 * block_i
-    moved = (block_i + 16 + H) * block_t * 2
-    stored = stores or p.width * H * 2
-    scan = Kernel(
-        f"square_state{version}",
-        blocks=p.heads * pairs * 16 // block_i,
-        warps=squares.warps,
-        resident=squares.resident,
-        hbm_bytes=p.rows * 2 * (p.r + H) + p.heads * p.chunks * stored,
-        loops=[Loop(squares.loops[0], steps, 2.0 * rows * H * block_t, moved, times=p.chunks - 1)],
-        edges=squares.edges * p.chunks,
-    )
+    version = " 2" if second else ""
+    norms = p.compiled(backward, f"state_kernel{version}")
+    squares = [*_parts(p, backward, second), _scan(p, backward, second, stores or p.width * H * 2)]
     block_m, block_t = norms.tiles["block_m"], norms.tiles["block_t"]
     of_norms = Kernel(
         f"state{version}",
@@ -120,7 +121,42 @@ def _sums(p: Product, *, backward: bool, version: str = "", stores: float = 0.0)
         loops=[Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r)],
         edges=norms.edges,
     )
-    return [scan, of_norms]
+    return [*squares, of_norms]
+
+
+def _walk(p: Product, name: str, how: Compiled, chunks: float, times: float, moved: float) -> Kernel:
+    """A program for each part of a sequence and each tile of squares, that sums `chunks` chunks so many times."""
+    block_i, block_t = how.tiles["block_i"], how.tiles["block_t"]
+    loaded = (block_i + 16 + H) * block_t * 2
+    loop = Loop(how.loops[0], chunks * p.b / block_t, 2.0 * 16 * block_i * H * block_t, loaded, times=times)
+    return Kernel(
+        name,
+        blocks=p.programs * 8 // block_i * p.parts,
+        warps=how.warps,
+        resident=how.resident,
+        hbm_bytes=p.rows * 2 * (p.r + H) + moved,
+        loops=[loop],
+        edges=how.edges * (times + 1),
+    )
+
+
+def _parts(p: Product, backward: bool, second: bool) -> list[Kernel]:
+    """The sums of parts of a sequence, which are what the parts after them begin with."""
+    if p.parts == 1:
+        return []
+    how = p.compiled(backward, "square_state_kernel 3" if second else "square_state_kernel")
+    of_parts = p.heads * p.parts * p.width * H * 4.0
+    return [_walk(p, "square_state of parts" + " 2" * second, how, p.chunks / p.parts, 1, of_parts)]
+
+
+def _scan(p: Product, backward: bool, second: bool, stored: float) -> Kernel:
+    # The call that was compiled has few heads: where its sequences are in parts, their sums are the first version.
+    compiled_in_parts = Product(12, 32768, p.r, p.code).parts > 1
+    version = (4 if second else 2) if compiled_in_parts else 1 + second
+    how = p.compiled(backward, f"square_state_kernel {version}" if version > 1 else "square_state_kernel")
+    begun = p.heads * p.parts * p.width * H * 4.0 * (p.parts > 1)
+    times = -(-p.chunks // p.parts) - 1
+    return _walk(p, "square_state" + " 2" * second, how, 1, times, p.heads * p.chunks * stored + begun)
 
 
 def _output(p: Product, *, backward: bool = False) -> Kernel:
@@ -167,7 +203,7 @@ def _backward(p: Product) -> list[Kernel]:
         *near,
         *_sums(p, backward=True, stores=permuted),
         _gradient(p, ""),
-        *_sums(p, backward=True, version=" 2", stores=packed + permuted),
+        *_sums(p, backward=True, second=True, stores=packed + permuted),
         _gradient(p, " 2"),
         _output(p, backward=True),
     ]

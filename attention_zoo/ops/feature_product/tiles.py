@@ -41,3 +41,30 @@ ROWS = (
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
     Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
+
+# What `python -m bench.kernels.tune` tries on a GPU.
+CANDIDATES = {
+    "square_state": tuple(
+        Configuration({"BLOCK_I": block_i, "BLOCK_T": block_t}, warps, stages)
+        for block_i, block_t, warps, stages in ((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2), (16, 64, 8, 3))
+    ),
+    "square_output": tuple(
+        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64}, warps, stages)
+        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3))
+    ),
+    "square_gradient": tuple(
+        Configuration({"BLOCK_T": block_t}, warps, stages)
+        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3))
+    ),
+    "near_query": tuple(
+        Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, warps, stages) for warps in (4, 8) for stages in (2, 3)
+    ),
+    "near_key": (
+        Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2),
+        Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 4, 2),
+        Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2),
+    ),
+    "state": tuple(
+        Configuration({"BLOCK_M": block_m, "BLOCK_T": 64}, 4, stages) for block_m in (64, 128) for stages in (2, 3)
+    ),
+}
