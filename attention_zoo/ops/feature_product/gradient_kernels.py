@@ -8,7 +8,7 @@ with gradients instead of features. Keys get the same of sums over queries after
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
+from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile
 from attention_zoo.ops.feature_product.state_kernels import SIZES
 
 
@@ -27,14 +27,14 @@ def divide_kernel(
     H: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """The gradient over the denominator, and that of the denominator; both 0 where it is."""
+    """The gradient over the denominator, and that of the denominator; both 0 where that has no reciprocal."""
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < seq_len)[:, None]
     given = d_out + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
     at = head.to(tl.int64) * seq_len + rows
     total = tl.load(totals + at, rows < seq_len, 0.0)
-    factor = tl.where(total == 0, 0.0, 1 / total)[:, None]
+    factor = reciprocal(total)[:, None]
     divided = tl.load(given + rows[:, None].to(tl.int64) * stride_row + d, visible, 0.0).to(tl.float32) * factor
     result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
     tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)

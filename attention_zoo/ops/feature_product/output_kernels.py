@@ -28,6 +28,12 @@ def even_power(x, LOG_DEGREE: tl.constexpr):
 
 
 @triton.jit
+def reciprocal(denominator):
+    """0 where there is nothing to divide by, or less than a normal number, whose inverse may be infinite."""
+    return tl.where(tl.abs(denominator) < 2.0**-126, 0.0, 1 / denominator)
+
+
+@triton.jit
 def _near_weights(
     scores,
     rows,
@@ -143,8 +149,7 @@ def _finish(
     place, visible = out + at[:, None] * H + tl.arange(0, H)[None, :], (rows < end)[:, None]
     if totals is not None:
         denominator = bias + tl.sum(total, 1)
-        # Where there is nothing to divide by there is nothing to divide.
-        summed = summed * tl.where(denominator == 0, 0.0, 1 / denominator)[:, None]
+        summed = summed * reciprocal(denominator)[:, None]
         tl.store(totals + at, denominator, rows < end)
     if ADD:
         summed += tl.load(place, visible, 0.0).to(tl.float32)

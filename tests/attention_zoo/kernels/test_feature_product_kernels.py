@@ -169,6 +169,17 @@ def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient(given, caus
     assert_equals_formula(tensors, **settings)
 
 
+@every_degree
+def test_a_row_of_almost_nothing_is_zero_and_has_no_gradient(given):
+    """Its denominator is a number in float32, the inverse of that is none."""
+    tensors = inputs(20, m=16 if given is FEATURES else None)
+    tensors[0][:, :, 5] *= 1e-41 if given is FEATURES else 1e-20
+    settings = {**given, "bias": 0.0, "causal": True, "block_size": 16}
+    for x in with_gradients(by_kernels, tensors, **settings):
+        assert x.isfinite().all() and x[:, :, 4].any()
+    assert not by_kernels(*tensors, **settings)[:, :, 5].any()
+
+
 @every_mask
 @every_degree
 @pytest.mark.parametrize("where", ["first", "last", "scattered", "all"])
