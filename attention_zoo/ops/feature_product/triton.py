@@ -1,4 +1,4 @@
-"""The normalised `feature_product` by Triton kernels: forward three to five launches, nothing of size n x n or n x r^2.
+"""The normalised `feature_product` by Triton kernels: a few launches, and nothing of size n x n or n x r^2.
 
 Both passes are custom operators, opaque to `torch.compile` and to autograd; the backward pass computes the sums again.
 """
@@ -60,7 +60,7 @@ def normalised_product(
 ) -> tuple[Tensor, str]:
     """`sum_j w_ij value_j / (bias + sum_j w_ij)`, as `normalised_feature_product`.
 
-    float16 is computed in bfloat16, whose range squares of features need.
+    float16 is computed in bfloat16, whose range squares of features need. `local` comes with degree 2.
 
     Returns:
         The result, and its form: `triton_blocks`, or `triton_quadratic` where every weight was computed.
