@@ -47,6 +47,16 @@ class Case:
         numbers = [str(self.dtype).removeprefix("torch.")] if self.dtype != torch.bfloat16 else []
         return " ".join([f"r{self.r} h{self.h} {self.batch}x{self.length}", *flags, *numbers])
 
+    @property
+    def rows(self) -> int:
+        """Of a chunk."""
+        return self.block_size or triton.default_block_size(self.length, self.r, self.degree)
+
+    @property
+    def reads_sums(self) -> bool:
+        """Whether there is more than one chunk, or none."""
+        return not self.causal or self.rows < self.length
+
     def inputs(self, device: torch.device) -> triton._Inputs:
         """What the operator is given."""
         features, values = ((self.batch, HEADS, self.length, columns) for columns in (self.r, self.h))
@@ -57,9 +67,8 @@ class Case:
 
         query, key = (drawn(values), drawn(values)) if self.local else (None, None)
         scale = torch.randn(features[:3], device=device) if self.scaled else None
-        rows = self.block_size or triton.default_block_size(self.length, self.r, self.degree)
         log_degree = 2 if self.local else self.degree - 1
-        settings = 1.0, self.causal, min(rows, self.length), self.degree, log_degree
+        settings = 1.0, self.causal, min(self.rows, self.length), self.degree, log_degree
         return triton._Inputs(drawn(features), drawn(features), drawn(values), query, key, scale, *settings)
 
     def forward(self, device: torch.device) -> Callable[[], Any]:
@@ -95,7 +104,7 @@ CASES = (
 def calls() -> list[Call]:
     """Both passes of every case."""
     return [
-        Call(f"{case.kind} {name} {case.name}", case.dtype, make, STREAMING)
+        Call(f"{case.kind} {name} {case.name}", case.dtype, make, STREAMING if case.reads_sums else ())
         for case in CASES
         for name, make in (("forward", case.forward), ("backward", case.backward))
     ]

@@ -243,7 +243,7 @@ def square_output(
 ) -> tuple[Tensor, Tensor | None]:
     """What squares of x read of the sums: divided by `bias` and their weights, or added to `out`; the denominators."""
     batch, heads, seq_len, r = x.shape
-    tiles = chosen("square_output", x, h=h, r=r)
+    tiles = chosen("square_output", x, h=h, r=r, whole=int(near is None and bias is not None))
     block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
     x = x if x.stride(-1) == 1 else x.contiguous()
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out

@@ -207,12 +207,12 @@ def square_output_kernel(
             norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
             seen = tl.dot(whole, norm, input_precision=PRECISION) * whole.to(tl.float32)
             total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
-    if ADD:
+    if keys is None:
         if not is_far:
             return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
     if states is not None:
-        for part in range(WIDTH // 128 if ADD else tl.where(is_far, WIDTH // 128, 0)):
+        for part in range(WIDTH // 128 if keys is None else tl.where(is_far, WIDTH // 128, 0)):
             i, j = pair_of(part // 2, BLOCKS)
             left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
             right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)

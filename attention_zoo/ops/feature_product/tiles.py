@@ -7,29 +7,38 @@ from __future__ import annotations
 
 from attention_zoo.ops.launching import Configuration, Row
 
-OLDER = (0, 89)
+OLDER, NEWER = (0, 89), (100, 199)
 
+# On the newer ones ptxas likes many blocks more than registers, and spills a few, unless it is told how many there are.
 ROWS = (
     # Without asynchronous products every operand is in registers.
     Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 4, 2), OLDER, 16),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16, {"h": 64}),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
-    Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
+    Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
     Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
     Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "segments": 0}),
+    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
     Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16),
     Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)),
+    Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
     Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
     Row("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
-    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
+    Row(
+        "square_output",
+        Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3),
+        bits=16,
+        at_most={"h": 64, "r": 64, "whole": 0},
+    ),
     Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16}, 8, 1)),
     Row("output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 8, 2), bits=16),
     Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 32}, 8, 1)),
     Row("divide", Configuration({"BLOCK_T": 64}, 4, 1)),
     Row("square_gradient", Configuration({"BLOCK_T": 128}, 4, 3), bits=16, at_most={"h": 64, "r": 64}),
+    Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 2), NEWER, 16),
     Row("square_gradient", Configuration({"BLOCK_T": 128}, 8, 2), bits=16),
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 1)),
     Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
@@ -37,6 +46,7 @@ ROWS = (
     Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), bits=16, at_most={"h": 64, "inner": 64}),
     Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
     Row("near_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
+    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
     Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), bits=16, at_most={"h": 64, "inner": 64}),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
     Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),

@@ -9,6 +9,7 @@ from attention_zoo.ops.launching import Configuration, Row
 ROWS = (
     Row("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16),
     Row("sketch", Configuration({"BLOCK_T": 64}, 8, 1)),
+    Row("gradient", Configuration({"BLOCK_T": 32}, 4, 1), (0, 89), 16),
     Row("gradient", Configuration({"BLOCK_T": 64}, 4, 1), bits=16, at_most={"width": 64, "r": 64}),
     Row("gradient", Configuration({"BLOCK_T": 64}, 8, 1), bits=16),
     Row("gradient", Configuration({"BLOCK_T": 32}, 8, 1)),

@@ -28,6 +28,7 @@ ROWS = (
     Row("networks", _tiles(64, 64, 4, 2), (90, 999), bits=16),
     Row("networks", _tiles(64, 32, 4, 2), bits=16),
     Row("networks", _tiles(16, 32, 4, 2), bits=32),
+    Row("input_gradient", _tiles(64, 32, 4, 2), (0, 89), bits=16),
     Row("input_gradient", _tiles(64, 64, 4, 2), bits=16),
     Row("input_gradient", _tiles(16, 32, 4, 2), bits=32),
     Row("weight_gradients", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),

@@ -133,11 +133,16 @@ def test_kernels_of_polysketch_multiply_what_is_needed_and_a_little_more(r, n, b
 
 
 def test_sums_are_read_and_written_once():
-    *_, scan, norms, output = polysketch(12, 32768, 32, CODE, backward=False).kernels
+    *_, parts, scan, norms, output = polysketch(12, 32768, 32, CODE, backward=False).kernels
     p = Product(12, 32768, 32, CODE)
     assert p.width == 768 and p.chunks == 64
     sums = 12 * 64 * 768 * H * 2
-    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums
+    # 72 programs for a device of 132 multiprocessors: four parts of a sequence, each begins with what is before it.
+    begun = 12 * 4 * 768 * H * 4
+    assert (p.programs, p.parts, scan.blocks, parts.blocks) == (72, 4, 288, 288)
+    assert parts.hbm_bytes == p.rows * 2 * (32 + H) + begun
+    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums + begun
+    assert Product(48, 8192, 32, CODE).parts == Product(12, 32768, 64, CODE).parts == 1
     assert output.hbm_bytes == pytest.approx(p.rows * (2 * 32 + 4 * H + 4) + sums * 63 / 64)
     assert norms.blocks == 12 * 64  # a program for each chunk
 
