@@ -114,7 +114,7 @@ def _sums(p: Product, *, backward: bool, second: bool = False, stores: float = 0
     block_m, block_t = norms.tiles["block_m"], norms.tiles["block_t"]
     of_norms = Kernel(
         f"state{version}",
-        blocks=p.heads * p.chunks * p.r // block_m,
+        blocks=p.heads * p.chunks * -(-p.r // block_m),
         warps=norms.warps,
         resident=norms.resident,
         hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 4 * p.r**2,

@@ -153,7 +153,8 @@ def test_time_of_a_token_is_the_same_in_a_longer_sequence():
         for n in (32768, 131072):
             line = model.Line("", polysketch(12, n, r, CODE, backward=True))
             times[n] = model.predicted(line, H100)[1] / n
-        assert times[131072] == pytest.approx(times[32768], rel=0.05)
+        # Its parts are longer, and the last chunk of a part is summed once less.
+        assert 0.94 < times[131072] / times[32768] < 1.05
 
 
 def test_networks_move_less_than_a_kilobyte_a_token_and_head():
