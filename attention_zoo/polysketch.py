@@ -187,8 +187,8 @@ class Polysketch(Attention):
         degree: p, a power of two.
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
-        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is 256 on
-            a CPU and 512 on a GPU.
+        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is what the
+            device likes: 256 on a CPU; on a GPU the whole of a short sequence, of a longer one 512 or, of r = 64, 1024.
         qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. The learned
             networks begin with a norm of their own, and have two more for the exact weights of queries and keys.
         scale: c in `(c <q, k>)^p`; a learned sketch does not see it, its exact weights do.
