@@ -30,8 +30,8 @@ class Linear(Attention):
     Args:
         eps: added to the sum of a row, which therefore is a little less than 1 after the division.
         block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
-            128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as features,
-            from 128 to 512.
+            128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as
+            features, from 128 to 512.
     """
 
     info = AttentionInfo(

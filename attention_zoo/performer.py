@@ -41,8 +41,8 @@ class Performer(Attention):
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
         block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
-            128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as features,
-            from 128 to 512.
+            128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as
+            features, from 128 to 512.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
