@@ -20,10 +20,10 @@ class Backend(_DummyBackendModule):
     def get_amp_supported_dtype(self):
         return [torch.bfloat16]
 
-    def get_rng_state(self, device):
+    def get_rng_state(self, device=None):
         return None
 
-    def set_rng_state(self, state, device):
+    def set_rng_state(self, state, device=None):
         pass
 
 
