@@ -123,6 +123,14 @@ def test_any_number_of_features(m, h, causal):
     assert_equals_formula(inputs(50, m=m, h=h), causal=causal, block_size=40, **FEATURES)
 
 
+@pytest.mark.parametrize(("r", "chunks"), [(16, 7), (32, 6)])
+def test_parts_of_a_sequence_of_few_heads(r, chunks):
+    """So few programs that each sequence is walked along in parts, the last of which may be shorter."""
+    length = 64 * chunks - 5
+    assert launches._segments(4, launches.Chunks.of(length, 64), 64 * chunks).count == 3
+    assert_equals_formula(inputs(length, r=r), causal=True, block_size=64, **SQUARES)
+
+
 @every_degree
 @pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
 def test_other_keys_than_queries(queries, keys, given):
