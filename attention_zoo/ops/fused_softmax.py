@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attention_zoo.ops.autocast import autocast
+
 # The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
 HIDDEN = -1e30
 # Weights in memory together, few enough for the caches of a CPU.
@@ -112,18 +114,10 @@ def backend_of(query: Tensor, bias: Tensor | None) -> str:
     return "flash" if query.device.type == "cpu" or (bias is None and fits) else "efficient"
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)
-
-
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, causal: bool, *, with_norms: bool
 ) -> tuple[Attended, Tensor]:
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     backend = backend_of(query, bias)
     if bias is not None:
         bias = bias.to(torch.promote_types(query.dtype, torch.float32))

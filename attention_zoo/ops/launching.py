@@ -50,7 +50,8 @@ class Configuration(NamedTuple):
 class Row(NamedTuple):
     """A configuration of a kernel and where it is used: architectures, bits of a number, the most each size may be.
 
-    A table is a tuple of rows found by measuring offline; the first that fits is used, so particular ones come first.
+    A table is a tuple of rows; the first that fits is used, so particular ones come first. Until somebody measures,
+    they are chosen by what a compiler makes of them.
     """
 
     kernel: str
@@ -129,6 +130,11 @@ def descriptor(x: Tensor, block: Sequence[int]) -> Any:
     return TensorDescriptor(x, list(x.shape), strides, list(block))
 
 
+def by_rows(x: Tensor) -> Tensor:
+    """x, or a copy of it whose rows have their numbers side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def by_tiles(x: Tensor) -> Tensor:
     """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
     if _strides(x) is not None and x.data_ptr() % ALIGNED == 0:
@@ -143,11 +149,3 @@ def _strides(x: Tensor) -> list[int] | None:
     strides = [unit if size == 1 else stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
     fits = all(stride > 0 and stride % unit == 0 for stride in strides)
     return [*strides, 1] if fits and (x.stride(-1) == 1 or x.shape[-1] == 1) else None
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
-    device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)

@@ -129,7 +129,7 @@ def launch_featured_step(
     elu: bool,
 ) -> Tensor:
     """A step of features that are given, `(batch, heads, ..., features)`, or of `elu(x) + 1` of those."""
-    value, query, key = _by_rows(value, query, key)
+    value, query, key = map(launching.by_rows, (value, query, key))
     out, head_dim, size = _like(value), value.shape[-1], query.shape[-1]
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
     sizes |= {"WIDTH": sums.shape[-1], "DEGREE": degree, "ELU": elu}
@@ -153,7 +153,7 @@ def launch_sketched_step(
     rows: int,
 ) -> Tensor:
     """A step of `scale (x G1) o (x G2)` of tokens that are normed if `norm_weight` is given."""
-    value, query, key = _by_rows(value, query, key)
+    value, query, key = map(launching.by_rows, (value, query, key))
     out, (groups, head_dim, _, size) = _like(value), matrices.shape
     sizes = {"HEADS": value.shape[1], "ROWS": rows, **_padded(HEAD_DIM=head_dim, SIZE=size)}
     sizes |= {"WIDTH": sums.shape[-1], "NORMED": norm_weight is not None, "SHARED": groups == 1}
@@ -176,7 +176,7 @@ def launch_exponential_step(
     rows: int,
 ) -> Tensor:
     """A step of performer's features, with the largest log scales so far of each part."""
-    value, query, key = _by_rows(value, query, key)
+    value, query, key = map(launching.by_rows, (value, query, key))
     out, (size, head_dim) = _like(value), projection.shape
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
     arguments = sums, log_scale, query, key, value, out, projection.contiguous()
@@ -198,11 +198,6 @@ def launch_block_read(
     programs = len(sums) * head_dim // rows
     _launch(kernels.block_read, programs, *arguments, *numbers, sizes=sizes, head_dim=head_dim)
     return out
-
-
-def _by_rows(*tensors: Tensor) -> Sequence[Tensor]:
-    """The numbers of a row side by side; heads may be anywhere."""
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _strides(*tensors: Tensor) -> list[int]:

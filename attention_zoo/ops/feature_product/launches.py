@@ -19,7 +19,7 @@ from attention_zoo.ops.feature_product.near_kernels import near_key_kernel, near
 from attention_zoo.ops.feature_product.output_kernels import output_kernel, square_output_kernel
 from attention_zoo.ops.feature_product.state_kernels import square_state_kernel, state_kernel
 from attention_zoo.ops.feature_product.tiles import ROWS
-from attention_zoo.ops.launching import Configuration, configuration, descriptor
+from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor
 
 chosen = functools.partial(configuration, ROWS)
 # So many walk along sequences at once: two on each multiprocessor of an H100.
@@ -245,7 +245,7 @@ def square_output(
     batch, heads, seq_len, r = x.shape
     tiles = chosen("square_output", x, h=h, r=r, whole=int(near is None and bias is not None))
     block_t, block_n = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"]
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = by_rows(x)
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
     inner, log_degree = (near.query.shape[-1], near.log_degree) if near else (r, 0)
@@ -295,7 +295,7 @@ def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the output over its denominator, like `out`, and that of the denominator, `(.., n)`."""
     batch, heads, seq_len, h = out.shape
     tiles = chosen("divide", out, h=h)
-    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    d_out = by_rows(d_out)
     grad, d_total = torch.empty_like(out), torch.empty_like(totals)
     divide_kernel[(batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]),)](
         d_out, out, totals, grad, d_total, heads, seq_len, *d_out.stride()[:3], h, **tiles.options
@@ -318,7 +318,7 @@ def square_gradient(
     h = y.shape[-1]
     tiles = chosen("square_gradient", x, h=h, r=r)
     block_t = tiles.tiles["BLOCK_T"]
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = by_rows(x)
     result = x.new_empty(x.shape) if out is None else out
     square_gradient_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
         *(x, descriptor(y, (1, 1, block_t, h)), weights),

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.launches import WIDEST, Chunks, Near, Scales
 from attention_zoo.ops.feature_product.reference import Local
-from attention_zoo.ops.launching import autocast
 
 # What features, values and exact queries may have of columns.
 COLUMNS = (16, 32, 64, 128)

@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
+from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.polynomial import kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
@@ -62,7 +63,7 @@ def polynomial_attention(
     Raises:
         ValueError: shapes, dtypes or the degree are not as above.
     """
-    query, key, value = launching.autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     _check(query, key, value, degree, causal)
     dtype = query.dtype
     if dtype == torch.float16 and degree > LARGEST_IN_FLOAT16:

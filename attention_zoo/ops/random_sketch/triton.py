@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.launching import autocast, configuration
+from attention_zoo.ops.autocast import autocast
+from attention_zoo.ops.launching import by_rows, configuration
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
 
@@ -30,7 +31,7 @@ def random_sketch(
         `(batch, heads, n, r)`.
     """
     given = (x,) if y is None else (x, y)
-    x, *others = (z if z.stride(-1) == 1 else z.contiguous() for z in autocast(*given))
+    x, *others = map(by_rows, autocast(*given))
     weight, bias, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     return sketch(x, others[0] if others else None, weight, bias, matrices.to(x.dtype), factor, eps)
 
@@ -90,7 +91,7 @@ def launch_backward(
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "gradient", x, width=width, r=r)
     programs = batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"])
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = by_rows(grad)
     d_x, d_y = x.new_empty(x.shape), None if y is None else x.new_empty(y.shape)
     d_norm = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     sketch_gradient_kernel[(programs,)](

@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from attention_zoo.ops import launching
+from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 
@@ -61,7 +62,7 @@ def sketch_networks(
     Returns:
         `(batch, heads, seq_len, r)`.
     """
-    inputs = launching.autocast(x) if y is None else launching.autocast(x, y)
+    inputs = autocast(x) if y is None else autocast(x, y)
     layers = zip(norms, weights[::2], weights[1::2], strict=True)
     folded = [weight for norm, into, onto in layers for weight in _fold(*norm, into, onto)]
     if weights[0].shape[1] == 1:
@@ -155,7 +156,7 @@ def launch_networks(
     between: Between | None = None,
 ) -> None:
     """Write the sketch to `out`, or what its gradients need to `between`."""
-    x, y = (u if u.stride(-1) == 1 else u.contiguous() for u in (inputs[0], inputs[-1]))
+    x, y = map(launching.by_rows, (inputs[0], inputs[-1]))
     outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
