@@ -40,6 +40,8 @@ class Benchmark:
     """Whether it is about a model (`model.*`) that learns a task (`task.*`, `training.*`)."""
     alone: ClassVar[bool] = False
     """Whether it trains in one process only: several would not agree how often to call."""
+    timed: ClassVar[bool] = False
+    """Whether what it measures is time, which others on the device would change."""
     judges_memory: ClassVar[bool] = False
     """Whether on a CPU it holds what it measures to `memory_limit` itself, so that its process may take more."""
     cell_per: ClassVar[str | None] = None

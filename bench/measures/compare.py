@@ -24,6 +24,7 @@ class Compare(Benchmark):
     """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
     name: ClassVar[str] = "compare"
+    timed: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
     num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own

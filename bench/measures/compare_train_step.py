@@ -20,6 +20,7 @@ class CompareTrainStep(Benchmark):
     """Interleaved rounds of whole training steps with every mechanism of the sweep; the first is the baseline."""
 
     name: ClassVar[str] = "compare_train_step"
+    timed: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     alone: ClassVar[bool] = True

@@ -25,6 +25,7 @@ class Decode(Benchmark):
     """Time of one decoding step and bytes of the state at the end of a context of seq_len tokens; causal only."""
 
     name: ClassVar[str] = "decode"
+    timed: ClassVar[bool] = True
 
     steps: int = setting(16, minimum=1)  # timed from one copied state, the last ones of the context
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # steps are repeated until a sample lasts so long

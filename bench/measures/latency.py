@@ -21,6 +21,7 @@ class Latency(Benchmark):
     """Time of one call: forward, backward and both. Each pass is a cell: one may run out of memory, another not."""
 
     name: ClassVar[str] = "latency"
+    timed: ClassVar[bool] = True
     cell_per: ClassVar[str | None] = "passes"
 
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)

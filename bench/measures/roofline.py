@@ -28,6 +28,7 @@ class Roofline(Benchmark):
     """
 
     name: ClassVar[str] = "roofline"
+    timed: ClassVar[bool] = True
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)

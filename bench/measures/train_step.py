@@ -21,6 +21,7 @@ class TrainStep(Benchmark):
     """Steps per second and peak memory of a whole model, and what forward, backward and optimiser take of it."""
 
     name: ClassVar[str] = "train_step"
+    timed: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     alone: ClassVar[bool] = True
 
