@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import ConfigError
+from bench.execution.filesystems import require_locks
 from bench.records.store import Store
 
 FOLDERS = ("locks", "records", "scratch")
@@ -36,19 +37,24 @@ def check_folder(results_dir: str) -> None:
         raise _unusable(results_dir, error) from None
 
 
-def prepare_folder(results_dir: str) -> None:
+def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
     """Make the folders that a sweep writes to, and clear what killed ones left there.
 
     Others may be writing meanwhile: what they write is locked.
 
+    Args:
+        results_dir: the folder.
+        shared: whether other nodes write there, too.
+
     Raises:
-        ConfigError: a folder cannot be made.
+        ConfigError: a folder cannot be made, or its file system does not lock files.
         OSError: the disk is full.
     """
     root = Path(results_dir)
     try:
         for name in FOLDERS:
             (root / name).mkdir(parents=True, exist_ok=True)
+        require_locks(root / "locks", f"results_dir={results_dir!r}", shared=shared)
     except OSError as error:
         if error.errno in FULL:
             raise

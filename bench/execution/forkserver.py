@@ -31,6 +31,8 @@ from bench.execution import family
 IDLE_S = 120.0
 PLUGINS = "ATTENTION_ZOO_PLUGINS"
 PACKAGES = ("attention_zoo", "bench")
+# What Linux takes in one message.
+MOST_DESCRIPTORS = 253
 # What the first call of a cell imports anyway.
 LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
 TASKS = ("bench.execution.child", "bench.execution.rehearsal")
@@ -122,7 +124,7 @@ def _next_request(channel: socket.socket) -> tuple[dict[str, str], list[int]] | 
     if not select.select([channel], [], [], IDLE_S)[0]:
         return None
     with contextlib.suppress(ConnectionResetError):
-        line, descriptors, _, _ = socket.recv_fds(channel, 65536, 8)
+        line, descriptors, _, _ = socket.recv_fds(channel, 65536, MOST_DESCRIPTORS)
         if line:
             return json.loads(line), descriptors
     return None

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def run_cell(
     attempt: int = 1,
     overrides: tuple[str, ...] = (),
     progress: Callable[[Progress], None] = lambda now: None,
-    held: int | None = None,
+    held: Sequence[int] = (),
     scratch: Path | None = None,
 ) -> Record:
     """Measure one cell.
@@ -53,7 +53,7 @@ def run_cell(
         attempt: how many records this cell has, with this one.
         overrides: the command line, for the record.
         progress: told how far the cell is now and then.
-        held: the descriptor of a lock that the child keeps if this process is killed.
+        held: the descriptors of locks that the child keeps if this process is killed.
         scratch: where the child's files lie instead, if another process measures the same cell.
 
     Raises:
@@ -130,7 +130,7 @@ def child_environment(device: str) -> dict[str, str]:
 
 
 def _run_child(
-    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[Progress], None], held: int | None
+    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[Progress], None], held: Sequence[int]
 ) -> dict[str, Any]:
     device = cell.config["device"]
     job = {
@@ -143,10 +143,10 @@ def _run_child(
     oom_kills = count_oom_kills()
     timed_out = lost = False
     with open(folder / "stderr", "wb") as file:
-        stderr, kept = file.fileno(), () if held is None else (held,)
+        stderr = file.fileno()
         try:
             child = processes.start(
-                TASK, child_environment(device), cell.sources, stdout=stderr, stderr=stderr, kept=kept
+                TASK, child_environment(device), cell.sources, stdout=stderr, stderr=stderr, kept=held
             )
         except processes.LostServer as error:
             return {"status": "crash", "reason": str(error)}

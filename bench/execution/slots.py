@@ -1,87 +1,109 @@
-"""Locks that end with their holder: one cell at a time on a device of this machine, whoever started it."""
+"""The locks of devices: never two cells on one of this machine, whoever started them."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+from bench import measures
 from bench.errors import ConfigError
+from bench.execution.filesystems import require_locks
+from bench.execution.locks import hold
+from bench.plan.cell import Cell
+from bench.plan.machine import is_gpu
 
 # Not the folder for temporary files, which may differ between users and between jobs.
 FOLDER = "/tmp/attention-zoo-slots"
-POLL_S = 0.05
-SILENT_S = 1.0
+# A child inherits each lock, and a message to the process that forks it takes 253 descriptors.
+MOST_CORES = 240
 
 
-def slot(device_id: str) -> Path:
-    """The lock file of a device (`cpu`, or the UUID of a GPU), for all users, sweeps and results folders.
+def needs_quiet(cell: Cell) -> bool:
+    """Whether a cell must be alone on its machine: comparisons, and whatever is timed on a processor.
 
-    CPU cells share one: on different cores, too, they would share memory, caches and clocks. ATTENTION_ZOO_SLOTS names
-    another folder, for jobs that are known not to disturb each other.
+    On different cores, too, cells share memory, caches and clocks. Timings of a GPU need that GPU only.
+    """
+    benchmark = measures.get(cell.config["bench"]["name"])
+    return benchmark.compares or (benchmark.timed and not is_gpu(cell.config["device"]))
+
+
+@contextlib.contextmanager
+def hold_device(
+    device_id: str,
+    *,
+    alone: bool,
+    cores: Collection[int] | None = None,
+    part_of: str | None = None,
+    what: str,
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, ...]]:
+    """Hold a device for a cell.
+
+    Args:
+        device_id: `cpu`, or the UUID of a GPU or of a part of one.
+        alone: whether nothing else may be measured on the whole machine meanwhile.
+        cores: those that a CPU cell runs on; None: all that this process may use.
+        part_of: the UUID of the GPU that the device is a part of (MIG).
+        what: the cell's title, for those who wait.
+        say: told for whom this waits.
+
+    Yields:
+        The locks' descriptors, which the cell's child inherits.
 
     Raises:
-        ConfigError: the folder cannot be used.
+        ConfigError: the folder of the locks cannot be used.
+    """
+    folder = slots()
+    with contextlib.ExitStack() as stack:
+        yield tuple(
+            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared))
+            for name, shared in _locks(device_id, alone, cores, part_of)
+        )
+
+
+def slots() -> Path:
+    """The folder of the devices' locks, for all users, sweeps and results folders.
+
+    ATTENTION_ZOO_SLOTS names another one, for jobs that are known not to disturb each other.
+
+    Raises:
+        ConfigError: it cannot be used.
     """
     folder = Path(os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER))
-    path = folder / f"{device_id}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):
             folder.chmod(0o1777)
-        os.close(_open(path))
+        require_locks(folder, f"ATTENTION_ZOO_SLOTS={folder}")
     except OSError as error:
         raise ConfigError(
             f"ATTENTION_ZOO_SLOTS={folder}: {error.strerror}; must be a folder that every user may write to"
         ) from None
-    return path
+    return folder
 
 
-@contextlib.contextmanager
-def hold(path: Path, what: str, say: Callable[[str], None]) -> Iterator[int]:
-    """Hold a lock file; wait without limit, and after a second say for whom.
+def _locks(
+    device_id: str, alone: bool, cores: Collection[int] | None, part_of: str | None
+) -> Iterator[tuple[str, bool]]:
+    """The locks of a cell, by name, and whether it shares them, in the one order that all take them in.
 
-    The operating system frees the lock when the holder dies, and with it every process that inherited the descriptor:
-    what a killed sweep was measuring lives on for a moment.
-
-    Yields:
-        The lock's descriptor.
+    Nothing keeps others out while one that must be alone waits: behind a training of hours, all other devices would
+    stand idle. It waits for a moment in which nothing is measured, at the latest the end of the sweeps that run.
     """
-    descriptor = _open(path)
-    try:
-        _acquire(descriptor, what, say)
-        with contextlib.suppress(OSError):  # the disk may be full, and this is a courtesy to those who wait
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield descriptor
-    finally:
-        # Closing does not unlock while a process that inherited the descriptor lives.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+    used = sorted(_usable() if cores is None else cores)
+    if alone or (device_id == "cpu" and len(used) > MOST_CORES):
+        yield "machine", False
+        return
+    yield "machine", True
+    if device_id == "cpu":
+        yield from ((f"core-{core}", False) for core in used)
+        return
+    if part_of is not None:
+        yield part_of, True
+    yield device_id, False
 
 
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Linux refuses O_CREAT for another user's file in a folder that all may write to.
-    with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)
-    path.parent.mkdir(parents=True, exist_ok=True)  # a mechanism may have removed it
-    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-    with contextlib.suppress(PermissionError):
-        os.fchmod(descriptor, 0o666)
-    return descriptor
-
-
-def _acquire(descriptor: int, what: str, say: Callable[[str], None]) -> None:
-    end_of_silence = time.monotonic() + SILENT_S
-    while time.monotonic() < end_of_silence:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(POLL_S)
-    holder = os.pread(descriptor, 20, 0).decode(errors="replace")
-    say(f"{what}: waiting for process {holder if holder.isdigit() else '(unknown)'}")
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _usable() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

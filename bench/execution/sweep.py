@@ -17,10 +17,11 @@ from bench.errors import ConfigError, say
 from bench.execution import ranks
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.interrupts import Interrupts
+from bench.execution.locks import hold
 from bench.execution.rehearsal import rehearse
 from bench.execution.reruns import Rerun
 from bench.execution.runner import run_cell
-from bench.execution.slots import hold, slot
+from bench.execution.slots import hold_device, needs_quiet
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
@@ -117,7 +118,7 @@ def run_sweep(
 def _followed(cell: Cell, store: Store, sweep: Sweep) -> Record:
     """Take part in a cell that another process leads."""
     shared = cell.config["device"] == "cpu"
-    with tempfile.TemporaryDirectory() as folder, contextlib.nullcontext() if shared else _device(cell, say) as held:
+    with tempfile.TemporaryDirectory() as folder, contextlib.nullcontext(()) if shared else _device(cell, say) as held:
         return run_cell(cell, store.root, sweep_id=sweep.sweep_id, held=held, scratch=Path(folder) / "cell")
 
 
@@ -213,9 +214,10 @@ def require_any_supported(records: Sequence[Record]) -> None:
         raise ConfigError(records[0].reason)
 
 
-def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContextManager[int | None]:
+def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContextManager[tuple[int, ...]]:
     if cell.unsupported is not None:
-        return contextlib.nullcontext()
+        return contextlib.nullcontext(())
     device = cell.config["device"]
     used = gpu(device)
-    return hold(slot(used.uuid if used else device), device, say)
+    name, part_of = (used.uuid, used.part_of) if used else (device, None)
+    return hold_device(name, alone=needs_quiet(cell), part_of=part_of, what=cell.title, say=say)

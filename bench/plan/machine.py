@@ -33,6 +33,8 @@ class Gpu:
     name: str
     memory: str
     driver: str
+    part_of: str | None = None
+    """The UUID of the GPU that it is a part of (MIG)."""
 
 
 def is_gpu(device: str) -> bool:
@@ -161,7 +163,7 @@ def _slices() -> tuple[Gpu, ...]:
             whole = next((g for g in _all_gpus() if g.index == match[1]), None)
         elif whole and (match := re.search(r"MIG (\S+) .*UUID: (MIG-[^)]+)", row)):
             name = f"{whole.name} MIG {match[1]}"
-            slices.append(dataclasses.replace(whole, index="", uuid=match[2], name=name))
+            slices.append(dataclasses.replace(whole, index="", uuid=match[2], name=name, part_of=whole.uuid))
     return tuple(slices)
 
 

@@ -87,7 +87,7 @@ class Store:
     def _locked(self, *, exclusively: bool) -> Iterator[None]:
         folder = os.open(self.records_dir, os.O_RDONLY)
         try:
-            # A file system without locks keeps nobody from writing, only from clearing up.
+            # A file system without locks keeps nobody from unpacking records there, only sweeps, which clear up.
             with contextlib.nullcontext() if exclusively else contextlib.suppress(OSError):
                 _lock(folder, exclusively=exclusively)
             yield

@@ -9,15 +9,15 @@ import threading
 import time
 from collections import defaultdict
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from command import ROOT, TINY, bench, command, environment
 
-from bench.errors import ConfigError
-from bench.execution.slots import hold, slot
+from bench.execution.locks import holder
+from bench.execution.slots import hold_device, needs_quiet, slots
+from bench.plan.cell import Cell
 from bench.records.store import Store
-
-pytestmark = pytest.mark.commands
 
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
 LOGGED = ["attention=v_mean", "attention.name=fake_logged", "tracking=none", *TINY]
@@ -38,6 +38,7 @@ def assert_one_at_a_time(log, count):
     assert all(before[1] < after[0] for before, after in itertools.pairwise(measured))
 
 
+@pytest.mark.commands
 def test_two_sweeps_with_folders_of_their_own_take_turns(tmp_path):
     log = tmp_path / "log"
     env = environment(FAKE_LOG=str(log), **FAKES)
@@ -55,6 +56,7 @@ def test_two_sweeps_with_folders_of_their_own_take_turns(tmp_path):
     assert_one_at_a_time(log, 4)
 
 
+@pytest.mark.commands
 def test_sweeps_in_threads_of_one_process_take_turns(tmp_path):
     log = tmp_path / "log"
     code = """
@@ -93,17 +95,19 @@ def start_and_read_who_is_waited_for(results):
     return process, line
 
 
+@pytest.mark.commands
 def test_who_waits_says_for_whom_and_ctrl_c_ends_the_wait(tmp_path):
-    with hold(slot("cpu"), "cpu", print):
+    with hold_device("cpu", alone=True, what="something", say=print):
         process, line = start_and_read_who_is_waited_for(tmp_path)
-        assert line.strip().endswith(f"cpu: waiting for process {os.getpid()}")
+        assert line.strip().endswith(f"latency v_mean n=32: waiting for something (process {os.getpid()})")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     assert Store(tmp_path).load() == []
 
 
+@pytest.mark.commands
 def test_waiting_is_no_part_of_the_measurement(tmp_path):
-    with hold(slot("cpu"), "cpu", print):
+    with hold_device("cpu", alone=True, what="something", say=print):
         process, _ = start_and_read_who_is_waited_for(tmp_path)
         released = time.time()
     assert process.wait(120) == 0
@@ -112,86 +116,101 @@ def test_waiting_is_no_part_of_the_measurement(tmp_path):
     assert record.machine["load_1m"] >= 0
 
 
-HOLDER = """
-import subprocess, sys, time
-from pathlib import Path
-from bench.execution.slots import hold
-with hold(Path(sys.argv[1]), "it", print) as held:
-    heir = subprocess.Popen(["sleep", sys.argv[2]], pass_fds=(held,))
-    print(heir.pid, flush=True)
-    if sys.argv[3] == "stay":
-        time.sleep(600)
-"""
+def held(device_id, **options):
+    """The locks that a cell holds, by name: whether it is the only one that does."""
+    with hold_device(device_id, **{"alone": False, "what": "it", **options}, say=print) as descriptors:
+        names = [Path(os.readlink(f"/proc/self/fd/{each}")).name.removesuffix(".lock") for each in descriptors]
+        return {name: holder(slots() / f"{name}.lock") is not None for name in names}
 
 
-def start_holder(path, *words):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path), *words],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return process, int(process.stdout.readline())
-
-
-def test_a_killed_holder_makes_room_when_what_it_measured_is_gone(tmp_path):
-    path = tmp_path / "lock"
-    began = time.monotonic()
-    holder, _ = start_holder(path, "3", "stay")
-    said = []
-    holder.kill()
-    holder.wait()
-    killed = time.monotonic()
-    with hold(path, "it", said.append):
-        assert time.monotonic() - began > 3  # the heir slept that long
-    if time.monotonic() - killed > 1.5:
-        assert said == [f"it: waiting for process {holder.pid}"]
-
-
-def test_a_holder_that_ends_well_leaves_nothing_held(tmp_path):
-    holder, heir = start_holder(tmp_path / "lock", "600", "go")
-    holder.wait()
-    said = []
-    try:
-        with hold(tmp_path / "lock", "it", said.append):
-            assert said == []
-    finally:
-        os.kill(heir, signal.SIGKILL)
-
-
-def test_threads_exclude_each_other(tmp_path):
-    inside, most = [], []
-
-    def work():
-        with hold(tmp_path / "lock", "it", print):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.02)
-            inside.pop()
-
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 5
-
-
-def test_every_user_may_wait(monkeypatch, tmp_path):
+@pytest.fixture
+def own_slots(monkeypatch, tmp_path):
     monkeypatch.setenv("ATTENTION_ZOO_SLOTS", str(tmp_path / "slots"))
-    path = slot("GPU-1234")
-    assert path.stat().st_mode & 0o777 == 0o666
-    assert path.parent.stat().st_mode & 0o7777 == 0o1777
+    return tmp_path / "slots"
 
 
-def test_a_lock_is_not_followed_elsewhere(monkeypatch, tmp_path):
-    monkeypatch.setenv("ATTENTION_ZOO_SLOTS", str(tmp_path))
-    (tmp_path / "cpu.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match="ATTENTION_ZOO_SLOTS"):
-        slot("cpu")
+def test_a_cell_holds_its_device_and_one_that_must_be_alone_the_machine(own_slots):
+    assert held("GPU-1") == {"machine": False, "GPU-1": True}
+    assert held("MIG-2", part_of="GPU-1") == {"machine": False, "GPU-1": False, "MIG-2": True}
+    assert held("cpu", cores=[11, 2]) == {"machine": False, "core-2": True, "core-11": True}
+    assert held("cpu").keys() == {"machine", *(f"core-{core}" for core in os.sched_getaffinity(0))}
+    assert held("GPU-1", alone=True) == held("cpu", alone=True) == {"machine": True}
+    # More than one message can hand to a child.
+    assert held("cpu", cores=range(1000)) == {"machine": True}
 
 
+def test_all_take_the_locks_in_one_order(own_slots):
+    assert list(held("cpu", cores=[11, 2, 0])) == ["machine", "core-0", "core-2", "core-11"]
+    assert list(held("MIG-2", part_of="GPU-1")) == ["machine", "GPU-1", "MIG-2"]
+
+
+CPU = {"device_id": "cpu", "alone": False}
+GPU = {"device_id": "GPU-1", "alone": False}
+PAIRS = [
+    ({**CPU, "cores": [0, 1]}, {**CPU, "cores": [1, 2]}, True),
+    ({**CPU, "cores": [0, 1]}, {**CPU, "cores": [2, 3]}, False),
+    ({**CPU, "cores": [0]}, {**CPU, "cores": [1], "alone": True}, True),
+    (GPU, GPU, True),
+    (GPU, {**GPU, "device_id": "GPU-2"}, False),
+    (GPU, {**CPU, "cores": [0]}, False),
+    (GPU, {**CPU, "alone": True}, True),
+    (GPU, {"device_id": "MIG-1", "part_of": "GPU-1", "alone": False}, True),
+    (
+        {"device_id": "MIG-1", "part_of": "GPU-1", "alone": False},
+        {"device_id": "MIG-2", "part_of": "GPU-1", "alone": False},
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "one_waits"), [*PAIRS, *((b, a, waits) for a, b, waits in PAIRS)])
+def test_cells_exclude_each_other_where_they_would_disturb_each_other(own_slots, first, second, one_waits):
+    entered = threading.Event()
+
+    def enter():
+        with hold_device(**second, what="second", say=print):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with hold_device(**first, what="first", say=print):
+        thread.start()
+        assert entered.wait(0.2 if one_waits else 10) != one_waits
+    assert entered.wait(10)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("bench", "device", "quiet"),
+    [
+        ("latency", "cpu", True),
+        ("latency", "cuda:0", False),
+        ("compare", "cpu", True),
+        ("compare", "cuda:1", True),
+        ("compare_train_step", "cuda:0", True),
+        ("train", "cpu", False),
+        ("memory", "cpu", False),
+    ],
+)
+def test_comparisons_and_times_of_a_processor_are_measured_alone(bench, device, quiet):
+    assert needs_quiet(Cell({"bench": {"name": bench}, "device": device}, "0" * 64, 1.0)) == quiet
+
+
+def test_every_user_may_wait(own_slots):
+    with hold_device("GPU-1234", alone=False, what="it", say=print):
+        pass
+    assert {path.stat().st_mode & 0o777 for path in own_slots.iterdir()} == {0o666}
+    assert own_slots.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_lock_is_not_followed_elsewhere(own_slots):
+    own_slots.mkdir()
+    (own_slots / "machine.lock").symlink_to(own_slots / "precious")
+    with pytest.raises(OSError, match="symbolic"), hold_device("cpu", alone=True, what="it", say=print):
+        pass
+    assert not (own_slots / "precious").exists()
+
+
+@pytest.mark.commands
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
     result = bench(
         "attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY, ATTENTION_ZOO_SLOTS="/proc/nowhere"

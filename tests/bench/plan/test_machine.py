@@ -145,3 +145,10 @@ def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch):
 
     monkeypatch.setattr(code.importlib.metadata, "version", missing)
     assert code.code_identity.__wrapped__()["suite_version"] is None
+
+
+def test_a_slice_says_which_gpu_it_is_a_part_of(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-5555")
+    assert machine.gpu("cuda:0").part_of == "GPU-22222222-bbbb"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.gpu("cuda:0").part_of is None
