@@ -17,11 +17,14 @@ from typing import Any
 import psutil
 
 from bench.errors import ConfigError
+from bench.plan.place import HERE, Place
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
 # The host's processor launches the kernels, and short ones take as long as that does.
 ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")
+# What nobody knows of a node before a scheduler has chosen it.
+OF_A_NODE = ("cpu_model", "gpu_name", "gpu_driver")
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,16 @@ def is_gpu(device: str) -> bool:
     return device != "cpu"
 
 
-def choose_device(setting: str) -> str:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here; N counts the GPUs of CUDA_VISIBLE_DEVICES.
+def choose_device(setting: str, place: Place = HERE) -> str:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means; N counts the GPUs of CUDA_VISIBLE_DEVICES.
 
     Raises:
         ConfigError: no such device, or none that the installed torch can use.
     """
     if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
         raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
+    if place.name:
+        return _elsewhere(setting, place)
     gpus = visible_gpus() if torch_cuda() else ()
     if setting == "cpu" or (setting == "auto" and not gpus):
         return "cpu"
@@ -61,6 +66,15 @@ def choose_device(setting: str) -> str:
         names = ", ".join(f"cuda:{number}" for number in range(len(gpus)))
         raise ConfigError(f"device={setting!r}: there is no such GPU; must be auto, cpu, cuda or one of {names}")
     return f"cuda:{index}"
+
+
+def _elsewhere(setting: str, place: Place) -> str:
+    """The device of a worker that sees one GPU, or none."""
+    if setting == "cpu" or (setting == "auto" and not place.gpus):
+        return "cpu"
+    if not place.gpus:
+        raise ConfigError(f"device={setting!r}: {place.name} is asked for no GPU; hydra.launcher says for how many")
+    return "cuda:0"
 
 
 def gpu(device: str) -> Gpu | None:
@@ -83,16 +97,17 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(visible)
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
+def machine(device: str = "cpu", place: Place = HERE) -> dict[str, Any]:
     """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
 
     Args:
         device: of a resolved configuration.
+        place: of the cells, of which a worker here has some cores only.
     """
     used = gpu(device)
     return {
         **_host(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        **_processors(place),
         "device_name": used.name if used else _host()["cpu_model"],
         "gpu_name": used and used.name,
         "gpu_memory": used and used.memory,
@@ -100,10 +115,22 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def measuring_identity(device: str) -> dict[str, Any]:
+def measuring_identity(device: str, place: Place = HERE) -> dict[str, Any]:
     """The facts that a measurement on `device` depends on: part of a cell's id. GPUs of one model are alike."""
-    facts = machine(device)
-    return {name: facts[name] for name in (ON_GPU if is_gpu(device) else ON_CPU)}
+    names = ON_GPU if is_gpu(device) else ON_CPU
+    if place.name:  # the nodes there have what is installed here
+        facts = {**_host(), **_processors(place)}
+        known = {name: facts[name] for name in names if name not in OF_A_NODE}
+        return {"place": place.name, **known}
+    facts = machine(device, place)
+    return {name: facts[name] for name in names}
+
+
+def _processors(place: Place) -> dict[str, Any]:
+    """How many of them a cell uses, where that is decided: it has a thread for each."""
+    if place.cores is None:
+        return {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+    return {"cpu_count": place.cores, "omp_num_threads": str(place.cores)}
 
 
 @functools.cache
