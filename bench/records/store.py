@@ -112,7 +112,7 @@ class Store:
 
     def readable(self, prefix: str = "") -> Iterator[tuple[Path, Record]]:
         """The records of files whose name begins with `prefix`, in the order of their names; else as `load`."""
-        for name in self._names(prefix):
+        for name in self.names(prefix):
             path = self.records_dir / name
             try:
                 yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
@@ -123,7 +123,8 @@ class Store:
         records = [record for _, record in self.readable(prefix)]
         return sorted(records, key=lambda record: (record.ended, record.record_id))
 
-    def _names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of the records' files that begin so, in order; raises as `load` does."""
         for folder in (self.records_dir, self.samples_dir):
             if os.path.lexists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
