@@ -6,11 +6,16 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from bench.errors import one_line
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
+from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
+from bench.plan.executors import Executor
 from bench.plan.explain import explained
 from bench.plan.load import Loader
 from bench.records.record import Record
@@ -36,8 +41,15 @@ def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
         ConfigError: a configuration that cannot be run.
     """
     with explained():
-        jobs = expand(loader.load(grid_choices(overrides)), overrides)
-        return plan(compose_jobs(loader.load, jobs), overrides)
+        config = loader.load(grid_choices(overrides))
+        jobs = expand(config, overrides)
+        return plan(compose_jobs(loader.load, jobs), overrides, executor(config))
+
+
+def executor(config: DictConfig) -> Executor:
+    """What runs the cells: this process, where the launcher is one from elsewhere."""
+    launcher: Any = OmegaConf.to_container(config.hydra.launcher)
+    return executors.check(launcher) if "executor" in launcher else executors.Cells()
 
 
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:

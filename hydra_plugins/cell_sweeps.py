@@ -6,6 +6,7 @@ long to import is imported when it is needed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
+
+from bench.plan.executors import EXECUTORS
 
 
 class GridSweeper(Sweeper):
@@ -39,6 +42,9 @@ class GridSweeper(Sweeper):
 class CellLauncher(Launcher):
     """Runs all jobs together, so that a mistake anywhere stops the sweep before it starts."""
 
+    def __init__(self, **settings: Any) -> None:
+        """Take what the configuration says of an executor; the sweep itself checks and uses it."""
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what `launch` needs."""
         self.task_function, self.config = task_function, config
@@ -52,6 +58,9 @@ class CellLauncher(Launcher):
 
 
 # Scanning the package registers the classes; these names let a configuration choose them.
-for _group, _name, _plugin in (("launcher", "cells", CellLauncher), ("sweeper", "grids", GridSweeper)):
-    _node = {"_target_": f"{_plugin.__module__}.{_plugin.__qualname__}"}
-    ConfigStore.instance().store(group=f"hydra/{_group}", name=_name, node=_node, provider="bench")
+_target = f"{CellLauncher.__module__}.{CellLauncher.__qualname__}"
+for _name, _settings in EXECUTORS.items():
+    _node = {"_target_": _target, "executor": _name, **dataclasses.asdict(_settings())}
+    ConfigStore.instance().store(group="hydra/launcher", name=_name, node=_node, provider="bench")
+_node = {"_target_": f"{GridSweeper.__module__}.{GridSweeper.__qualname__}"}
+ConfigStore.instance().store(group="hydra/sweeper", name="grids", node=_node, provider="bench")

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
+from bench.plan.place import HERE, Place
 from bench.plan.sources import digest
 from bench.quiet import QUIET
 from bench.records.files import decode, encode
@@ -43,6 +45,9 @@ def run_cell(
     progress: Callable[[Progress], None] = lambda now: None,
     held: Sequence[int] = (),
     scratch: Path | None = None,
+    place: Place = HERE,
+    beside_others: bool = False,
+    stop: threading.Event | None = None,
 ) -> Record:
     """Measure one cell.
 
@@ -55,12 +60,19 @@ def run_cell(
         progress: told how far the cell is now and then.
         held: the descriptors of locks that the child keeps if this process is killed.
         scratch: where the child's files lie instead, if another process measures the same cell.
+        place: where it was planned to run.
+        beside_others: whether it may run beside other cells though it should be alone, as somebody asked.
+        stop: interrupts it when it is set, as Ctrl-C does.
 
     Raises:
         KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
     """
     code = {**code_identity(), "sources_sha256": digest(cell.sources)}
-    where = {**machine(cell.config["device"]), "load_1m": round(os.getloadavg()[0], 2)}
+    where = {
+        **machine(cell.config["device"], place),
+        "load_1m": round(os.getloadavg()[0], 2),
+        "beside_others": beside_others,
+    }
     started, clock = datetime.now(UTC), time.perf_counter()
     interrupt: KeyboardInterrupt | None = None
     results_dir = results_dir.absolute()  # a mechanism may change the child's working directory
@@ -71,7 +83,8 @@ def run_cell(
         shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
         folder.mkdir(parents=True)
         try:
-            result = _run_child(cell, folder, results_dir / "inputs", progress, held)
+            environment = child_environment(cell.config["device"], place)
+            result = _run_child(cell, folder, results_dir / "inputs", environment, _heeding(stop, progress), held)
         except KeyboardInterrupt as error:
             interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
         finally:
@@ -120,17 +133,36 @@ def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()}
 
 
-def child_environment(device: str) -> dict[str, str]:
+def child_environment(device: str, place: Place = HERE) -> dict[str, str]:
     """The environment of a child that measures on the device of a resolved configuration."""
     environment = {**os.environ, **QUIET}
+    if place.cores is not None:
+        environment["OMP_NUM_THREADS"] = str(place.cores)
     used = gpu(device)
     if used is not None:  # the only one that the child sees, whatever order CUDA counts in
         environment["CUDA_VISIBLE_DEVICES"] = used.uuid
     return environment
 
 
+def _heeding(stop: threading.Event | None, progress: Callable[[Progress], None]) -> Callable[[Progress | None], None]:
+    """Called about once a second while a cell runs."""
+
+    def tick(now: Progress | None) -> None:
+        if stop is not None and stop.is_set():
+            raise KeyboardInterrupt
+        if now is not None:
+            progress(now)
+
+    return tick
+
+
 def _run_child(
-    cell: Cell, folder: Path, cache_dir: Path, progress: Callable[[Progress], None], held: Sequence[int]
+    cell: Cell,
+    folder: Path,
+    cache_dir: Path,
+    environment: dict[str, str],
+    tick: Callable[[Progress | None], None],
+    held: Sequence[int],
 ) -> dict[str, Any]:
     device = cell.config["device"]
     job = {
@@ -145,14 +177,12 @@ def _run_child(
     with open(folder / "stderr", "wb") as file:
         stderr = file.fileno()
         try:
-            child = processes.start(
-                TASK, child_environment(device), cell.sources, stdout=stderr, stderr=stderr, kept=held
-            )
+            child = processes.start(TASK, environment, cell.sources, stdout=stderr, stderr=stderr, kept=held)
         except processes.LostServer as error:
             return {"status": "crash", "reason": str(error)}
     try:
         child.tell(json.dumps(job).encode())
-        timed_out = not _ended(child, cell.timeout, folder / "progress", progress)
+        timed_out = not _ended(child, cell.timeout, folder / "progress", tick)
     except processes.LostServer:
         lost = True
     finally:
@@ -186,12 +216,14 @@ def _tail(file: Path) -> str:
     return ""
 
 
-def _ended(child: processes.Child, timeout: float, file: Path, progress: Callable[[Progress], None]) -> bool:
+def _ended(child: processes.Child, timeout: float, file: Path, tick: Callable[[Progress | None], None]) -> bool:
     """Wait for the end or the timeout; returns whether the end came first."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
+        now = None
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
-            progress(Progress.decode(file.read_text()))
+            now = Progress.decode(file.read_text())
+        tick(now)
     return child.wait(0.0)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from tqdm import tqdm
-
-from bench.errors import ConfigError, say
-from bench.execution import ranks
+from bench.errors import ConfigError
+from bench.execution import executors, ranks
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.interrupts import Interrupts
-from bench.execution.locks import hold
 from bench.execution.rehearsal import rehearse
 from bench.execution.reruns import Rerun
-from bench.execution.runner import run_cell
-from bench.execution.slots import hold_device, needs_quiet
+from bench.execution.shown import Shown
+from bench.execution.work import Work
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
-from bench.plan.machine import gpu
+from bench.plan.executors import Cells, Executor
+from bench.plan.sources import Source
+from bench.records import plans
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
-from bench.table import line
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
@@ -41,6 +39,7 @@ class Sweep:
     cells: tuple[Cell, ...]
     settings: Config
     overrides: tuple[str, ...]
+    executor: Executor = dataclasses.field(default_factory=Cells)
 
     @property
     def sweep_id(self) -> str:
@@ -48,16 +47,20 @@ class Sweep:
         return hashlib.sha256("".join(sorted(cell.cell_id for cell in self.cells)).encode()).hexdigest()[:16]
 
 
-def plan(composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str]) -> Sweep:
+def plan(
+    composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str], executor: Executor | None = None
+) -> Sweep:
     """Validate every configuration of a sweep before anything is measured.
 
     Args:
         composed: configurations, each with the variant of its mechanism.
         overrides: the command line, for the records.
+        executor: what runs them; None: this process, one after the other.
 
     Raises:
         ConfigError: one line about the first configuration that cannot be run.
     """
+    executor = executor or Cells()
     forget()  # a notebook plans again after an edit
     cells: dict[str, Cell] = {}
     settings: Config | None = None
@@ -68,12 +71,12 @@ def plan(composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Seque
         for key in OF_THE_SWEEP:
             if getattr(config, key) != getattr(settings, key):
                 raise ConfigError(f"{key}={getattr(config, key)!r}: must have one value in a sweep")
-        made += [make_cell(each, variant) for each in split(config)]
+        made += [make_cell(each, variant, executor.place) for each in split(config)]
     if settings is None:
         raise ConfigError("the sweep has no cells")
-    for cell in merge_compared(made):
+    for cell in merge_compared(made, executor.place):
         cells.setdefault(cell.cell_id, cell)
-    return Sweep(tuple(cells.values()), settings, tuple(overrides))
+    return Sweep(tuple(cells.values()), settings, tuple(overrides), executor)
 
 
 def run_sweep(
@@ -94,8 +97,7 @@ def run_sweep(
     """
     store = Store(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
-    cell_ids = {cell.cell_id for cell in sweep.cells}
-    records = [record for record in store.load() if record.cell_id in cell_ids]
+    records = _records(store, sweep)
     rerun = Rerun(store.root / "sweeps" / sweep.sweep_id / "rerun") if sweep.settings.rerun == "all" else None
     standing = latest(records)
     fresh = {cell_id for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
@@ -103,23 +105,38 @@ def run_sweep(
     ranks.require_joint(todo)
     todo = rehearse(todo, store.root / "inputs")
     prepare_folder(sweep.settings.results_dir)
+    interrupts = Interrupts()
+    work = Work(
+        store,
+        sweep.sweep_id,
+        sweep.overrides,
+        frozenset(record.record_id for record in records),
+        sweep.executor.place,
+        sweep.executor.timings_alone,
+        interrupts.held_back,
+    )
     if ranks.follows():
-        return [_followed(cell, store, sweep) for cell in todo]
+        with tempfile.TemporaryDirectory() as folder:
+            return [work.follow(cell, Path(folder) / "cell") for cell in todo]
+    save_plan(sweep)
     if rerun:
         rerun.begin()
     on_records(records)
-    measuring = _Measuring(store, sweep, {record.record_id for record in records}, on_records, on_progress)
-    standing |= measuring.all(todo, quiet=_none_supported(sweep, todo, standing))
+    quiet = _none_supported(sweep, todo, standing)
+    if not quiet:
+        done = len(sweep.cells) - len(todo)
+        print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
+    with interrupts.caught(), Shown(store, len(todo), on_records, on_progress, quiet=quiet) as shown:
+        executors.run(sweep.executor, work, todo, shown)
     if rerun:
         rerun.end()
+    standing = latest(_records(store, sweep)) if todo else standing
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 
-def _followed(cell: Cell, store: Store, sweep: Sweep) -> Record:
-    """Take part in a cell that another process leads."""
-    shared = cell.config["device"] == "cpu"
-    with tempfile.TemporaryDirectory() as folder, contextlib.nullcontext(()) if shared else _device(cell, say) as held:
-        return run_cell(cell, store.root, sweep_id=sweep.sweep_id, held=held, scratch=Path(folder) / "cell")
+def _records(store: Store, sweep: Sweep) -> list[Record]:
+    cell_ids = {cell.cell_id for cell in sweep.cells}
+    return [record for record in store.load() if record.cell_id in cell_ids]
 
 
 def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:
@@ -128,79 +145,19 @@ def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, R
     return all(standing[cell_id].status == "unsupported" for cell_id in done) and len(unsupported) == len(todo)
 
 
-class _Measuring:
-    """The part of a sweep that measures."""
-
-    def __init__(
-        self,
-        store: Store,
-        sweep: Sweep,
-        seen: Set[str],
-        on_records: Callable[[Sequence[Record]], None],
-        on_progress: Callable[[Cell, Progress], None],
-    ) -> None:
-        self._store, self._sweep, self._seen = store, sweep, seen
-        self._on_records, self._on_progress = on_records, on_progress
-        self._interrupts = Interrupts()
-
-    def all(self, todo: Sequence[Cell], quiet: bool) -> dict[str, Record]:
-        """The record that now stands for each of these cells, by its id."""
-        records = {}
-        done = len(self._sweep.cells) - len(todo)
-        if not quiet:
-            print(f"sweep {self._sweep.sweep_id}: {len(self._sweep.cells)} cells, {done} done already", file=sys.stderr)
-        with self._interrupts.caught(), _bar(len(todo), quiet) as bar:
-            for cell in todo:
-                bar.set_description_str(cell.title, refresh=False)
-                bar.set_postfix_str("", refresh=sys.stderr.isatty())
-                try:
-                    records[cell.cell_id] = record = self._one(cell, bar)
-                finally:
-                    self._on_records(self._store.of_cell(cell.cell_id))
-                bar.update()
-                if not quiet:
-                    say(line(record))
-        return records
-
-    def _one(self, cell: Cell, bar: tqdm[NoReturn]) -> Record:
-        with hold(self._store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
-            attempts = self._store.of_cell(cell.cell_id)
-            # Another sweep has measured the cell since this one began, and how that ended is as good as new.
-            if any(record.record_id not in self._seen and record.status != "interrupted" for record in attempts):
-                return latest(attempts)[cell.cell_id]
-            # The device comes after the cell, for everybody: who holds a device waits for nothing.
-            with _device(cell, say) as held:
-                try:
-                    record = run_cell(
-                        cell,
-                        self._store.root,
-                        sweep_id=self._sweep.sweep_id,
-                        attempt=len(attempts) + 1,
-                        overrides=self._sweep.overrides,
-                        progress=lambda now: self._tell(cell, now, bar),
-                        held=held,
-                    )
-                except KeyboardInterrupt as interrupt:
-                    interrupted = getattr(interrupt, "record", None)
-                    if interrupted is not None:
-                        self._save(interrupted)
-                    raise
-            self._save(record)
-        return record
-
-    def _tell(self, cell: Cell, now: Progress, bar: tqdm[NoReturn]) -> None:
-        bar.set_postfix_str(now.text, refresh=sys.stderr.isatty())
-        self._on_progress(cell, now)
-
-    def _save(self, record: Record) -> None:
-        with self._interrupts.held_back():
-            self._store.write(record)
-
-
-def _bar(total: int, quiet: bool) -> tqdm[NoReturn]:
-    # A log file gets a line per cell and the bar now and then.
-    interval = 0.5 if sys.stderr.isatty() else 60.0
-    return tqdm(total=total, unit="cell", disable=quiet or not total, mininterval=interval, maxinterval=interval)
+def save_plan(sweep: Sweep) -> None:
+    """Write the plan where other processes find it."""
+    sources: dict[Source, int] = {}
+    cells = []
+    for cell in sweep.cells:
+        indices = [sources.setdefault(source, len(sources)) for source in cell.sources]
+        cells.append(plans.SavedCell(cell.cell_id, cell.title, cell.config, cell.timeout, cell.unsupported, indices))
+    settings = {key: getattr(sweep.settings, key) for key in OF_THE_SWEEP}
+    launcher = {"executor": sweep.executor.name, **dataclasses.asdict(sweep.executor)}
+    saved = plans.SavedPlan(
+        sweep.sweep_id, list(sweep.overrides), settings, launcher, [list(source) for source in sources], cells
+    )
+    plans.save(Path(sweep.settings.results_dir), saved)
 
 
 def exit_code(records: Sequence[Record]) -> int:
@@ -212,12 +169,3 @@ def require_any_supported(records: Sequence[Record]) -> None:
     """Raise `ConfigError` with the reason if no cell of a sweep could be built."""
     if all(record.status == "unsupported" and record.phase == "setup" for record in records):
         raise ConfigError(records[0].reason)
-
-
-def _device(cell: Cell, say: Callable[[str], None]) -> contextlib.AbstractContextManager[tuple[int, ...]]:
-    if cell.unsupported is not None:
-        return contextlib.nullcontext(())
-    device = cell.config["device"]
-    used = gpu(device)
-    name, part_of = (used.uuid, used.part_of) if used else (device, None)
-    return hold_device(name, alone=needs_quiet(cell), part_of=part_of, what=cell.title, say=say)

@@ -12,7 +12,7 @@ from command import command, environment
 from hostile import IN_PROCESS, PLUGINS
 
 from bench.__main__ import main
-from bench.execution import sweep
+from bench.execution import work
 
 LONGEST_S = 10
 
@@ -69,9 +69,9 @@ def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
     _, hostile = case
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
-    real = sweep.run_cell
+    real = work.run_cell
     monkeypatch.setattr(
-        sweep, "run_cell", lambda cell, *args, **more: real(cell, *args, **more) if cell.unsupported else 1 / 0
+        work, "run_cell", lambda cell, *args, **more: real(cell, *args, **more) if cell.unsupported else 1 / 0
     )
     monkeypatch.setattr("sys.argv", ["bench", *typed])
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from command import ROOT, TINY, bench, command, environment, fake_config_dir, fa
 from filelock import FileLock
 from synthetic_records import everything
 
-from bench.execution import sweep
+from bench.execution import sweep, work
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.store import Store, latest
@@ -206,7 +206,7 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
         )
         raise interrupt
 
-    monkeypatch.setattr(sweep, "run_cell", interrupted)
+    monkeypatch.setattr(work, "run_cell", interrupted)
     told = []
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(a_sweep(tmp_path, cell, rerun="all"), told.append)
@@ -256,7 +256,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
         }
         return dataclasses.replace(record, attempt=attempt, **changes)
 
-    monkeypatch.setattr(sweep, "run_cell", run)
+    monkeypatch.setattr(work, "run_cell", run)
     monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
     of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
     with pytest.raises(KeyboardInterrupt):

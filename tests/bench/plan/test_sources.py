@@ -8,7 +8,7 @@ import pytest
 from command import HERE, ROOT, TINY, bench, fake_config_dir
 from hydra import compose, initialize_config_dir
 
-from bench.execution import sweep
+from bench.execution import sweep, work
 from bench.measures.workbench import Workbench
 from bench.plan import cell, sources
 from bench.plan.compose import CONF, compose_jobs, expand
@@ -186,12 +186,11 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
         return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
 
     ran = []
-    monkeypatch.setattr(sweep, "run_cell", lambda cell, *args, **more: ran.append(cell.cell_id) or record(cell))
+    monkeypatch.setattr(work, "run_cell", lambda cell, *args, **more: ran.append(cell.cell_id) or record(cell))
     (before,) = plan().cells
     Store(tmp_path / "runs").write(record(before, "incorrect"))
     assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
     append(checkout / "bench" / "measures" / "gate.py", "# edited\n")
-    monkeypatch.setattr(sweep, "line", lambda record: "")
     assert [r.status for r in sweep.run_sweep(plan())] == ["ok"]
     assert len(ran) == 1 and ran != [before.cell_id]
 

@@ -1,0 +1,36 @@
+"""How the cells of a plan are run: one module for each of `bench.plan.executors`, with a function `run`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from bench.execution.work import Work
+from bench.measures.progress import Progress
+from bench.plan.cell import Cell
+from bench.plan.executors import Executor
+
+
+class Watch(Protocol):
+    """Who is told how a sweep goes, always from the thread that runs it."""
+
+    def started(self, cell: Cell) -> None:
+        """A cell is being measured."""
+
+    def told(self, cell: Cell, now: Progress) -> None:
+        """How far it is."""
+
+    def ended(self, cell: Cell) -> None:
+        """It has a record more."""
+
+
+def run(executor: Executor, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+    """Have every cell of `todo` measured once; returns when each has a record that it had not before.
+
+    Raises:
+        ConfigError: the executor cannot be used here; nothing is measured then.
+        KeyboardInterrupt: after the records of what was interrupted are saved.
+    """
+    module = importlib.import_module(f"{__name__}.{executor.name}")
+    module.run(executor, work, todo, watch)

@@ -1,0 +1,110 @@
+"""One attempt at what a sweep lacks, by processes on several nodes: who plans it writes it, who measures reads it.
+
+A round says which cells are to be measured and which records were there before. What is done, the records say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from bench.execution.work import Work
+from bench.measures.progress import Progress
+from bench.plan import executors
+from bench.plan.cell import Cell
+from bench.plan.sources import Source
+from bench.records import plans
+from bench.records.record import Record
+from bench.records.store import Store, write_atomically
+
+FILE = "round.json"
+
+
+def begin(work: Work, todo: Sequence[Cell]) -> None:
+    """Write a round, for the plan that lies beside it."""
+    ids = {cell.cell_id for cell in todo}
+    seen = sorted(record.record_id for record in work.store.load() if record.cell_id in ids)
+    written = json.dumps({"cells": [cell.cell_id for cell in todo], "seen": seen}).encode()
+    write_atomically(_file(work.store.root, work.sweep_id), written)
+
+
+def current(results_dir: Path, sweep_id: str) -> tuple[Work, list[Cell]]:
+    """The round that was begun last: what is to do, and the cells.
+
+    Raises:
+        PlanError: there is none, or no plan for it.
+    """
+    plan = plans.load(results_dir, sweep_id)
+    try:
+        fields = json.loads(_file(results_dir, sweep_id).read_text())
+        seen, wanted = frozenset(fields["seen"]), set(fields["cells"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise plans.PlanError(f"{sweep_id}: no round in {results_dir / plans.FOLDER}: {error}") from None
+    executor = executors.check(plan.launcher)
+    sources = [Source(*source) for source in plan.sources]
+    cells = [
+        Cell(cell.config, cell.cell_id, cell.timeout, cell.unsupported, tuple(sources[index] for index in cell.sources))
+        for cell in plan.cells
+        if cell.cell_id in wanted
+    ]
+    work = Work(Store(results_dir), sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone)
+    return work, cells
+
+
+def forget(work: Work) -> None:
+    """Remove the round: all its cells have ended."""
+    _file(work.store.root, work.sweep_id).unlink(missing_ok=True)
+
+
+class Arrivals:
+    """The records of a round as they appear in the results folder, whoever writes them.
+
+    Args:
+        work: the round's.
+        todo: its cells.
+    """
+
+    def __init__(self, work: Work, todo: Iterable[Cell]) -> None:
+        self._work = work
+        self.missing = {cell.cell_id: cell for cell in todo}
+        """The cells that have no record of this round yet; interrupted ones are measured again."""
+        self._looked: set[str] = set()
+
+    def new(self) -> list[Cell]:
+        """The cells that have ended since the last call."""
+        return list(self._ended())
+
+    def _ended(self) -> Iterator[Cell]:
+        prefixes = {cell_id[:16]: cell_id for cell_id in self.missing}
+        names = self._work.store.names()
+        fresh = [name for name in names if name not in self._looked and name.partition("-")[0] in prefixes]
+        self._looked.update(fresh)
+        for cell_id in {prefixes[name.partition("-")[0]] for name in fresh}:
+            if any(self._counts(record) for record in self._work.store.of_cell(cell_id)):
+                yield self.missing.pop(cell_id)
+
+    def _counts(self, record: Record) -> bool:
+        return record.record_id not in self._work.seen and record.status != "interrupted"
+
+
+def measure(
+    results_dir: Path,
+    sweep_id: str,
+    cell_ids: Collection[str],
+    tell: Callable[[Cell, Progress], None] = lambda cell, now: None,
+) -> None:
+    """Measure a part of the round, one cell after the other, in this process.
+
+    Raises:
+        KeyboardInterrupt: after the interrupted cell's record was saved.
+    """
+    work, cells = current(results_dir, sweep_id)
+    wanted = set(cell_ids)
+    for cell in cells:
+        if cell.cell_id in wanted:
+            work.measure(cell, lambda now, cell=cell: tell(cell, now))  # type: ignore[misc]
+
+
+def _file(results_dir: Path, sweep_id: str) -> Path:
+    return results_dir / plans.FOLDER / sweep_id / FILE
