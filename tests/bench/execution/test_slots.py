@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from command import ROOT, TINY, bench, command, environment
+from command import ROOT, TINY, bench, command, environment, family
 
 from bench.execution.locks import holder
 from bench.execution.slots import hold_device, needs_quiet, slots
@@ -208,6 +208,40 @@ def test_a_lock_is_not_followed_elsewhere(own_slots):
     with pytest.raises(OSError, match="symbolic"), hold_device("cpu", alone=True, what="it", say=print):
         pass
     assert not (own_slots / "precious").exists()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.commands
+def test_what_a_killed_sweep_measured_keeps_its_device_until_it_is_gone(tmp_path, own_slots):
+    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
+    arguments = ["attention=v_mean", "attention.name=fake_hang", "tracking=none", f"results_dir={tmp_path / 'runs'}"]
+    with open(tmp_path / "stderr", "w") as stderr:
+        sweep = subprocess.Popen(command(*arguments, *TINY), cwd=ROOT, env=env, stderr=stderr)
+    lock = own_slots / "machine.lock"
+    try:
+        # The sweep, the server of its children, and one of these.
+        wait_until(lambda: holder(lock) and len(family(str(tmp_path))) == 3)
+        others = [each for each in family(str(tmp_path)) if each.pid != sweep.pid]
+        for each in others:
+            each.suspend()
+        sweep.kill()
+        sweep.wait()
+        (child,) = (each for each in others if each.ppid() in {other.pid for other in others})
+        (server,) = (each for each in others if each.pid != child.pid)
+        server.kill()
+        wait_until(lambda: len(family(str(tmp_path))) == 1)
+        assert holder(lock)["pid"] == sweep.pid
+        child.kill()
+        wait_until(lambda: holder(lock) is None)
+    finally:
+        for each in family(str(tmp_path)):
+            each.kill()
 
 
 @pytest.mark.commands
