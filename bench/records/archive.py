@@ -10,7 +10,7 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.errors import one_line
@@ -18,6 +18,7 @@ from bench.records.files import LARGEST, decode
 from bench.records.record import RecordError
 from bench.records.store import Store, write_atomically
 
+Read = Callable[[], bytes]
 MEMBER = re.compile(r"(records|samples)/([0-9a-f]{16}-[0-9a-f]{16}\.json)")
 
 
@@ -59,19 +60,28 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
     files = _members(archive)
     for name, data in files["records"].items():
         try:
-            decode(name, data, functools.partial(_samples, files["samples"], name))
+            decode(name, data, functools.partial(_content, files["samples"], name))
         except RecordError as error:
             raise ArchiveError(f"{archive}: {name}: {error}") from None
     store = Store(results_dir)
-    for folder in (store.records_dir, store.samples_dir):
-        folder.mkdir(parents=True, exist_ok=True)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
     with store.writing():
         for name in missing:
-            if name in files["samples"]:
-                write_atomically(store.samples_dir / name, files["samples"][name])
-            write_atomically(store.records_dir / name, files["records"][name])
+            store.keep(name, files["records"][name], files["samples"].get(name))
     return len(missing), len(files["records"]) - len(missing)
+
+
+def contents(archive: Path) -> Iterator[tuple[str, Read, Read]]:
+    """The names of an archive's records, each with what gives its contents and those of its samples.
+
+    Raises:
+        ArchiveError: a member is not a record's file.
+    """
+    files = _members(archive)
+    read, read_samples = (
+        functools.partial(functools.partial, _content, files[kind]) for kind in ("records", "samples")
+    )
+    return ((name, read(name), read_samples(name)) for name in sorted(files["records"]))
 
 
 def _members(archive: Path) -> dict[str, dict[str, bytes]]:
@@ -90,7 +100,7 @@ def _members(archive: Path) -> dict[str, dict[str, bytes]]:
     return files
 
 
-def _samples(files: dict[str, bytes], name: str) -> bytes:
+def _content(files: dict[str, bytes], name: str) -> bytes:
     if name not in files:
         raise RecordError("are not in the archive")
     return files[name]

@@ -62,11 +62,15 @@ class Store:
         path = self.records_dir / record.file_name
         data, samples = encode(record)
         with self.writing():
-            if samples is not None:
-                # Before the record: whoever is killed in between leaves no record without its samples.
-                write_atomically(self.samples_dir / path.name, samples)
-            write_atomically(path, data)
+            self.keep(path.name, data, samples)
         return path
+
+    def keep(self, name: str, data: bytes, samples: bytes | None) -> None:
+        """Save the files of a record under its name, while `writing`."""
+        if samples is not None:
+            # Before the record: whoever is killed in between leaves no record without its samples.
+            write_atomically(self.samples_dir / name, samples)
+        write_atomically(self.records_dir / name, data)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

@@ -1,0 +1,140 @@
+"""Results of several machines in one folder: nothing lost, nothing twice, nothing overwritten, conflicts named."""
+
+import dataclasses
+import os
+import shutil
+
+import pytest
+from synthetic_records import everything
+
+from bench.merge import main, merge
+from bench.records.archive import pack
+from bench.records.files import encode
+from bench.records.store import Store
+
+
+@pytest.fixture(scope="module")
+def records():
+    found = list(everything())
+    # Those with samples of their own first.
+    return sorted(found, key=lambda record: encode(record)[1] is None)
+
+
+def folder_of(path, records):
+    store = Store(path)
+    for record in records:
+        store.write(record)
+    return path
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.parent.name in ("records", "samples")
+    }
+
+
+def another_attempt(record, machine):
+    return dataclasses.replace(
+        record, record_id=record.record_id[::-1], machine=record.machine | {"cpu_model": machine}
+    )
+
+
+def test_two_machines_and_what_they_share_are_together_once(records, tmp_path, capsys):
+    mine, both, theirs = records[:20], records[20:30], records[30:50]
+    again = [another_attempt(record, "another") for record in mine[:3]]
+    one = folder_of(tmp_path / "one", [*mine, *both])
+    other = folder_of(tmp_path / "other", [*both, *theirs, *again])
+    assert main([str(one), str(other), str(tmp_path / "all")]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{tmp_path}/all: 53 records added, 10 were there, 3 cells have new records beside others\n"
+    assert contents(tmp_path / "all") == contents(one) | contents(other)
+    assert any(path.parts[0] == "samples" for path in contents(tmp_path / "all"))
+    assert main([str(one), str(other), str(tmp_path / "all")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/all: 0 records added, 63 were there\n"
+
+
+def test_other_contents_of_the_same_name_are_named_and_left_alone(records, tmp_path, capsys):
+    into, source = folder_of(tmp_path / "into", records[:3]), folder_of(tmp_path / "from", records[:6])
+    changed = Store(source).records_dir / records[1].file_name
+    changed.write_bytes(changed.read_bytes().replace(b"Synthetic CPU 9000", b"Synthetic CPU 9001"))
+    before = contents(into)
+    assert main([str(source), str(into)]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith(f"conflict: {source}: {changed.name}: differs from ") and err.count("\n") == 1
+    assert "3 records added, 2 were there, 1 in conflict" in out
+    assert before.items() <= contents(into).items() and len(Store(into).load()) == 6
+
+
+def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys):
+    source = folder_of(tmp_path / "from", records[:8])
+    store = Store(source)
+    with_samples = next(iter(sorted(store.samples_dir.iterdir())))
+    with_samples.write_bytes(with_samples.read_bytes()[:-9])
+    torn = next(path for path in sorted(store.records_dir.iterdir()) if path.name != with_samples.name)
+    torn.write_bytes(torn.read_bytes()[:100])
+    (store.records_dir / "notes.json").write_text("{}")
+    os.mkfifo(store.records_dir / "pipe.json")
+    (store.records_dir / ".half.json.7.tmp").write_text("")
+    (store.records_dir / "README").write_text("")
+    assert main([str(source), str(tmp_path / "into")]) == 0
+    out, err = capsys.readouterr()
+    assert "6 records added, 4 skipped" in out and err.count(": skipped, ") == err.count("\n") == 4
+    into = Store(tmp_path / "into")
+    assert len(into.load()) == len(into.names()) == 6 and not capsys.readouterr().err
+
+
+def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
+    source = folder_of(tmp_path / "from", records[:1])
+    for name in (
+        "sweeps/ab/plan.json.gz",
+        "sweeps/ab/latency.png",
+        "sweeps/cd/plan.json.gz",
+        "training/x/model",
+        "mlflow.db",
+    ):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("theirs")
+    (tmp_path / "into" / "sweeps" / "cd").mkdir(parents=True)
+    (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").write_text("mine")
+    merge([source], tmp_path / "into")
+    files = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
+    assert {name for name in files if not name.startswith(("records/", "samples/"))} == {
+        "sweeps/ab/plan.json.gz",
+        "sweeps/cd/plan.json.gz",
+    }
+    assert (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").read_text() == "mine"
+
+
+def test_an_archive_is_a_source_too(records, tmp_path):
+    source = folder_of(tmp_path / "from", records[:9])
+    pack(source, tmp_path / "from.tgz")
+    assert merge([tmp_path / "from.tgz"], tmp_path / "into").added == 9
+    assert contents(tmp_path / "into") == contents(source)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "itself", "a link to itself", "no archive", "into a file"])
+def test_what_cannot_be_merged_is_one_line_before_anything_is_written(kind, records, tmp_path, capsys):
+    good, into = folder_of(tmp_path / "good", records[:2]), tmp_path / "into"
+    source = tmp_path / "from"
+    if kind == "empty":
+        source.mkdir()
+    elif kind == "no archive":
+        source.write_text("text")
+    elif kind == "into a file":
+        shutil.copytree(good, source)
+        into.write_text("text")
+    elif kind != "missing":
+        folder_of(into, records[2:3])
+        source = into
+        if kind == "a link to itself":
+            source = tmp_path / "from"
+            source.symlink_to(into)
+    before = contents(into) if into.is_dir() else into.exists()
+    assert main([str(good), str(source), str(into)]) == 2
+    out, err = capsys.readouterr()
+    key = "INTO" if kind == "into a file" else "FROM"
+    assert out == "" and err.startswith(f"error: {key}={str(into if key == 'INTO' else source)!r}: ")
+    assert err.count("\n") == 1
+    assert (contents(into) if into.is_dir() else into.exists()) == before
