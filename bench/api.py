@@ -66,8 +66,8 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
 
 def finish(sweep: Sweep, records: Sequence[Record], tracker: Tracker) -> None:
     """Draw the sweep's figures and mirror it as a whole."""
-    if tracker.wants_summary(records):
-        tracker.finish(sweep.sweep_id, records, _figures(sweep, records))
+    figures = _figures(sweep, records) if tracker.wants_summary(records) else []
+    tracker.finish(sweep.sweep_id, records, figures)
 
 
 def print_table(records: Sequence[Record]) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,6 +67,13 @@ class Mirror:
         self.database = None if uri else self.results_dir / "mlflow.db"
         self.uri = uri or f"sqlite:///{self.database}"
         self.artifacts_uri = (self.results_dir / "mlartifacts").as_uri()
+        self.beats = 0
+        """Grows with every answer of the store, so that who waits for a thread that writes sees whether it gets on."""
+
+    def load(self) -> None:
+        """Import MLflow, which takes a second or two of a processor; later calls find it there."""
+        with self._failing():
+            _client_class()
 
     def create(self) -> str:
         """Create the store and the experiment where they are missing; returns the experiment's id."""
@@ -136,33 +143,47 @@ class Mirror:
     @contextmanager
     def _writing(self) -> Iterator[_Experiment]:
         """The experiment, for the one process that may write now."""
-        try:
+        with self._failing():
             self.results_dir.mkdir(parents=True, exist_ok=True)
             with FileLock(self.results_dir / "mlflow.lock", timeout=LOCK_TIMEOUT_S):
                 yield self._open()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever goes wrong is a `TrackingError`."""
+        try:
+            yield
         # MLflow, SQLAlchemy, alembic and the disk share no error class, and a bad mirror is never fatal.
         except Exception as error:
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
 
     def _open(self) -> _Experiment:
-        os.environ.update(QUIET)
-        from mlflow import MlflowClient
-
-        for chatty, level in LOGGERS.items():
-            logging.getLogger(chatty).setLevel(level)
-
+        client_class = _client_class()
         if self.database and not self.database.exists():
             _create_database(self.database, self.artifacts_uri)
-        client = MlflowClient(self.uri)
+        client = client_class(self.uri)
         experiment = client.get_experiment_by_name(self.experiment)
+        self._beat()
         if experiment is None:
             # A server keeps its artifacts itself.
             location = None if self.uri.startswith("http") else self.artifacts_uri
-            return _Experiment(client, client.create_experiment(self.experiment, location))
+            return _Experiment(client, client.create_experiment(self.experiment, location), self._beat)
         if experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
-        return _Experiment(client, experiment.experiment_id)
+        return _Experiment(client, experiment.experiment_id, self._beat)
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+
+def _client_class() -> type[MlflowClient]:
+    os.environ.update(QUIET)
+    from mlflow import MlflowClient
+
+    for chatty, level in LOGGERS.items():
+        logging.getLogger(chatty).setLevel(level)
+    return MlflowClient
 
 
 def _create_database(path: Path, artifacts_uri: str) -> None:
@@ -181,6 +202,7 @@ class _Experiment:
 
     client: MlflowClient
     id: str
+    beat: Callable[[], None]
 
     def search(self, query: str) -> list[Run]:
         # All pages before any change: MLflow's page tokens are offsets.
@@ -188,6 +210,7 @@ class _Experiment:
         token = None
         while token != "":
             page = self.client.search_runs([self.id], query, max_results=1000, page_token=token)
+            self.beat()
             runs.extend(page)
             token = page.token or ""
         return runs
@@ -283,6 +306,7 @@ class _Experiment:
                 self.client.delete_run(run.info.run_id)
             raise
         self.client.set_terminated(run.info.run_id, status, ended)
+        self.beat()
 
     def _log(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, Any] | None = None) -> None:
         from mlflow.entities import Param

@@ -1,30 +1,46 @@
-"""The sweep's side of MLflow: it may be off or broken, and no measurement depends on it."""
+"""The sweep's side of MLflow: it may be off, slow or broken, and no measurement depends on it.
+
+A thread writes everything, and the next cell waits for it a little. A store on this machine is work for its
+processors (20 ms a record, 0.3 s with long curves; seconds to import MLflow and to make the store), which would disturb
+the timing of what runs beside it: the next cell waits as long as that can reasonably take. A server that is well has a
+record after 0.06 s. For one that is not the next cell waits no longer than twice that, and once only: the server gets
+the record while other cells are measured, 15 ms of a processor spread over seconds of waiting. What would be more work,
+such as the records that an earlier server never got, comes when the sweep is done.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from bench.errors import ConfigError, one_line, say, without_credentials
-from bench.measures.progress import Progress
+from bench.measures.progress import Point, Progress
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.record import Record
 from bench.table import table
+from bench.tracking.background import Background
 from bench.tracking.mirror import Mirror, TrackingError
 
-# A server that is not there costs seconds, once, instead of MLflow's minutes; what the user has set stays.
+# A server that is not there is given up after seconds instead of MLflow's minutes; what the user has set stays.
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 LIVE_INTERVAL_S = 5.0
+# How long the next cell waits for a record to be mirrored. Another process may hold the lock of a store for minutes.
+LOCAL_WINDOW_S, SERVER_WINDOW_S = 60.0, 0.15
+# When the sweep is done: without any progress, until it says what it waits for, and between looks.
+STALLED_S, SILENT_S, POLL_S = 60.0, 5.0, 0.5
+LOCAL = ("sqlite:", "file:")
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 
 
@@ -37,7 +53,13 @@ class Tracker:
 
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
-        self._followed = -LIVE_INTERVAL_S
+        self._background = Background(self._give_up)
+        self._kept_up = True
+        self._records: dict[str, Record] = {}
+        self._begun = False
+        # By cell: when its curves were last told, and its newest points while they wait to be.
+        self._followed: dict[str, float] = {}
+        self._live: dict[str, tuple[Mapping[str, Any], Mapping[str, Point]]] = {}
         if settings.tracking["name"] == "none":
             return
         if importlib.util.find_spec("mlflow") is None:
@@ -47,48 +69,91 @@ class Tracker:
         experiment, uri = settings.tracking["experiment"], settings.tracking["uri"]
         if uri is not None:
             _require_store(uri)
+        self._window = LOCAL_WINDOW_S if uri is None or uri.startswith(LOCAL) else SERVER_WINDOW_S
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         self.mirror = Mirror(Path(settings.results_dir), experiment=experiment, uri=uri)
 
     def sync(self, records: Sequence[Record]) -> None:
-        """Mirror what is not there yet."""
-        if self.mirror is None:
+        """Take what the cells have already, the first time; after that mirror all records of a cell."""
+        mirror = self.mirror
+        if mirror is None:
             return
-        try:
-            self.mirror.sync(records)
-        except TrackingError as error:
-            self._give_up(error)
+        self._records |= {record.record_id: record for record in records}
+        if self._begun:
+            for record in records:
+                self._live.pop(record.cell_id, None)
+            self._soon(partial(mirror.sync, records))
+        else:
+            self._begun = True
+            self._begin(mirror)
 
     def follow(self, cell: Cell, progress: Progress) -> None:
         """Add the newest points of a cell's curves, not too often, while it is measured."""
-        now = time.monotonic()
-        if self.mirror is None or not progress.curves or now - self._followed < LIVE_INTERVAL_S:
+        mirror, now, cell_id = self.mirror, time.monotonic(), cell.cell_id
+        if mirror is None or not progress.curves:
             return
-        self._followed = now
-        try:
-            self.mirror.follow(cell.cell_id, cell.config, progress.curves)
-        except TrackingError as error:
-            self._give_up(error)
+        waits = cell_id in self._live
+        if waits or now - self._followed.get(cell_id, -LIVE_INTERVAL_S) >= LIVE_INTERVAL_S:
+            self._live[cell_id] = cell.config, progress.curves
+            self._followed[cell_id] = now
+            if not waits:
+                self._background.add(partial(self._tell, mirror, cell_id))
 
     def wants_summary(self, records: Sequence[Record]) -> bool:
         """Whether there is a mirror, and several cells to show together."""
         return self.mirror is not None and len(records) > 1
 
     def finish(self, sweep_id: str, records: Sequence[Record], figures: Sequence[Path]) -> None:
-        """Write the summary run of a sweep, with its figures."""
-        if self.mirror is None:
+        """Complete the mirror, with the summary run of a sweep of several cells, and wait as long as it gets on."""
+        mirror = self.mirror
+        if mirror is None:
             return
+        self._background.drop()  # all of it comes now, in fewer requests
+        self._background.add(partial(mirror.sync, list(self._records.values())))
+        if self.wants_summary(records):
+            self._background.add(lambda: mirror.summary(sweep_id, records, figures, table(records)))
+        self._wait(mirror)
+
+    def _begin(self, mirror: Mirror) -> None:
         try:
-            self.mirror.summary(sweep_id, records, figures, table(records))
-        # The sweep is done, and its figures may be anything.
-        except Exception as error:
+            mirror.load()
+        except TrackingError as error:
             self._give_up(error)
+        else:
+            self._soon(mirror.create)
+
+    def _soon(self, task: Callable[[], object]) -> None:
+        """Do it in the background, and let the next cell wait for it a little, unless that was in vain before."""
+        patient = self._kept_up or not self._background.busy
+        self._background.add(task)
+        self._kept_up = patient and self._background.wait(self._window)
+
+    def _tell(self, mirror: Mirror, cell_id: str) -> None:
+        newest = self._live.pop(cell_id, None)
+        if newest is not None:
+            mirror.follow(cell_id, *newest)
+
+    def _wait(self, mirror: Mirror) -> None:
+        began = moved = time.monotonic()
+        beats, said = mirror.beats, False
+        while not self._background.wait(POLL_S):
+            now = time.monotonic()
+            if mirror.beats != beats:
+                beats, moved = mirror.beats, now
+            if now - moved > STALLED_S:
+                self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: no answer for {STALLED_S:.0f} s"))
+                return
+            if not said and now - began > SILENT_S:
+                said = True
+                say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
 
     def _give_up(self, error: Exception) -> None:
-        what = without_credentials(one_line(error))
-        say(f"warning: {what}; the records are safe, the next sweep mirrors them")
-        self.mirror = None
+        if self.mirror is not None:
+            self.mirror = None
+            self._background.drop()
+            what = without_credentials(one_line(error))
+            say(f"warning: {what}; the records are safe, the next sweep mirrors them")
 
 
 def _require_store(uri: str) -> None:

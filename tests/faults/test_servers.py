@@ -1,17 +1,14 @@
-"""A tracking server that ends or hangs in the middle of a sweep costs one line; the next sweep tells it everything."""
+"""A tracking server that ends, hangs, dawdles or errs costs one line at most, no cell, and no time between cells."""
 
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
-from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
 
-import psutil
 import pytest
 from command import TINY, bench, command, environment
+from tracking_server import a_free_port, answers, finished, in_front_of, mlflow_server
 
 from bench.records.store import Store
 
@@ -21,57 +18,25 @@ SWEEP = [word for word in TINY if "min_sample" not in word] + [
     f"seed=range({CELLS})",
     "tracking=mlflow",
 ]
+# Between the end of a cell and the start of the next.
+LONGEST_GAP_S = 0.3
 
 
-@contextmanager
-def mlflow_server(folder):
-    """A real server over a store in the folder; yields its address and a way to signal all of its processes."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    arguments = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    arguments += ["--backend-store-uri", f"sqlite:///{folder}/store.db", "--default-artifact-root", f"{folder}/files"]
-    with open(os.devnull, "w") as nowhere:
-        process = psutil.Popen(arguments, stdout=nowhere, stderr=nowhere)
-
-    def send(number):
-        for each in [process, *process.children(recursive=True)]:
-            each.send_signal(number)
-
-    try:
-        deadline = time.monotonic() + 120
-        while not answers(address):
-            assert process.is_running() and time.monotonic() < deadline
-            time.sleep(0.2)
-        yield address, send
-    finally:
-        if process.is_running():
-            send(signal.SIGKILL)
-        process.wait()
+def longest_gap(results):
+    """Seconds between cells, after all of them were measured well."""
+    records = Store(results).load()
+    assert [record.status for record in records] == ["ok"] * CELLS
+    gaps = [datetime.fromisoformat(b.started) - datetime.fromisoformat(a.ended) for a, b in pairwise(records)]
+    return max(gap.total_seconds() for gap in gaps)
 
 
-def answers(address):
-    try:
-        return urllib.request.urlopen(f"{address}/health", timeout=5).status == 200
-    except OSError:
-        return False
-
-
-def runs(address):
-    """The number of runs that the server knows, asked by a client of its own."""
-    code = (
-        "import mlflow; client = mlflow.MlflowClient();"
-        "ids = [e.experiment_id for e in client.search_experiments()];"
-        "print(sum(run.info.status == 'FINISHED' for run in client.search_runs(ids)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(MLFLOW_TRACKING_URI=address),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout)
+def assert_all_is_told(results, folder):
+    """The same command, with a server that is well, measures nothing and tells it everything."""
+    with mlflow_server(folder) as (address, _):
+        again = bench(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
+        assert (again.returncode, "warning" in again.stderr) == (0, False), again.stderr
+        assert (finished(address), finished(address, "summary")) == (CELLS, 1)
+    assert len(Store(results).load()) == CELLS
 
 
 @pytest.mark.faults
@@ -91,17 +56,94 @@ def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promis
         out, err = sweep.communicate(timeout=300)
         took = time.monotonic() - gone
     assert sweep.returncode == 0, err
-    assert [record.status for record in Store(results).load()] == ["ok"] * CELLS
     assert out.count("| ok ") == CELLS and "http" not in out
     assert err.count("\nwarning: ") == 1 and "Traceback" not in err, err
-    with mlflow_server(tmp_path) as (address, _):
-        again = bench(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
-        assert (again.returncode, "warning" in again.stderr) == (0, False), again.stderr
-        assert runs(address) >= CELLS
+    gap = longest_gap(results)
+    assert gap < LONGEST_GAP_S
+    assert_all_is_told(results, tmp_path)
     promise(
-        "A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost,"
-        " and the next sweep tells it all",
+        "A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost"
+        " or waits for it, and the next sweep tells it all",
         servers=1,
         cells_lost=0,
+        longest_between_two_cells=gap,
         rest_of_the_sweep=took,
     )
+
+
+def hangs(request):
+    time.sleep(300)
+
+
+def dawdles(request):
+    time.sleep(2)
+
+
+def errs(request):
+    request.send_error(500)
+    return True
+
+
+def drips(request):
+    """No read ever takes long, and no answer ever comes."""
+    request.send_response(200)
+    request.send_header("Content-Length", "1000000")
+    request.end_headers()
+    for _ in range(300):
+        request.wfile.write(b" ")
+        time.sleep(1)
+    return True
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["nobody", hangs, dawdles, errs, drips])
+def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise):
+    results = tmp_path / "runs"
+
+    def sweep(address):
+        began = time.monotonic()
+        done = bench(*SWEEP, f"tracking.uri={address}", f"results_dir={results}", timeout=400)
+        return done, time.monotonic() - began
+
+    if kind == "nobody":
+        done, took = sweep(f"http://127.0.0.1:{a_free_port()}")
+    else:
+        with mlflow_server(tmp_path) as (address, _), in_front_of(address, kind) as front:
+            done, took = sweep(front)
+            if kind is dawdles:
+                assert (finished(address), finished(address, "summary")) == (CELLS, 1)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.count("| ok ") == CELLS
+    assert done.stderr.count("warning: ") == (kind is not dawdles), done.stderr
+    gap = longest_gap(results)
+    assert gap < LONGEST_GAP_S
+    assert_all_is_told(results, tmp_path)
+    promise(
+        "One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs"
+        " one line, or the slow one none; it is waited for when all is measured, a minute without an answer at most",
+        servers=1,
+        cells_lost=0,
+        longest_between_two_cells=gap,
+        whole_sweep=took,
+    )
+
+
+@pytest.mark.faults
+def test_ctrl_c_waits_for_no_server(tmp_path, promise):
+    results = tmp_path / "runs"
+    with mlflow_server(tmp_path) as (address, _), in_front_of(address, hangs) as front:
+        assert answers(address)
+        arguments = [*SWEEP, f"tracking.uri={front}", f"results_dir={results}"]
+        sweep = subprocess.Popen(
+            command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while not list(results.glob("records/*.json")):
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        sweep.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        _, err = sweep.communicate(timeout=60)
+        took = time.monotonic() - sent
+    assert sweep.returncode == 130 and "Traceback" not in err and "Exception" not in err, err
+    assert took < 5
+    promise("Ctrl-C waits for no tracking server", signals=1, ended_within=took)

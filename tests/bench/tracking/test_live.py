@@ -1,6 +1,7 @@
 """The curves of a training run: in the mirror while it lasts, and with its record afterwards."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -74,12 +75,35 @@ def test_the_tracker_does_not_write_at_every_word(tmp_path, record, monkeypatch)
     monkeypatch.setattr(Mirror, "follow", lambda self, *given: followed.append(given))
     tracking = {"name": "mlflow", "experiment": "x", "uri": None}
     one = Tracker(Config({}, {}, {}, tracking, results_dir=str(tmp_path)))
-    clock = iter([0.0, 1.0, 4.9, 5.1])
+    clock = iter([0.0, 1.0, 1.5, 4.9, 6.1])
     monkeypatch.setattr(tracker.time, "monotonic", lambda: next(clock))
     one.follow(record, Progress("1/2"))
+    for step in (1, 2, 3, 4):
+        one.follow(record, Progress("1/2", {"train_loss": Point(step, 1.0)}))
+        assert one._background.wait(10)
+    assert [points["train_loss"].step for _, _, points in followed] == [1, 4]
+
+
+def test_a_slow_server_gets_the_newest_points_only_and_none_after_the_record(tmp_path, record, monkeypatch):
+    told, free = [], threading.Event()
+    monkeypatch.setattr(Mirror, "load", lambda self: None)
+    monkeypatch.setattr(Mirror, "create", lambda self: free.wait(10))
+    monkeypatch.setattr(Mirror, "follow", lambda self, *given: told.append(given[2]["train_loss"].step))
+    monkeypatch.setattr(Mirror, "sync", lambda self, records: told.append("record"))
+    tracking = {"name": "mlflow", "experiment": "x", "uri": "http://127.0.0.1:1"}
+    one = Tracker(Config({}, {}, {}, tracking, results_dir=str(tmp_path)))
+    one.sync([])
     for step in (1, 2, 3):
         one.follow(record, Progress("1/2", {"train_loss": Point(step, 1.0)}))
-    assert [points["train_loss"].step for _, _, points in followed] == [1]
+    free.set()
+    assert one._background.wait(10) and told == [3]
+    free.clear()
+    one._background.add(lambda: free.wait(10))
+    one._followed.clear()
+    one.follow(record, Progress("1/2", {"train_loss": Point(4, 1.0)}))
+    one.sync([record])
+    free.set()
+    assert one._background.wait(10) and told == [3, "record"]
 
 
 def test_progress_comes_back_as_it_was_told_and_halves_of_it_do_not():

@@ -11,6 +11,8 @@ from synthetic_records import everything
 
 from bench.errors import ConfigError
 from bench.plan.config import Config
+from bench.tracking import tracker as tracker_module
+from bench.tracking.mirror import Mirror
 from bench.tracking.tracker import PATIENCE, Tracker
 
 ERROR_500 = b"HTTP/1.1 500 Oops\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
@@ -59,15 +61,48 @@ def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch
     monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with server(answer) as (address, came):
         mirror = tracker(tmp_path, "http://127.0.0.1:1" if answer is None else address)
+        mirror.sync([])  # imports MLflow
         began = time.monotonic()
-        mirror.sync(list(everything())[:1])
+        for record in list(everything())[:4]:
+            mirror.sync([record])
+        assert time.monotonic() - began < 1, "the cells wait for nobody"
+        mirror.finish("sweep", list(everything())[:4], [])
+        assert time.monotonic() - began < 30
         contacts = len(came)
-        mirror.sync(list(everything())[:2])
-        mirror.finish("sweep", list(everything())[:2], [])
-        assert time.monotonic() - began < 30 and len(came) == contacts
+        mirror.sync(list(everything())[4:6])
+        mirror.finish("sweep", list(everything())[:6], [])
+        assert len(came) == contacts
     printed = capsys.readouterr().err
     warnings = [line for line in printed.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1 and "the records are safe" in warnings[0]
+
+
+def test_what_does_not_get_on_is_left_to_the_next_sweep(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tracker_module, "STALLED_S", 0.5)
+    monkeypatch.setattr(tracker_module, "LOCAL_WINDOW_S", 0.1)
+    never = threading.Event()
+    monkeypatch.setattr(Mirror, "create", lambda self: never.wait(60))
+    mirror = tracker(tmp_path, None)
+    mirror.sync([])
+    began = time.monotonic()
+    mirror.sync(list(everything())[:1])
+    mirror.finish("sweep", list(everything())[:1], [])
+    assert time.monotonic() - began < 5
+    assert "no answer for 0 s; the records are safe, the next sweep mirrors them" in capsys.readouterr().err
+    never.set()
+
+
+def test_a_local_store_has_a_record_before_the_next_cell_and_the_rest_in_the_end(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(Mirror, "create", lambda self: time.sleep(0.3))
+    monkeypatch.setattr(Mirror, "sync", lambda self, records: (time.sleep(0.3), done.append(len(records))))
+    mirror, records = tracker(tmp_path, None), list(everything())
+    mirror.sync(records[:5])
+    assert done == [], "what the cells have already is told when nothing is measured any more"
+    mirror.sync(records[5:6])
+    assert done == [1]
+    mirror.finish("sweep", records[:1], [])
+    assert done == [1, 6]
 
 
 def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
