@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from bench import measures
 from bench.api import exit_code, finish, launch, planned, print_table
 from bench.errors import ConfigError, one_line
-from bench.execution.sweep import Sweep, plan
+from bench.execution.sweep import Sweep, plan, run_sweep
 from bench.plan.compose import compose_jobs
 from bench.plan.explain import explained
 from bench.plan.load import NAME, Loader
@@ -38,10 +38,12 @@ class Job:
 
     Args:
         loader: composes configurations as the command did.
+        mirrors: whether each job mirrors its own records, because nobody knows them all in the end.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, mirrors: bool) -> None:
         self.loader = loader
+        self.mirrors = mirrors
         self.worst = 0
         self.threads = os.environ.get(THREADS)
 
@@ -53,7 +55,8 @@ class Job:
         else:
             os.environ[THREADS] = self.threads
         given = HydraConfig.get().overrides
-        self.worst = max(code := exit_code(launch(_sweep(self.loader, given.hydra, [given.task]))), self.worst)
+        sweep = _sweep(self.loader, given.hydra, [given.task])
+        self.worst = max(code := exit_code(launch(sweep) if self.mirrors else run_sweep(sweep)), self.worst)
         return code
 
     def together(self, hydra: Sequence[str], jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
@@ -74,14 +77,14 @@ def run(loader: Loader, config: DictConfig, overrides: Sequence[str]) -> int:
         ConfigError: a configuration that cannot be run; with the suite's own sweeper, before anything is launched.
     """
     if config.hydra.sweeper._target_ != OWN["sweeper"]:  # it alone knows which jobs there will be
-        return _hand_over(loader, overrides)
+        return _hand_over(Job(loader, mirrors=True), overrides)
     sweep = planned(loader, overrides)
     for cell in sweep.cells:
         if measures.get(cell.config["bench"]["name"]).compares:
             name = cell.config["bench"]["name"]
             raise ConfigError(f"bench={name}: measures all of a sweep in one process; it needs hydra/launcher=cells")
     tracker = Tracker(sweep.settings)
-    code = 0 if _all_done(sweep) else _hand_over(loader, overrides)
+    code = 0 if _all_done(sweep) else _hand_over(Job(loader, mirrors=False), overrides)
     attempts = _attempts(sweep)
     tracker.sync(attempts)
     standing = latest(attempts)
@@ -103,11 +106,10 @@ def _sweep(loader: Loader, hydra: Sequence[str], jobs: Sequence[Sequence[str]]) 
         return plan(compose_jobs(loader.load, [[*hydra, *job] for job in jobs]), [o for job in jobs for o in job])
 
 
-def _hand_over(loader: Loader, overrides: Sequence[str]) -> int:
+def _hand_over(job: Job, overrides: Sequence[str]) -> int:
     """Let Hydra run the command; returns the worst exit code that a job gave."""
-    job = Job(loader)
     try:
-        returned = Hydra("bench", loader).multirun(NAME, job, list(overrides), with_log_configuration=False)
+        returned = Hydra("bench", job.loader).multirun(NAME, job, list(overrides), with_log_configuration=False)
         codes = [int(each.return_value) for each in _jobs(returned)]
     except (ConfigError, HydraException, OSError):
         raise
