@@ -1,0 +1,65 @@
+"""The tracking server as docs/tracking.md and its compose.yaml set it up: what is typed there runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from command import TINY, bench
+from tracking_server import a_free_port, finished, mlflow_server, told
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def commands():
+    """The words of each `mlflow server` command of the page and of the container."""
+    page = re.findall(r"^mlflow (.*)$", (DOCS / "tracking.md").read_text(), re.MULTILINE)
+    return [shlex.split(line) for line in [*page, services()["tracking"]["command"].removeprefix("mlflow ")]]
+
+
+def services():
+    return yaml.safe_load((DOCS / "tracking" / "compose.yaml").read_text())["services"]
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_the_installed_mlflow_takes_the_command(arguments):
+    from mlflow.cli import server
+
+    assert arguments[0] == "server" and "--serve-artifacts" in arguments
+    server.make_context("server", arguments[1:], resilient_parsing=False)
+    assert CliRunner().invoke(server, ["--help"]).exit_code == 0
+
+
+def test_the_containers_answer_on_the_loopback_address_and_hold_no_secret():
+    tracking, database = services()["tracking"], services()["database"]
+    assert tracking["ports"] == ["${BIND_ADDRESS:-127.0.0.1}:${PORT:-5000}:5000"] and "ports" not in database
+    assert tracking["depends_on"]["database"]["condition"] == "service_healthy"
+    assert all("healthcheck" in service and service["volumes"] for service in (tracking, database))
+    example = dict(line.split("=") for line in (DOCS / "tracking" / ".env.example").read_text().split() if "=" in line)
+    assert example == {"DATABASE_PASSWORD": "", "BIND_ADDRESS": "127.0.0.1", "PORT": "5000"}
+    text = (DOCS / "tracking" / "compose.yaml").read_text()
+    assert set(re.findall(r"\$\{(\w+)", text)) == example.keys()
+    assert re.search(r"mlflow:v(.*)-full", text)[1] in (DOCS.parent / "constraints.txt").read_text()
+
+
+@pytest.mark.commands
+def test_the_plain_command_gets_runs_and_artifacts(tmp_path):
+    port = a_free_port()
+    arguments = [str(port) if word == "5000" else word for word in commands()[0]]
+    sweep = [*TINY, "seed=1,2", f"results_dir={tmp_path}/runs"]
+    with mlflow_server(tmp_path, *arguments, port=port) as (address, _):
+        done = bench(*sweep, f"tracking.uri={address}")
+        assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+        assert (finished(address), finished(address, "curve"), finished(address, "summary")) == (2, 2, 1)
+        code = (
+            "(run,) = client.search_runs(ids, \"tags.kind = 'summary'\")\n"
+            "for at in (None, 'figures'): print(*(f.path for f in client.list_artifacts(run.info.run_id, at)))\n"
+            "print(run.info.artifact_uri)"
+        )
+        top, figures, where = told(address, code).splitlines()
+    assert {"table.md", "cells.json"} <= set(top.split()) and ".png" in figures
+    assert where.startswith("mlflow-artifacts:/")
+    assert list((tmp_path / "mlartifacts").rglob("table.md")), "the server keeps them"
+    assert not (tmp_path / "runs" / "mlflow.db").exists() and not (tmp_path / "runs" / "mlartifacts").exists()
