@@ -4,6 +4,7 @@ It has one queue. The host's clock goes on by what each launch takes of it, the 
 `FakeGpu.install` puts both behind `torch.cuda`, `time` and `pynvml`.
 """
 
+import os
 import sys
 import time
 import types
@@ -141,7 +142,7 @@ class Graph:
 class FakeNvml(types.ModuleType):
     """It says nothing of what is in `silent`."""
 
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_PERF_POLICY_THERMAL = 1, 2, 0, 1
 
     def __init__(self, gpu, monkeypatch, silent=()):
         super().__init__("pynvml")
@@ -173,7 +174,11 @@ class FakeNvml(types.ModuleType):
         return self._say("throttled", 0x4 | 0x20)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return self._say("processes", ["this one", "another"])
+        pids = (os.getpid(), 2**22 + 1)  # this one and another
+        return self._say("processes", [types.SimpleNamespace(pid=pid) for pid in pids])
+
+    def nvmlDeviceGetViolationStatus(self, handle, policy):
+        return self._say("violations", types.SimpleNamespace(violationTime=25 * 10**8))
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         """100 W, and 300 W more while it computes; looked at every 100 ms, in mJ."""

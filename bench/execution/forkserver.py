@@ -15,6 +15,7 @@ import json
 import os
 import pkgutil
 import random
+import resource
 import select
 import signal
 import socket
@@ -51,8 +52,9 @@ def forks() -> bool:
 def serve(descriptor: str) -> NoReturn:
     """Answer requests on a socket: the first line says what is loaded, then one `pid` and one `ended` for each.
 
-    A request is one line `{"task": module, "cwd": folder}` with the descriptors of the child's standard input, output
-    and error, and of files that it keeps open.
+    With `ended` comes `cpu_s`, what the child and all that it started have computed. A request is one line
+    `{"task": module, "cwd": folder}` with the descriptors of the child's standard input, output and error, and of files
+    that it keeps open.
     """
     channel = socket.socket(fileno=int(descriptor))
     family.adopt_orphans()
@@ -60,12 +62,13 @@ def serve(descriptor: str) -> NoReturn:
     ended = _told_of_children()
     _say(channel, loaded=loaded)
     while (request := _next_request(channel)) is not None:
+        before = _computed()
         _say(channel, pid=(pid := _start(*request, (channel, *ended))))
         code = _wait(pid, channel, ended[0])
         family.end_descendants()
         if code is None:
             break
-        _say(channel, ended=code)
+        _say(channel, ended=code, cpu_s=_computed() - before)
     os._exit(0)
 
 
@@ -113,6 +116,12 @@ def _told_of_children() -> tuple[socket.socket, socket.socket]:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake.fileno())
     return ended, wake
+
+
+def _computed() -> float:
+    """What this process and everything that it has reaped have computed, in seconds."""
+    both = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def _say(channel: socket.socket, **message: Any) -> None:

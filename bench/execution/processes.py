@@ -39,6 +39,8 @@ class Child:
         self.pid = pid
         self.exit_code: int | None = None
         """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
+        self.cpu_s: float | None = None
+        """What it and all that it started have computed, when it has ended and somebody knows."""
         self._server = server
         self._stdin: int | None = stdin
 
@@ -58,7 +60,8 @@ class Child:
         """
         if self.exit_code is None:
             message = self._server.hear(seconds)
-            self.exit_code = None if message is None else message["ended"]
+            if message is not None:
+                self.exit_code, self.cpu_s = message["ended"], message["cpu_s"]
         return self.exit_code is not None
 
     def end(self) -> None:

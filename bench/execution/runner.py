@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import attention_zoo
+from bench import measures
 from bench.errors import one_line, scrubbed
-from bench.execution import processes
+from bench.execution import host_state, processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
@@ -90,6 +91,8 @@ def run_cell(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     duration = time.perf_counter() - clock
+    if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
+        result["host_state"]["disturbed"] = host_state.disturbances(result["host_state"], result["device_state"])
     seconds = result.pop("seconds", {})
     record = Record(
         record_id=secrets.token_hex(16),
@@ -180,6 +183,7 @@ def _run_child(
             child = processes.start(TASK, environment, cell.sources, stdout=stderr, stderr=stderr, kept=held)
         except processes.LostServer as error:
             return {"status": "crash", "reason": str(error)}
+    before = host_state.read()  # the child waits for its job
     try:
         child.tell(json.dumps(job).encode())
         timed_out = not _ended(child, cell.timeout, folder / "progress", tick)
@@ -187,8 +191,9 @@ def _run_child(
         lost = True
     finally:
         child.end()
+    host = host_state.between(before, host_state.read(), child.cpu_s)
     tail = _tail(folder / "stderr")
-    ended: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": tail}
+    ended: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": tail, "host_state": host}
     if child.exit_code is not None and child.exit_code < 0:
         ended["signal"] = -child.exit_code
     if timed_out:

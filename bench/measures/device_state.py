@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
+import psutil
 import torch
 
 from bench.errors import one_line
@@ -61,9 +62,11 @@ class DeviceState:
 
         Returns:
             `{"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reason], "energy_j": since the driver
-            was loaded, "processes": that compute on it, this one among them}`.
+            was loaded, "processes": that compute on it, this one among them, "others": those that are neither this
+            one nor above or below it, "hot_s": for how long heat has slowed it down since the driver was loaded}`.
         """
         nvml, gpu = self._nvml, self._gpu
+        running = _answer(lambda: [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)])
         return {
             "sm_mhz": _answer(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
             "memory_mhz": _answer(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
@@ -71,7 +74,11 @@ class DeviceState:
             "temperature_c": _answer(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
             "throttled": _answer(lambda: reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))),
             "energy_j": self.energy_j(),
-            "processes": _answer(lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))),
+            "processes": None if running is None else len(running),
+            "others": _answer(lambda: others(running)),
+            "hot_s": _answer(
+                lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL).violationTime / 1e9
+            ),
         }
 
     def energy_j(self) -> float | None:
@@ -118,6 +125,17 @@ def energy(device: torch.device, state: DeviceState, measured: Pass, calls: int)
 def reasons(bits: int) -> list[str]:
     """The names of the reasons in a mask."""
     return [name for bit, name in THROTTLE_REASONS.items() if bits & bit]
+
+
+def others(running: Collection[int]) -> int:
+    """How many of the processes that compute on a GPU are neither this one nor above or below it.
+
+    In a container the driver may number them as the host does. Then none is known, and one of them is this one.
+    """
+    this = psutil.Process()
+    own = {each.pid for each in (this, *this.parents(), *this.children(recursive=True))}
+    strangers = len(set(running) - own)
+    return strangers if own & set(running) else max(0, strangers - 1)
 
 
 def _answer(ask: Callable[[], Any]) -> Any:

@@ -81,7 +81,11 @@ class Record:
     its own); `exact`, whether it computes that very function; `size`, the hyperparameter that a paper's d means."""
     device_state: dict[str, Any] = field(default_factory=dict)
     """Of a GPU at the `start` of the cell, `before` its first sample and `after` its last: clocks, power, temperature,
-    throttle reasons, energy, processes; or what is `missing` to know them. Empty for a CPU."""
+    throttle reasons, energy, processes; or what is `missing` to know them. Empty for a CPU. What `energy_j` has grown
+    from the start to after the last sample is the cell's."""
+    host_state: dict[str, Any] = field(default_factory=dict)
+    """`before` and `after` the cell, and `during` it, as `bench.execution.host_state` reads them; for a cell that takes
+    times also why it is `disturbed`, an empty list for a quiet machine. Older records have none."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
     """Of each label, on its `short` and its `own` input: the gate's errors, what is allowed, the rows compared."""
@@ -102,6 +106,11 @@ class Record:
     def file_name(self) -> str:
         """Of its file, and of that of its samples."""
         return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Why its times may not be those of a quiet machine: `what` or `what: how much`."""
+        return self.host_state.get("disturbed") or []
 
     @property
     def terminal(self) -> bool:
@@ -126,6 +135,7 @@ class Record:
             _check_time(name, fields[name])
         _check_config(fields["config"])
         _check_types("machine.", fields.get("machine", {}), _MACHINE)
+        _check_types("host_state.", fields.get("host_state", {}), _HOST_STATE)
         _check_types("numerics.", fields.get("numerics", {}), _NUMERICS)
         for label, facts in fields.get("mechanisms", {}).items():
             _check_types(f"mechanisms.{label}.", facts, _MECHANISM)
@@ -146,6 +156,7 @@ _CONFIG = _CELL | {
     "seed": int | None,
 }
 _MACHINE = {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None}
+_HOST_STATE = {"disturbed": list[str] | None}
 _NUMERICS = {"threads": int | None}
 _MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
 # They are parts of file names and of queries.

@@ -213,3 +213,21 @@ def test_a_thread_that_sweeps_has_a_server_of_its_own(start):
     ((other, its_server),) = others
     assert its_server != server
     other.end()
+
+
+BURN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+
+
+def test_what_a_child_and_all_that_it_started_have_computed_is_known(start):
+    others = f"subprocess.run([sys.executable, '-c', {BURN!r}])"
+    child, _ = start(
+        "0",
+        f"{others}; subprocess.Popen([sys.executable, '-c', {BURN!r} + '\\ninput()'], "
+        "stdin=subprocess.PIPE, start_new_session=True); time.sleep(1.5); os._exit(7)",
+    )
+    assert child.cpu_s is None
+    child.tell(b"")
+    assert child.wait(60) and child.exit_code == 7
+    idle, _ = start("0")
+    idle.tell(b"")
+    assert idle.wait(60) and idle.cpu_s + 0.3 < child.cpu_s

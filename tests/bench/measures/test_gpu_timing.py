@@ -1,6 +1,9 @@
 """What a GPU's times mean, on one whose kernels and launches take as long as they are told."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from test_measures import config
 
 from bench import measures
 from bench.execution.child import measure_cell
-from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, reasons
+from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, others, reasons
 from bench.measures.replay import Replay, in_three_ways
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.timing import FIRST_HEAD_START_NS, HEAD_START, LONGEST_HEAD_START_NS, Pass, Stopwatch
@@ -206,6 +209,8 @@ NOW = {
     "throttled": ["power cap", "thermal slowdown"],
     "energy_j": 0.0,
     "processes": 2,
+    "others": 1,
+    "hot_s": 2.5,
 }
 
 
@@ -214,11 +219,25 @@ def test_the_state_of_the_device(gpu, monkeypatch):
     state = DeviceState(CUDA)
     state.note("start")
     assert state.moments == {"start": NOW}
-    silent = ("clocks", "throttled", "energy", "processes")
+    silent = ("clocks", "throttled", "energy", "processes", "violations")
     FakeNvml(gpu, monkeypatch, silent)
-    less = {"sm_mhz": None, "memory_mhz": None, "throttled": None, "energy_j": None, "processes": None}
+    known = ("power_w", "temperature_c")
+    less = {name: None for name in NOW if name not in known}
     assert DeviceState(CUDA).read() == NOW | less
     assert reasons(0) == [] and reasons(0x1 | 0x80 | 0x8000) == ["idle", "power brake"]
+
+
+def test_other_processes_on_a_gpu_are_not_those_of_the_cell():
+    own, stranger = os.getpid(), 2**22 + 1
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert others([]) == 0
+        assert others([own, os.getppid(), child.pid]) == 0
+        assert others([own, stranger, stranger + 1]) == 2
+        # As the host numbers the processes of a container: one of them is this one.
+        assert others([stranger]) == 0 and others([stranger, stranger + 1]) == 1
+    finally:
+        child.communicate()
 
 
 def test_without_nvml_the_record_says_what_is_missing(gpu, monkeypatch):

@@ -1,0 +1,241 @@
+"""How busy, hot and limited the host is while a cell runs, and what of that spoils a time. Nothing here raises.
+
+It is read outside of the cell's process, before it is told to begin and after it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.execution import control_group
+
+# What others may take of the cores that a cell runs on, in cores. On an idle machine they take less than 0.02; a
+# neighbour that computes takes most of one.
+OTHERS_CORES = 0.25
+# The kernel counts in ticks of 10 ms on each core: less than this is not told from none, and so cells that are shorter
+# than half of it are never marked for it.
+OTHERS_S = 0.1
+# On a GPU the host only launches kernels and prepares the backward pass: others may have what these two threads leave.
+THREADS_BESIDE_A_GPU = 2
+# Of the time that the cell computed. A virtual machine that has its cores to itself is at 0.1 %.
+STOLEN_SHARE, STOLEN_S = 0.03, 0.05
+# Of the time of the cell, for what is not seldom but always a disturbance.
+SLOWED_SHARE = 0.01
+# A GPU that is idle, has clocks that somebody set, or reaches its power limit under load runs as it always does: with
+# these it is slower than it can be, and another time it is not.
+SLOWDOWNS = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake")
+# A counter of energy starts again at zero, unseen if that happens twice; no processor takes more.
+MOST_WATTS = 1000.0
+
+BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq; those of guests are in the first two
+STOLEN = 7
+
+
+# By what they count for: what appears or disappears meanwhile counts for nothing.
+Counters = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The host at one moment. What it does not say is None or left out."""
+
+    at: float
+    """Seconds, of a clock that nobody sets."""
+    own_s: float
+    """What this process has computed."""
+    state: dict[str, Any]
+    """For the record: `load`, `governors`, `mhz` (least, median, greatest)."""
+    limits: dict[str, Any]
+    """For the record: `cores` that the cell may use, as the kernel writes them, and those of the control group."""
+    busy_s: Counters = field(default_factory=dict)
+    """Of each core, since the machine started, as all that follows."""
+    stolen_s: Counters = field(default_factory=dict)
+    held_up_s: Counters = field(default_factory=dict)
+    """Of each control group that the process is in."""
+    waited_s: Counters = field(default_factory=dict)
+    slowdowns: Counters = field(default_factory=dict)
+    packages: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Energy in µJ, and where it starts again at zero."""
+
+
+def read(root: Path = Path("/")) -> Reading:
+    """The host now, for the cores that this thread may use.
+
+    Args:
+        root: a folder with the files of another machine.
+    """
+    allowed = _told(lambda: _field(root / "proc/thread-self/status", "Cpus_allowed_list"))
+    cores = _told(lambda: _cores(allowed or "")) or frozenset()
+    files = [root / f"sys/devices/system/cpu/cpu{core}" for core in sorted(cores)]
+    ticks = _told(lambda: _ticks(root, cores)) or {}
+    return Reading(
+        at=time.monotonic(),
+        own_s=time.process_time(),
+        state={
+            "load": _told(lambda: [float(one) for one in (root / "proc/loadavg").read_text().split()[:3]])
+            or (list(psutil.getloadavg()) if root == Path("/") else None),
+            "governors": sorted({one for file in files if (one := _text(file / "cpufreq/scaling_governor"))}) or None,
+            "mhz": _told(lambda: _mhz(root, files, cores)),
+        },
+        limits={"cores": allowed if cores else None, "control_group": control_group.limits(root)},
+        busy_s={core: sum(columns[one] for one in BUSY) for core, columns in ticks.items()},
+        stolen_s={core: columns[STOLEN] for core, columns in ticks.items()},
+        held_up_s=control_group.held_up_s(root),
+        waited_s=_told(lambda: _waited(root)) or {},
+        slowdowns=_told(lambda: _slowdowns(files)) or {},
+        packages=_told(lambda: _packages(root)) or {},
+    )
+
+
+def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, Any]:
+    """What a record says of the host.
+
+    Args:
+        before: read when the cell began.
+        after: read when it had ended.
+        cell_s: what all its processes have computed; None if nobody knows.
+
+    Returns:
+        `{"before", "after", "limits", "during"}`; `during` is of the cell's cores, in seconds: `seconds` it took,
+        `own_s`, `others_s` and `stolen_s` (by the hypervisor) of computing, `held_up_s` by the control group,
+        `waited_s` in which anything waited for a core; `slowdowns` for heat, and `packages_j`, the energy of the
+        processors.
+    """
+    seconds, own = after.at - before.at, after.own_s - before.own_s
+    busy = _grown(before.busy_s, after.busy_s)
+    others = None if busy is None or cell_s is None else max(0.0, busy - cell_s - own)
+    during = {
+        "seconds": seconds,
+        "own_s": cell_s,
+        "others_s": others,
+        "stolen_s": _grown(before.stolen_s, after.stolen_s),
+        "held_up_s": _grown(before.held_up_s, after.held_up_s),
+        "waited_s": _grown(before.waited_s, after.waited_s),
+        "slowdowns": _grown(before.slowdowns, after.slowdowns),
+        "packages_j": _joules(before.packages, after.packages, seconds),
+    }
+    told = {name: round(value, 4) for name, value in during.items() if value is not None}
+    return {"before": before.state, "after": after.state, "limits": before.limits, "during": told}
+
+
+def disturbances(host: Mapping[str, Any], device_state: Mapping[str, Any]) -> list[str]:
+    """Why the times of a cell may not be those of a quiet machine.
+
+    Args:
+        host: what `between` gave.
+        device_state: of the cell's record; empty for a CPU.
+
+    Returns:
+        Texts `what` or `what: how much`; empty for a quiet machine, and for one that says nothing.
+    """
+    cores, during = len(_cores(host["limits"]["cores"] or "0")), host["during"]
+    seconds, own = during["seconds"], during.get("own_s", 0.0)
+    others, stolen, held_up = (during.get(name, 0.0) for name in ("others_s", "stolen_s", "held_up_s"))
+    allowed = max(OTHERS_CORES, cores - THREADS_BESIDE_A_GPU if device_state else 0.0)
+    found = []
+    if others > max(allowed * seconds, OTHERS_S):
+        found.append(f"other processes: {others / seconds:.2g} cores")
+    if stolen > max(STOLEN_SHARE * own, STOLEN_S):
+        found.append(f"the hypervisor: {stolen:.2g} s")
+    if held_up > SLOWED_SHARE * seconds:
+        found.append(f"held up by its control group: {held_up:.2g} s")
+    if (slowdowns := during.get("slowdowns", 0)) > 0:
+        found.append(f"a hot processor: {slowdowns} slowdowns")
+    return found + _of_gpu(device_state, seconds)
+
+
+def _of_gpu(device_state: Mapping[str, Any], seconds: float) -> list[str]:
+    moments = [device_state.get(moment, {}) for moment in ("before", "after")]
+    slow = sorted({why for one in moments for why in one.get("throttled") or () if why in SLOWDOWNS})
+    found = [f"a slow GPU: {', '.join(slow)}"] if slow else []
+    counters = [{"hot": seconds} for one in moments if (seconds := one.get("hot_s")) is not None]
+    hot = _grown(*counters) if len(counters) == 2 else None
+    if not slow and hot is not None and hot > SLOWED_SHARE * seconds:
+        found.append(f"a slow GPU: hot for {hot:.2g} s")
+    others = max(one.get("others") or 0 for one in moments)
+    return [*found, f"other processes on the GPU: {others}"] if others else found
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """The answer; None where the machine does not give it, or not as expected."""
+    try:
+        return ask()
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return None
+
+
+def _text(file: Path) -> str | None:
+    told: str | None = _told(lambda: file.read_text().strip())
+    return told
+
+
+def _grown(before: Counters, after: Counters) -> float | None:
+    both = before.keys() & after.keys()
+    return sum(after[name] - before[name] for name in both) if both else None
+
+
+def _field(file: Path, name: str) -> str:
+    return next(line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+
+
+def _cores(ranges: str) -> frozenset[int]:
+    """`0-2,8` -> 0, 1, 2, 8."""
+    ends = [part.partition("-") for part in ranges.split(",")]
+    return frozenset(core for first, _, last in ends for core in range(int(first), int(last or first) + 1))
+
+
+def _ticks(root: Path, cores: frozenset[int]) -> dict[str, list[float]]:
+    """The columns of /proc/stat in seconds, by core."""
+    each, names = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in cores}
+    lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
+    found = {line[0]: [int(ticks) / each for ticks in line[1:]] for line in lines if line and line[0] in names}
+    return {core: columns for core, columns in found.items() if len(columns) > STOLEN}
+
+
+def _mhz(root: Path, files: list[Path], cores: frozenset[int]) -> list[float] | None:
+    found = [int(text) / 1e3 for file in files if (text := _text(file / "cpufreq/scaling_cur_freq"))]
+    if not found:  # a virtual machine may still say
+        blocks = [block for block in (root / "proc/cpuinfo").read_text().split("\n\n") if "cpu MHz" in block]
+        pairs = [dict(part.split(":", 1) for part in block.splitlines() if ":" in part) for block in blocks]
+        named = [{key.strip(): value.strip() for key, value in pair.items()} for pair in pairs]
+        found = [float(one["cpu MHz"]) for one in named if int(one["processor"]) in cores]
+    return [min(found), statistics.median(found), max(found)] if found else None
+
+
+def _waited(root: Path) -> Counters:
+    """Seconds in which some task waited for a core."""
+    line = next(line for line in (root / "proc/pressure/cpu").read_text().splitlines() if line.startswith("some "))
+    return {"some": int(line.rpartition("total=")[2]) / 1e6}
+
+
+def _slowdowns(files: list[Path]) -> Counters:
+    names = ("core_throttle_count", "package_throttle_count")
+    counters = [file / "thermal_throttle" / name for file in files for name in names]
+    return {str(counter): int(text) for counter in counters if (text := _text(counter))}
+
+
+def _packages(root: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
+        # Its parts, such as the cores, are listed beside it.
+        if (_text(folder / "name") or "").startswith("package"):
+            energy, most = _text(folder / "energy_uj"), _text(folder / "max_energy_range_uj")
+            if energy and most:  # for root only, as a rule
+                found[folder.name] = int(energy), int(most)
+    return found
+
+
+def _joules(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], seconds: float) -> Any:
+    if not before or before.keys() != after.keys():
+        return None
+    if any(seconds * MOST_WATTS > most / 1e6 for _, most in before.values()):
+        return None
+    return sum((after[name][0] - energy) % most for name, (energy, most) in before.items()) / 1e6

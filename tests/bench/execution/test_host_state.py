@@ -1,0 +1,264 @@
+"""The host beside a cell: what it says of itself, what disturbs a time, and that a mute machine breaks nothing."""
+
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bench import measures
+from bench.execution import control_group, host_state
+from bench.execution.host_state import between, disturbances
+from bench.execution.runner import run_cell
+from bench.plan.cell import Variant, make_cell
+from bench.plan.config import check
+
+CPU = "sys/devices/system/cpu"
+# Four cores of which the cell may use 0, 1 and 3; ticks of 10 ms.
+FILES = {
+    "proc/thread-self/status": "Name:\tpython\nCpus_allowed:\tb\nCpus_allowed_list:\t0-1,3\nMems_allowed:\t1\n",
+    "proc/loadavg": "0.50 0.25 0.10 1/85 4943\n",
+    "proc/stat": "cpu 1 1 1 1 1 1 1 1 0 0\n"
+    + "".join(f"cpu{n} 100 10 50 9000 30 4 6 {n} 7 0\n" for n in range(4))
+    + "intr 1 2\n",
+    "proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.09 total=1500000\nfull avg10=0.00 total=9\n",
+    "proc/self/cgroup": "0::/user/cell\n",
+    "proc/self/mountinfo": "31 23 0:28 / /sys rw - sysfs s rw\n32 31 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    "sys/fs/cgroup/cpu.stat": "usage_usec 5\n",
+    "sys/fs/cgroup/user/cpu.max": "150000 100000\n",
+    "sys/fs/cgroup/user/cpu.stat": "nr_periods 5\nnr_throttled 1\nthrottled_usec 500000\n",
+    "sys/fs/cgroup/user/memory.max": "4096\n",
+    "sys/fs/cgroup/user/cell/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/user/cell/cpu.stat": "nr_throttled 0\nthrottled_usec 250000\n",
+    "sys/fs/cgroup/user/cell/memory.max": "8192\n",
+    "sys/fs/cgroup/user/cell/cpuset.cpus.effective": "0-1,3\n",
+    **{f"{CPU}/cpu{n}/cpufreq/scaling_governor": "powersave\n" for n in (0, 1, 2, 3)},
+    **{f"{CPU}/cpu{n}/cpufreq/scaling_cur_freq": f"{(n + 1) * 800000}\n" for n in (0, 1, 2, 3)},
+    **{f"{CPU}/cpu{n}/thermal_throttle/core_throttle_count": "2\n" for n in (0, 1, 2, 3)},
+    **{f"{CPU}/cpu{n}/thermal_throttle/package_throttle_count": "1\n" for n in (0, 1, 2, 3)},
+    "sys/class/powercap/intel-rapl:0/name": "package-0\n",
+    "sys/class/powercap/intel-rapl:0/energy_uj": "262143000000\n",
+    "sys/class/powercap/intel-rapl:0/max_energy_range_uj": "262143328850\n",
+    "sys/class/powercap/intel-rapl:0:0/name": "core\n",
+    "sys/class/powercap/intel-rapl:0:0/energy_uj": "17\n",
+    "sys/class/powercap/intel-rapl:0:0/max_energy_range_uj": "262143328850\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def host(tmp_path):
+    """The root folder of that machine."""
+    for name, text in FILES.items():
+        write(tmp_path / name, text)
+    return tmp_path
+
+
+def write(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_a_machine_that_tells_everything(host):
+    now = host_state.read(host)
+    assert now.state == {"load": [0.5, 0.25, 0.1], "governors": ["powersave"], "mhz": [800.0, 1600.0, 3200.0]}
+    assert now.limits == {"cores": "0-1,3", "control_group": {"cpus": 1.5, "memory_bytes": 4096, "cores": "0-1,3"}}
+    # Of cores 0, 1 and 3: user, nice, system, irq and softirq; guests are users already, idle and iowait are nobody.
+    assert now.busy_s == pytest.approx(dict.fromkeys(("cpu0", "cpu1", "cpu3"), 1.70))
+    assert now.stolen_s == pytest.approx({"cpu0": 0.0, "cpu1": 0.01, "cpu3": 0.03})
+    groups = host / "sys/fs/cgroup/user"
+    assert now.held_up_s == {str(groups / "cell"): 0.25, str(groups): 0.5} and now.waited_s == {"some": 1.5}
+    assert sorted(now.slowdowns.values()) == [1, 1, 1, 2, 2, 2]
+    assert now.packages == {"intel-rapl:0": (262143000000, 262143328850)}
+
+
+def test_what_happened_during_a_cell(host):
+    before = host_state.read(host)
+    write(host / "proc/stat", "".join(f"cpu{n} 300 10 50 9000 30 4 6 {n + 1} 7 0\n" for n in range(4)))
+    write(host / "proc/pressure/cpu", "some avg10=0.00 total=1750000\n")
+    write(host / "sys/fs/cgroup/user/cpu.stat", "throttled_usec 600000\n")
+    write(host / f"{CPU}/cpu3/thermal_throttle/core_throttle_count", "4\n")
+    write(host / "sys/class/powercap/intel-rapl:0/energy_uj", "671150\n")  # it has begun again at zero
+    after = dataclasses.replace(host_state.read(host), at=before.at + 10, own_s=before.own_s + 0.5)
+    assert between(before, after, 1.25)["during"] == {
+        "seconds": 10.0,
+        "own_s": 1.25,
+        "others_s": 3 * 2 - 1.25 - 0.5,
+        "stolen_s": pytest.approx(0.03),
+        "held_up_s": pytest.approx(0.1),
+        "waited_s": pytest.approx(0.25),
+        "slowdowns": 2,
+        "packages_j": pytest.approx(1.0),
+    }
+    assert "others_s" not in between(before, after, None)["during"]
+    # So long that the counter may have turned twice.
+    late = dataclasses.replace(after, at=before.at + 300)
+    assert "packages_j" not in between(before, late, 1.25)["during"]
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"\xff\xfe\0", b"max", b"some \ncpu0\ncpu1 x\n0:\n", "folder"])
+def test_whatever_is_missing_or_garbled_is_unknown(host, garbage):
+    good = host_state.read(host)
+    for name, text in FILES.items():
+        (host / name).unlink()
+        if garbage == "folder":  # as good as a file that may not be read
+            (host / name).mkdir()
+        elif garbage is not None:
+            (host / name).write_bytes(garbage)
+        odd = host_state.read(host)
+        for before, after in itertools.permutations([good, odd]):
+            after = dataclasses.replace(after, at=before.at + 1)
+            assert disturbances(between(before, after, 0.0), {}) == [], name
+        if garbage == "folder":
+            (host / name).rmdir()
+        write(host / name, text)
+
+
+def test_a_machine_that_tells_nothing(tmp_path):
+    mute = host_state.read(tmp_path)
+    assert mute.state == {"load": None, "governors": None, "mhz": None}
+    told = between(mute, host_state.read(tmp_path), 0.5)
+    assert set(told["during"]) == {"seconds", "own_s"} and disturbances(told, {}) == []
+
+
+GROUPS = {
+    "version 1, of a container whose path is the host's": (
+        "4:memory:/box\n2:cpu,cpuacct:/box/job\n1:cpuset:/\n0::/\n",
+        "32 31 0:29 /box /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n33 31 0:30 /box /cg/memory rw - cgroup m memory\n"
+        "34 31 0:31 / /cg/set rw - cgroup cgroup rw,cpuset\n35 31 0:32 / /cg/two rw - cgroup2 cgroup2 rw\n",
+        {
+            "cg/cpu/cpu.cfs_quota_us": "400000",
+            "cg/cpu/cpu.cfs_period_us": "100000",
+            "cg/cpu/job/cpu.cfs_quota_us": "-1",
+            "cg/cpu/job/cpu.cfs_period_us": "100000",
+            "cg/cpu/cpu.stat": "nr_periods 1\nnr_throttled 1\nthrottled_time 2000000000\n",
+            "cg/memory/memory.limit_in_bytes": "1073741824",
+            "cg/set/cpuset.effective_cpus": "0-7",
+            "cg/two/cpu.max": "1 1",
+        },
+        {"cpus": 4.0, "memory_bytes": 2**30, "cores": "0-7"},
+        {"cg/cpu": 2.0},
+    ),
+    "version 1 without limits": (
+        "1:memory:/\n",
+        "33 31 0:30 / /cg/memory rw - cgroup m rw,memory\n",
+        {"cg/memory/memory.limit_in_bytes": "9223372036854771712"},
+        {"cpus": None, "memory_bytes": None, "cores": None},
+        {},
+    ),
+    "version 2, of a container whose own group is all that it sees": (
+        "0::/\n",
+        "31 23 0:28 /kube/pod /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+        {"sys/fs/cgroup/cpu.max": "50000 100000", "sys/fs/cgroup/memory.max": "max"},
+        {"cpus": 0.5, "memory_bytes": None, "cores": None},
+        {},
+    ),
+    "a group outside of what is mounted": (
+        "0::/../../other\n",
+        "31 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+        {"sys/fs/cgroup/cpu.max": "50000 100000", "other/cpu.max": "1 1"},
+        {"cpus": 0.5, "memory_bytes": None, "cores": None},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_limits_of_a_control_group_are_the_tightest_on_the_way_up(kind, tmp_path):
+    cgroup, mountinfo, files, limits, held_up_s = GROUPS[kind]
+    for name, text in {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mountinfo, **files}.items():
+        write(tmp_path / name, text)
+    assert control_group.limits(tmp_path) == limits
+    assert control_group.held_up_s(tmp_path) == {str(tmp_path / name): value for name, value in held_up_s.items()}
+
+
+def told(cores="0-1", **during):
+    return {"limits": {"cores": cores}, "during": {"seconds": 10.0, "own_s": 10.0, **during}}
+
+
+@pytest.mark.parametrize(
+    ("host", "reasons"),
+    [
+        (told(others_s=2.4), []),
+        (told(others_s=2.6), ["other processes: 0.26 cores"]),
+        # Of so short a cell ticks do not tell.
+        (told(seconds=0.1, others_s=0.09), []),
+        (told(seconds=0.1, others_s=0.16), ["other processes: 1.6 cores"]),
+        (told(stolen_s=0.29), []),
+        (told(stolen_s=0.31), ["the hypervisor: 0.31 s"]),
+        (told(seconds=1.0, own_s=1.0, stolen_s=0.04), []),
+        (told(held_up_s=0.09), []),
+        (told(held_up_s=0.2), ["held up by its control group: 0.2 s"]),
+        (told(slowdowns=0), []),
+        (told(slowdowns=3), ["a hot processor: 3 slowdowns"]),
+        (told(others_s=20.0, slowdowns=1), ["other processes: 2 cores", "a hot processor: 1 slowdowns"]),
+        (told(cores=None, others_s=1.0), []),
+    ],
+)
+def test_what_disturbs_a_cell_on_a_cpu(host, reasons):
+    assert disturbances(host, {}) == reasons
+
+
+def on_gpu(throttled=((), ()), others=(0, 0), hot=(None, None)):
+    moments = zip(("before", "after"), throttled, others, hot, strict=True)
+    return {name: {"throttled": list(why), "others": n, "hot_s": s} for name, why, n, s in moments}
+
+
+@pytest.mark.parametrize(
+    ("state", "reasons"),
+    [
+        (on_gpu(), []),
+        ({"missing": "no pynvml"}, []),
+        ({"before": {"throttled": None, "others": None, "hot_s": None}}, []),
+        (on_gpu(throttled=(["idle", "power cap", "clocks set"], ["sync boost", "display clocks"])), []),
+        (on_gpu(throttled=([], ["power brake", "power cap"])), ["a slow GPU: power brake"]),
+        (on_gpu(hot=(5.0, 5.05)), []),
+        (on_gpu(hot=(5.0, 5.2)), ["a slow GPU: hot for 0.2 s"]),
+        (on_gpu(others=(0, 2)), ["other processes on the GPU: 2"]),
+    ],
+)
+def test_what_disturbs_a_cell_on_a_gpu(state, reasons):
+    assert disturbances(told(cores="0-15", others_s=130.0), state) == reasons
+    # Its host's threads had to wait.
+    assert disturbances(told(cores="0-15", others_s=150.0), state) == ["other processes: 15 cores", *reasons]
+
+
+def test_benchmarks_say_whether_they_take_times():
+    timed = {name for name in measures.list_benchmarks() if measures.get(name).timed}
+    own = {"latency", "compare", "compare_train_step", "decode", "roofline", "train_step"}
+    assert timed & {name for name in measures.list_benchmarks() if measures.get(name).__module__[:6] == "bench."} == own
+
+
+def a_cell(bench="latency", **settings):
+    values = {"attention": {"name": "flash"}, "bench": {"name": bench, **settings}, "inputs": {"name": "gaussian"}}
+    values |= {"tracking": {}, "device": "cpu", "batch_size": 1, "num_heads": 1, "seq_len": 64, "repeats": 10}
+    return make_cell(check(values), Variant("flash", {"name": "flash"}))
+
+
+@pytest.fixture
+def busy():
+    """A busy loop on each core that a cell may use."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"])
+        for core in sorted(os.sched_getaffinity(0))
+    ]
+    time.sleep(0.2)
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.commands
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
+def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_all(busy, tmp_path):
+    record = run_cell(a_cell(passes=["forward"]), tmp_path)
+    assert record.status == "ok" and record.disturbed and record.disturbed[0].startswith("other processes: ")
+    during = record.host_state["during"]
+    assert during["others_s"] > 0.25 * during["seconds"] and during["own_s"] > 0.1
+    assert during["seconds"] <= record.duration_s
+    record = run_cell(a_cell("memory", passes=["forward"]), tmp_path)
+    assert record.status == "ok" and record.disturbed == []
+    assert record.host_state["during"]["others_s"] > 0
