@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from bench import measures
 from bench.api import exit_code, finish, launch, planned, print_table
 from bench.errors import ConfigError, one_line
+from bench.execution.reruns import stands
 from bench.execution.sweep import Sweep, plan, run_sweep
 from bench.plan.compose import compose_jobs
 from bench.plan.explain import explained
@@ -135,5 +136,5 @@ def _attempts(sweep: Sweep) -> list[Record]:
 
 def _all_done(sweep: Sweep) -> bool:
     standing = latest(_attempts(sweep))
-    done = all(cell.cell_id in standing and standing[cell.cell_id].terminal for cell in sweep.cells)
-    return done and sweep.settings.rerun != "all"
+    rerun = sweep.settings.rerun
+    return rerun != "all" and all(stands(standing.get(cell.cell_id), rerun) for cell in sweep.cells)

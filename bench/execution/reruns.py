@@ -1,4 +1,4 @@
-"""`rerun=all` that was interrupted: what it has measured afresh is not measured again by the same command."""
+"""What is measured again, and `rerun=all` that was interrupted: what it has measured afresh is not measured again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.records.record import Record
 from bench.records.store import write_atomically
+
+
+def stands(record: Record | None, rerun: str) -> bool:
+    """Whether a cell whose standing record is this one needs no other, by what `rerun` asks for beside `all`."""
+    return record is not None and record.terminal and not (rerun == "disturbed" and record.disturbed)
 
 
 class Rerun:

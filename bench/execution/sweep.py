@@ -16,7 +16,7 @@ from bench.execution import executors, ranks
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.interrupts import Interrupts
 from bench.execution.rehearsal import rehearse
-from bench.execution.reruns import Rerun
+from bench.execution.reruns import Rerun, stands
 from bench.execution.shown import Shown
 from bench.execution.work import Work
 from bench.measures.progress import Progress
@@ -100,8 +100,8 @@ def run_sweep(
     records = _records(store, sweep)
     rerun = Rerun(store.root / "sweeps" / sweep.sweep_id / "rerun") if sweep.settings.rerun == "all" else None
     standing = latest(records)
-    fresh = {cell_id for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
-    todo = [c for c in sweep.cells if c.cell_id not in fresh or not standing[c.cell_id].terminal]
+    fresh = {cell_id: record for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
+    todo = [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)]
     ranks.require_joint(todo)
     todo = rehearse(todo, store.root / "inputs")
     prepare_folder(sweep.settings.results_dir)

@@ -54,7 +54,7 @@ class Config:
     seed: int = setting(0, minimum=0)
     repeats: int = setting(10, minimum=1, maximum=1_000_000)
     timeout: float = setting(600.0, minimum=0, maximum=YEAR_S)
-    rerun: str = setting("failed", choices=("failed", "all"))
+    rerun: str = setting("failed", choices=("failed", "disturbed", "all"))
     results_dir: str = "runs"
     size: str = setting("laptop", choices=("laptop", "paper"))
     max_cells: int = setting(10_000, minimum=1)

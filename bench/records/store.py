@@ -139,7 +139,10 @@ class Store:
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
-    """The record that stands for each cell: its newest terminal one, else its newest."""
+    """The record that stands for each cell: its newest terminal one, else its newest.
+
+    Disturbed or not: `rerun=disturbed` measures nothing that is quiet, and who asks for `rerun=all` gets what is new.
+    """
     standing: dict[str, Record] = {}
     for record in records:
         current = standing.get(record.cell_id)

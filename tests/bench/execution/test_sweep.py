@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import itertools
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -267,3 +268,39 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
     sweep.run_sweep(of_all)
     assert measured == ["1", "2", "3", "1", "2", "3"]
     assert len(store.load()) == 6
+
+
+def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, monkeypatch):
+    cells = [dataclasses.replace(a_cell_and_its_record()[0], cell_id=digit * 64) for digit in "1234"]
+    record, store = a_cell_and_its_record()[1], Store(tmp_path)
+    said = {"1": [[]], "2": [["heat"], ["heat"], []], "3": [["heat"], []], "4": [None, []]}
+    measured, numbers = [], itertools.count(1)
+
+    def run(cell, *args, attempt, **kwargs):
+        measured.append(cell.cell_id[0])
+        reasons = said[measured[-1]].pop(0)
+        now = datetime.now(UTC).isoformat()
+        changes = {
+            "cell_id": cell.cell_id,
+            "record_id": f"{next(numbers):x}".ljust(32, "0"),
+            "started": now,
+            "ended": now,
+        }
+        if reasons is None:
+            changes |= {"status": "crash", "measurements": {}}
+        return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
+
+    monkeypatch.setattr(sweep, "run_cell", run)
+    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
+
+    def again(rerun):
+        measured.clear()
+        of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun=rerun), cells=tuple(cells))
+        return measured, [bool(one.disturbed) for one in sweep.run_sweep(of_all)]
+
+    assert again("failed") == (["1", "2", "3", "4"], [False, True, True, False])
+    assert again("failed") == (["4"], [False, True, True, False])
+    assert again("disturbed") == (["2", "3"], [False, True, False, False])
+    assert again("disturbed") == (["2"], [False, False, False, False])
+    assert again("disturbed") == ([], [False, False, False, False])
+    assert len(store.load()) == 8
