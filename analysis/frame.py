@@ -43,6 +43,8 @@ COLUMNS = (
     "raw",  # the samples themselves: a numpy array, for a ratio the ratio of each round
     "status",
     "reason",
+    "disturbed",  # whether the machine was not quiet while a time was taken
+    "disturbance",  # by what: "other processes: 1.3 cores"; several are separated by semicolons
     "features",  # the papers' d: columns, rows, projection dimension, landmarks; missing where there is none
     "sized_by",  # the hyperparameter that sets it
     "seq_len",
@@ -145,7 +147,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = {name: "float64" for name in ("value", "low", "high", "factor", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
-    return frame.astype(numbers | counts)
+    return frame.astype(numbers | counts | {"disturbed": bool})
 
 
 def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -267,6 +269,8 @@ def _conditions(record: Record) -> Row:
         | {key: getattr(record, key) for key in ("status", "reason", "ended", "cell_id", "record_id", "sweep_id")}
         | {
             "bench": bench["name"],
+            "disturbed": bool(record.disturbed),
+            "disturbance": "; ".join(record.disturbed) or None,
             "tokens": config["batch_size"] * config["seq_len"],
             "inputs": inputs.pop("name", None),
             "weights": inputs.pop("weights", None),

@@ -32,7 +32,7 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
         dtype=frame["cell_id"].map(dtypes),
     ).drop_duplicates("cell_id")
     # A benchmark that nobody knows here may call what it measured as a condition is called.
-    cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason"]]
+    cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason", "disturbance"]]
     cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
     keep = ("bench", "attention", "seq_len", "status")
     telling = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]

@@ -81,9 +81,10 @@ def _result(record: Record) -> str:
     if record.status != "ok":
         return record.reason or ""
     try:
-        return headline(record)
+        said = headline(record)
     except RecordError as error:
         return str(error)
+    return f"{said} [disturbed by {'; '.join(record.disturbed)}]" if record.disturbed else said
 
 
 def in_cell(text: str) -> str:

@@ -19,6 +19,7 @@ from synthetic_records import (
     spectral,
     train,
     train_step,
+    under,
 )
 
 from bench.records.files import LARGEST
@@ -218,6 +219,9 @@ FIELDS = [
     ("machine", None),
     ("machine.cpu_model", 5),
     ("machine.cpu_count", "8"),
+    ("host_state", []),
+    ("host_state.disturbed", "other processes"),
+    ("host_state.disturbed", [5]),
     ("machine.cpu_count", 10**30),
     ("numerics.threads", 1.5),
     ("mechanisms", []),
@@ -528,6 +532,11 @@ def extreme():
         ),
         "year 9999": dataclasses.replace(latency("flash", 2048, rng), ended="9999-12-31T23:59:59.999999+00:00"),
         "ended before it started": dataclasses.replace(timed([1.0]), started="2099-01-01T00:00:00+00:00"),
+        "a disturbance of no name": under(latency("flash", 2048, rng), ""),
+        "disturbances without end": under(latency("flash", 2048, rng), *[f"|{k}: $x; <b>" for k in range(10**3)]),
+        "a host of text": dataclasses.replace(
+            latency("flash", 2048, rng), host_state={"during": "long", "disturbed": None}
+        ),
         "no duration": dataclasses.replace(latency("flash", 2048, rng), duration_s=0.0, seconds={"check": 0.0}),
         "a negative duration": dataclasses.replace(latency("flash", 2048, rng), duration_s=-1.0),
         "no error": measuring(error, absolute=zeros, relative=zeros),

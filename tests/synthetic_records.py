@@ -1,5 +1,6 @@
 """Synthetic records for tests of `analysis`: simple cost models with noise, never measured."""
 
+import dataclasses
 import hashlib
 import json
 from itertools import product
@@ -42,7 +43,9 @@ SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"} | dict.from
 )
 
 
-def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE, attempt=1):
+def record(
+    config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00:00", machine=MACHINE, attempt=1, disturbed=()
+):
     """A record of the shape that `bench` writes; ids are hashes of the config."""
     digest = hashlib.sha256(json.dumps([config, machine], sort_keys=True).encode()).hexdigest()
     return Record(
@@ -61,7 +64,21 @@ def record(config, measurements=None, status="ok", ended="2026-01-01T00:00:00+00
         mechanisms={each["label"]: _facts(each) for each in (config, *config["bench"].get("against", ()))},
         measurements=(measurements or {}) if status == "ok" else {},
         seconds={"check": 0.05, "measure": 0.5} if status == "ok" else {},
+        host_state=host_state(disturbed) if status == "ok" else {},
     )
+
+
+def host_state(disturbed=()):
+    """What a machine of two cores said of itself."""
+    now = {"load": [0.5, 0.5, 0.5], "governors": ["performance"], "mhz": [3000.0, 3000.0, 3000.0]}
+    limits = {"cores": "0-7", "control_group": {"cpus": None, "memory_bytes": None, "cores": None}}
+    during = {"seconds": 1.0, "own_s": 0.9, "others_s": 0.01, "packages_j": 60.0}
+    return {"before": now, "after": now, "limits": limits, "during": during, "disturbed": list(disturbed)}
+
+
+def under(record, *disturbed):
+    """The record as it would be if that had disturbed it."""
+    return dataclasses.replace(record, host_state=host_state(disturbed))
 
 
 def _facts(cell):

@@ -55,7 +55,10 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
     style.log_axis(axes[0, 0].yaxis, f"{style.PASSES[measured_pass]} latency (µs/token)")
     style.legend(drawn, properties)
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
-    style.caption(drawn, " ".join([_EXPLANATION, f"{style.machine(everything)}.", *notes]))
+    style.caption(
+        drawn,
+        " ".join(filter(None, [_EXPLANATION, f"{style.machine(everything)}.", style.disturbed(everything), *notes])),
+    )
     return drawn
 
 

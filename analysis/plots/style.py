@@ -68,6 +68,7 @@ LEGEND_LINES, LEGEND_LINE_INCHES = 3, 0.17
 CAPTION_POINTS = 7
 RESOLUTION = 200  # dots per inch of the PNG
 LONGEST_NAME = 80  # characters
+MOST_NAMED = 4  # cells, in a caption
 Rest = ParamSpec("Rest")
 
 _RC = (
@@ -353,8 +354,19 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def conditions(frame: pd.DataFrame) -> str:
-    """Machine and setting as a sentence for a caption."""
-    return f"{machine(frame)}; {setting(frame)}."
+    """Machine and setting as a sentence for a caption, and which cells were disturbed."""
+    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", disturbed(frame)]))
+
+
+def disturbed(frame: pd.DataFrame) -> str:
+    """A sentence that names what was measured while the machine was not quiet; empty where nothing was."""
+    rows = frame[frame["disturbed"]].drop_duplicates("cell_id").sort_values(["attention", "seq_len"])
+    if rows.empty:
+        return ""
+    names = [f"{shortened(one.attention)} at n = {length_name(one.seq_len)}" for one in rows.itertuples()]
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    why = {reason.partition(":")[0] for text in rows["disturbance"] for reason in text.split("; ")}
+    return f"Measured under disturbance ({', '.join(sorted(why))}): {_list([*names[:MOST_NAMED], *more])}."
 
 
 def functions(rows: pd.DataFrame) -> str:

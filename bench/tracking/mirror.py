@@ -351,6 +351,7 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
         "attempt": record.attempt,
         "status": record.status,
         "reason": reason,
+        "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),

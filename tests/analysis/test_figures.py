@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from odd_records import good
 from synthetic_records import (
     ATTENTIONS,
     LENGTHS,
@@ -18,6 +19,7 @@ from synthetic_records import (
     spectral,
     train,
     train_step,
+    under,
 )
 
 import analysis
@@ -405,3 +407,21 @@ def test_figures_of_some_cells_only(synthetic_results, frame, tmp_path):
     written = analysis.figures(synthetic_results, tmp_path, chosen)
     assert [path.name for path in written] == ["memory.png", "memory.svg"]
     assert analysis.figures(tmp_path / "nothing") == []
+
+
+def test_a_caption_names_the_cells_that_were_disturbed(rng):
+    records = [latency("flash", n, rng) for n in LENGTHS]
+    quiet = caption(polysketchformer.figure1(tidy(records)))
+    assert "disturbance" not in quiet
+    records[0], records[1] = under(records[0], "the hypervisor: 2 s"), under(records[1], "other processes: 1.3 cores")
+    text = caption(polysketchformer.figure1(tidy(records)))
+    said = "Measured under disturbance (other processes, the hypervisor): flash at n = 512 and flash at n = 1k."
+    assert said in text
+    many = [under(record, "other processes: 2 cores") for record in records]
+    assert "flash at n = 4k and 3 more." in caption(polysketchformer.figure1(tidy(many)))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_names_what_was_disturbed(name):
+    loud = tidy([under(record, "$other$ processes: 1.3 cores") for record in good()])
+    assert "Measured under disturbance (\\$other\\$ processes): " in caption(FIGURES[name](loud))

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import compare, config, decode, latency, memory, record, spectral
+from synthetic_records import compare, config, decode, latency, memory, record, spectral, under
 
 from analysis.frame import MissingRecords, load, newest, series, settle, tidy
 from analysis.table import by_cell
@@ -225,3 +225,16 @@ def test_what_says_how_well_is_no_condition(rng):
 def test_hyperparameters_are_json(rng):
     frame = tidy([latency("polynomial_p4", 512, rng)])
     assert json.loads(frame["hyperparameters"].iloc[0]) == {"degree": 4}
+
+
+def test_rows_say_whether_their_cell_was_disturbed_and_by_what(rng):
+    quiet, loud = latency("flash", 512, rng), under(latency("flash", 1024, rng), "other processes: 1.3 cores", "heat")
+    older = dataclasses.replace(latency("flash", 2048, rng), host_state={})
+    frame = tidy([quiet, loud, older, latency("flash", 4096, rng, "oom")])
+    assert frame["disturbed"].dtype == bool
+    assert set(frame.loc[frame["disturbed"], "seq_len"]) == {1024}
+    assert set(frame.loc[frame["disturbed"], "disturbance"]) == {"other processes: 1.3 cores; heat"}
+    assert frame.loc[~frame["disturbed"], "disturbance"].isna().all()
+    table = by_cell(frame)
+    assert table.loc[table["seq_len"] == 1024, "disturbance"].item() == "other processes: 1.3 cores; heat"
+    assert "disturbance" not in by_cell(tidy([quiet, older]))

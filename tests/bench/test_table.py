@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synthetic_records import compare, latency
+from synthetic_records import compare, latency, under
 
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
@@ -78,3 +78,10 @@ def test_verdicts_and_reasons_are_in_the_table(rng):
     assert "polysketch_random_r32 2x [" in text and "flash: faster" in text
     assert "no \\| memory" in text
     assert line(failed).startswith("oom  latency  softmax  2048")
+
+
+def test_a_cell_that_was_disturbed_says_by_what(rng):
+    quiet = latency("flash", 512, rng)
+    loud = under(quiet, "other processes: 1.3 cores", "the hypervisor: 0.4 s")
+    assert line(loud) == f"{line(quiet)} [disturbed by other processes: 1.3 cores; the hypervisor: 0.4 s]"
+    assert "disturbed" not in line(quiet) and table([quiet, loud]).count("[disturbed by ") == 1

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -191,6 +192,13 @@ def test_a_record_comes_back_as_it_was(results_dir):
         "cpu_model": "a processor",
         "torch": "2.0",
     }
+
+
+def test_a_run_says_what_disturbed_its_cell(results_dir):
+    loud = {"host_state": {"disturbed": ["other processes: 1.3 cores", "heat"]}}
+    Mirror(results_dir).sync([dataclasses.replace(a_record(), **loud)])
+    (run,) = runs_of(results_dir)
+    assert run.data.tags["disturbed"] == "other processes: 1.3 cores; heat"
 
 
 def test_spectral_norms_are_drawn_over_the_features(results_dir):
