@@ -50,7 +50,7 @@ class Reading:
     at: float
     """Seconds, of a clock that nobody sets."""
     own_s: float
-    """What this process has computed."""
+    """What this thread, which waits for the cell, has computed."""
     state: dict[str, Any]
     """For the record: `load`, `governors`, `mhz` (least, median, greatest)."""
     limits: dict[str, Any]
@@ -78,7 +78,7 @@ def read(root: Path = Path("/")) -> Reading:
     ticks = _told(lambda: _ticks(root, cores)) or {}
     return Reading(
         at=time.monotonic(),
-        own_s=time.process_time(),
+        own_s=time.thread_time(),
         state={
             "load": _told(lambda: [float(one) for one in (root / "proc/loadavg").read_text().split()[:3]])
             or (list(psutil.getloadavg()) if root == Path("/") else None),

@@ -92,7 +92,8 @@ def run_cell(
             shutil.rmtree(folder, ignore_errors=True)
     duration = time.perf_counter() - clock
     if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
-        result["host_state"]["disturbed"] = host_state.disturbances(result["host_state"], result["device_state"])
+        reasons = host_state.disturbances(result["host_state"], result["device_state"])
+        result["host_state"]["disturbed"] = [*reasons, *(["other cells, as asked"] if beside_others else [])]
     seconds = result.pop("seconds", {})
     record = Record(
         record_id=secrets.token_hex(16),

@@ -262,3 +262,9 @@ def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_a
     record = run_cell(a_cell("memory", passes=["forward"]), tmp_path)
     assert record.status == "ok" and record.disturbed == []
     assert record.host_state["during"]["others_s"] > 0
+
+
+@pytest.mark.commands
+def test_a_time_taken_beside_other_cells_says_so(tmp_path):
+    record = run_cell(a_cell(passes=["forward"]), tmp_path, beside_others=True)
+    assert record.status == "ok" and record.disturbed[-1] == "other cells, as asked"

@@ -290,7 +290,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
             changes |= {"status": "crash", "measurements": {}}
         return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
 
-    monkeypatch.setattr(sweep, "run_cell", run)
+    monkeypatch.setattr(work, "run_cell", run)
     monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
 
     def again(rerun):
