@@ -270,7 +270,7 @@ def _conditions(record: Record) -> Row:
         | {
             "bench": bench["name"],
             "disturbed": bool(record.disturbed),
-            "disturbance": "; ".join(record.disturbed) or None,
+            "disturbance": "; ".join(record.disturbed) if record.disturbed else None,
             "tokens": config["batch_size"] * config["seq_len"],
             "inputs": inputs.pop("name", None),
             "weights": inputs.pop("weights", None),
