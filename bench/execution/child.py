@@ -41,6 +41,7 @@ def main() -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
     family.adopt_orphans()
+    family.limit_processes()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     folder = Path(job["folder"])

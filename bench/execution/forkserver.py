@@ -2,7 +2,8 @@
 
 It measures nothing, starts no thread and touches no GPU: a child that it forks is as new as one that is started from
 nothing. It runs one child at a time, and when that has ended, kills and reaps whatever it left, also what had left its
-session. It ends when whoever asks does, with everything below it.
+session. It ends when whoever asks does, with everything below it. Meanwhile it takes what the child prints, and counts
+what the child starts: one that starts processes without end is killed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.execution import family
+from bench.execution.output import Output
 
 # A notebook that measures nothing more need not keep a process; the next cell brings another.
 IDLE_S = 120.0
@@ -34,6 +37,7 @@ PLUGINS = "ATTENTION_ZOO_PLUGINS"
 PACKAGES = ("attention_zoo", "bench")
 # What Linux takes in one message.
 MOST_DESCRIPTORS = 253
+COUNT_EVERY_S = 0.1
 # What the first call of a cell imports anyway.
 LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
 TASKS = ("bench.execution.child", "bench.execution.rehearsal")
@@ -52,9 +56,9 @@ def forks() -> bool:
 def serve(descriptor: str) -> NoReturn:
     """Answer requests on a socket: the first line says what is loaded, then one `pid` and one `ended` for each.
 
-    With `ended` comes `cpu_s`, what the child and all that it started have computed. A request is one line
-    `{"task": module, "cwd": folder}` with the descriptors of the child's standard input, output and error, and of files
-    that it keeps open.
+    A request is one line `{"task": module, "cwd": folder, "standard": n}` with the descriptors of the child's first n
+    standard files, and of files that it keeps open. Standard files that are not given are one, of which the end is
+    returned with `ended`, as is `cpu_s`, what the child and all that it started have computed.
     """
     channel = socket.socket(fileno=int(descriptor))
     family.adopt_orphans()
@@ -62,13 +66,14 @@ def serve(descriptor: str) -> NoReturn:
     ended = _told_of_children()
     _say(channel, loaded=loaded)
     while (request := _next_request(channel)) is not None:
-        before = _computed()
-        _say(channel, pid=(pid := _start(*request, (channel, *ended))))
-        code = _wait(pid, channel, ended[0])
+        before, output = _computed(), Output()
+        _say(channel, pid=(pid := _start(*request, output, (channel, *ended, output))))
+        code, reason = _wait(pid, channel, ended[0], output)
         family.end_descendants()
         if code is None:
             break
-        _say(channel, ended=code, cpu_s=_computed() - before)
+        _say(channel, ended=code, reason=reason, tail=output.tail(), cpu_s=_computed() - before)
+        output.close()
     os._exit(0)
 
 
@@ -129,7 +134,7 @@ def _say(channel: socket.socket, **message: Any) -> None:
         channel.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _next_request(channel: socket.socket) -> tuple[dict[str, str], list[int]] | None:
+def _next_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     if not select.select([channel], [], [], IDLE_S)[0]:
         return None
     with contextlib.suppress(ConnectionResetError):
@@ -139,16 +144,20 @@ def _next_request(channel: socket.socket) -> tuple[dict[str, str], list[int]] | 
     return None
 
 
-def _start(request: dict[str, str], descriptors: list[int], own: tuple[socket.socket, ...]) -> int:
+def _start(
+    request: dict[str, Any], descriptors: list[int], output: Output, own: Sequence[socket.socket | Output]
+) -> int:
+    given = request["standard"]
+    standard = [*descriptors[:given], *[output.write_end] * (3 - given)]
     try:
-        return (_fork if forks() else _spawn)(request, descriptors, own)
+        return (_fork if forks() else _spawn)(request, standard, descriptors[given:], own)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _spawn(request: dict[str, str], descriptors: list[int], own: tuple[socket.socket, ...]) -> int:
-    stdin, stdout, stderr, *kept = descriptors
+def _spawn(request: dict[str, Any], standard: list[int], kept: list[int], own: Sequence[socket.socket | Output]) -> int:
+    stdin, stdout, stderr = standard
     process = subprocess.Popen(
         [sys.executable, "-c", START.format("run"), request["task"], *sys.path],
         stdin=stdin,
@@ -162,7 +171,7 @@ def _spawn(request: dict[str, str], descriptors: list[int], own: tuple[socket.so
     return process.pid
 
 
-def _fork(request: dict[str, str], descriptors: list[int], own: tuple[socket.socket, ...]) -> int:
+def _fork(request: dict[str, Any], standard: list[int], kept: list[int], own: Sequence[socket.socket | Output]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -171,11 +180,12 @@ def _fork(request: dict[str, str], descriptors: list[int], own: tuple[socket.soc
         os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+        for descriptor in standard[: request["standard"]]:
+            os.close(descriptor)
         for one in own:
             one.close()
-        for number, descriptor in enumerate(descriptors[:3]):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
         with contextlib.suppress(OSError):  # it may be gone
             os.chdir(request["cwd"])
         _draw_new_seeds()
@@ -201,16 +211,26 @@ def _draw_new_seeds() -> None:
     torch.default_generator.seed()
 
 
-def _wait(pid: int, channel: socket.socket, ended: socket.socket) -> int | None:
-    """The exit code of a child (negative: its signal); None if whoever asked is gone first."""
+def _wait(pid: int, channel: socket.socket, ended: socket.socket, output: Output) -> tuple[int | None, str | None]:
+    """The exit code of a child (negative: its signal), and why it was killed here.
+
+    The code is None if whoever asked is gone first.
+    """
+    crowd, count_at = family.Crowd(pid), 0.0
     while True:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # before it is reaped, so that the number is still its own
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        readable, _, _ = select.select([channel, ended], [], [])
+            family.kill_group(pid)  # before it is reaped, so that the number is still its own
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None
+        sources: list[socket.socket | Output] = [channel, ended, output]
+        readable, _, _ = select.select(sources, [], [], COUNT_EVERY_S)
         if ended in readable:
             with contextlib.suppress(BlockingIOError):
                 ended.recv(4096)
+        if output in readable:
+            output.take()
         if channel in readable:  # nothing is asked while a child runs: it was closed
-            return None
+            return None, None
+        if time.monotonic() >= count_at:
+            count_at = time.monotonic() + COUNT_EVERY_S
+            if (reason := crowd.ended()) is not None:
+                return -signal.SIGKILL, reason

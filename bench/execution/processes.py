@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -41,6 +41,10 @@ class Child:
         """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
         self.cpu_s: float | None = None
         """What it and all that it started have computed, when it has ended and somebody knows."""
+        self.reason: str | None = None
+        """Why the server killed it, if that did."""
+        self.tail = ""
+        """When it has ended: the end of what it printed, unless that went elsewhere."""
         self._server = server
         self._stdin: int | None = stdin
 
@@ -62,6 +66,7 @@ class Child:
             message = self._server.hear(seconds)
             if message is not None:
                 self.exit_code, self.cpu_s = message["ended"], message["cpu_s"]
+                self.reason, self.tail = message["reason"], message["tail"]
         return self.exit_code is not None
 
     def end(self) -> None:
@@ -120,13 +125,18 @@ class Server:
             loaded.get(each.name, each.sha256) == each.sha256 for each in sources
         )
 
-    def start(self, task: str, stdout: int, stderr: int, kept: Iterable[int] = ()) -> Child:
-        """Start a child with a pipe to its standard input; `kept` are descriptors that it holds open."""
+    def start(self, task: str, outputs: Sequence[int] = (), kept: Sequence[int] = ()) -> Child:
+        """Start a child with a pipe to its standard input.
+
+        `outputs` are descriptors for its standard output and error, in place of what becomes `Child.tail`; `kept` are
+        others that it holds open.
+        """
         read, write = os.pipe()
-        request = json.dumps({"task": task, "cwd": _working_directory()}).encode()
+        standard = [read, *outputs]
+        request = json.dumps({"task": task, "cwd": _working_directory(), "standard": len(standard)}).encode()
         try:
             with contextlib.suppress(BrokenPipeError):
-                socket.send_fds(self._channel, [request], [read, stdout, stderr, *kept])
+                socket.send_fds(self._channel, [request], [*standard, *kept])
             return Child(self, self._answer()["pid"], write)
         except BaseException:
             os.close(write)
@@ -185,11 +195,10 @@ def start(
     environment: Mapping[str, str],
     sources: Iterable[Source],
     *,
-    stdout: int,
-    stderr: int,
-    kept: Iterable[int] = (),
+    outputs: Sequence[int] = (),
+    kept: Sequence[int] = (),
 ) -> Child:
-    """Start a child that runs the module `task` with this environment and today's sources.
+    """Start a child that runs the module `task` with this environment and today's sources; the rest as `Server.start`.
 
     Raises:
         LostServer: the server for it does not come up.
@@ -201,7 +210,7 @@ def start(
         server.close()
         server = None
     server = server or Server(environment)
-    child = server.start(task, stdout, stderr, kept)
+    child = server.start(task, outputs, kept)
     servers[key] = server  # one that was interrupted half-way is of no use
     while len(servers) > MOST_SERVERS:
         servers.pop(next(iter(servers))).close()

@@ -103,14 +103,12 @@ class _Rehearsal:
 
     def _open(self, device: str, sources: Sequence[Source]) -> None:
         replies, stdout = os.pipe()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
         self._replies = os.fdopen(replies, "rb")
         try:
             environment = child_environment(device)
-            self._child = processes.start(__name__, environment, sources, stdout=stdout, stderr=nowhere)
+            self._child = processes.start(__name__, environment, sources, outputs=[stdout])
         finally:
             os.close(stdout)
-            os.close(nowhere)
 
     def close(self) -> None:
         if self._child is not None:
@@ -125,6 +123,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     family.adopt_orphans()
+    family.limit_processes()
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record, RecordError
 
 TASK = "bench.execution.child"
-STDERR_TAIL = 4000
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 
 
@@ -102,7 +101,7 @@ def run_cell(
         attempt=attempt,
         config=cell.config,
         started=started.isoformat(),
-        ended=datetime.now(UTC).isoformat(),
+        ended=(started + timedelta(seconds=duration)).isoformat(),  # the clock may have been set meanwhile
         duration_s=duration,
         overrides=overrides,
         code=code,
@@ -178,12 +177,10 @@ def _run_child(
     }
     oom_kills = count_oom_kills()
     timed_out = lost = False
-    with open(folder / "stderr", "wb") as file:
-        stderr = file.fileno()
-        try:
-            child = processes.start(TASK, environment, cell.sources, stdout=stderr, stderr=stderr, kept=held)
-        except processes.LostServer as error:
-            return {"status": "crash", "reason": str(error)}
+    try:
+        child = processes.start(TASK, environment, cell.sources, kept=held)
+    except processes.LostServer as error:
+        return {"status": "crash", "reason": str(error)}
     before = host_state.read()  # the child waits for its job
     try:
         child.tell(json.dumps(job).encode())
@@ -193,10 +190,12 @@ def _run_child(
     finally:
         child.end()
     host = host_state.between(before, host_state.read(), child.cpu_s)
-    tail = _tail(folder / "stderr")
+    tail = scrubbed(child.tail)
     ended: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": tail, "host_state": host}
     if child.exit_code is not None and child.exit_code < 0:
         ended["signal"] = -child.exit_code
+    if child.reason is not None:
+        return {"status": "crash", "reason": f"killed: {child.reason}", **ended}
     if timed_out:
         return {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed", **ended}
     try:
@@ -213,13 +212,6 @@ def _without_result(code: int, oom_kills: int) -> tuple[str, str]:
     if UNWRITTEN <= code < UNWRITTEN + UNWRITTEN_ERRORS:
         return "error", f"its result could not be written: {os.strerror(code - UNWRITTEN)}"
     return classify_exit(code, oom_kills)
-
-
-def _tail(file: Path) -> str:
-    with contextlib.suppress(OSError), open(file, "rb") as written:
-        written.seek(max(0, file.stat().st_size - STDERR_TAIL))
-        return scrubbed(written.read().decode(errors="replace"))
-    return ""
 
 
 def _ended(child: processes.Child, timeout: float, file: Path, tick: Callable[[Progress | None], None]) -> bool:

@@ -473,6 +473,147 @@ def delete_the_folder_of_locks(x):
     return x
 
 
+# --- Goes for the machine, within bounds of its own: ends by itself --------------------------------
+
+AGAINST_THE_MACHINE = {}
+MOST_PROCESSES = 1200
+THEY_END_AFTER_S = 20
+
+
+def against_the_machine(deed):
+    AGAINST_THE_MACHINE[deed.__name__] = deed
+    return deed
+
+
+class _Bounds:
+    """How many processes of a bomb there may still be, over all of them."""
+
+    def __init__(self):
+        self.spent, self.end = mmap.mmap(-1, MOST_PROCESSES), time.monotonic() + THEY_END_AFTER_S
+
+    def allow(self):
+        # Two may take one place at a moment: a few more than the bound.
+        place = self.spent[:].find(0)
+        if place < 0 or time.monotonic() > self.end:
+            return False
+        self.spent[place] = 1
+        return True
+
+    def sleep(self):
+        time.sleep(max(0.0, self.end - time.monotonic()))
+        os._exit(0)
+
+
+@against_the_machine
+def fork_without_end(x):
+    bounds = _Bounds()
+    while bounds.allow():
+        os.fork()  # the child does the same
+    bounds.sleep()
+
+
+@against_the_machine
+def fork_sessions_without_end(x):
+    bounds = _Bounds()
+    while bounds.allow():
+        if os.fork() == 0:
+            os.setsid()
+    bounds.sleep()
+
+
+@against_the_machine
+def start_daemons_without_end(x):
+    bounds = _Bounds()
+    while bounds.allow():
+        if (child := os.fork()) == 0:
+            os.setsid()
+            if os.fork() == 0:
+                bounds.sleep()
+            os._exit(0)
+        os.waitpid(child, 0)
+    bounds.sleep()
+
+
+@against_the_machine
+def start_threads_without_end(x):
+    threading.stack_size(2**16)
+    for _ in range(5 * MOST_PROCESSES):
+        threading.Thread(target=time.sleep, args=(THEY_END_AFTER_S,), daemon=True).start()
+    time.sleep(THEY_END_AFTER_S)
+    os._exit(0)
+
+
+def _print(gigabytes):
+    block = b"x" * 2**20
+    for number in range(int(gigabytes * 2**10)):
+        os.write(1 + number % 2, block)
+
+
+@against_the_machine
+def print_3_gigabytes(x):
+    _print(3)
+    return x
+
+
+@against_the_machine
+def print_without_end(x):
+    _print(1000)
+
+
+@against_the_machine
+def print_without_end_from_a_daemon(x):
+    if os.fork() == 0:
+        os.setsid()
+        _print(100)
+        os._exit(0)
+    return x
+
+
+# --- Does not end when it is asked to ---------------------------------------------------------------
+
+STUBBORN = {}
+
+
+def stubborn(deed):
+    STUBBORN[deed.__name__] = deed
+    return deed
+
+
+@stubborn
+def ignore_sigterm_asleep(x):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+@stubborn
+def block_every_signal(x):
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+    time.sleep(600)
+
+
+@stubborn
+def go_on_in_the_handler(x):
+    signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
+    time.sleep(600)
+
+
+@stubborn
+def stop_itself_and_its_family(x):
+    start_process(x)
+    os.killpg(0, signal.SIGSTOP)
+
+
+@stubborn
+def ignore_sigterm_as_a_family(x):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            break
+    while True:
+        pass
+
+
 # --- The mechanisms --------------------------------------------------------------------------------
 
 
@@ -522,7 +663,7 @@ def _register_all():
     for stage in STAGES:
         for name, kind in names(stage).items():
             _register(name, stage, KINDS[kind][0])
-    for kind, deed in AGAINST_THE_SWEEP.items():
+    for kind, deed in {**AGAINST_THE_SWEEP, **AGAINST_THE_MACHINE, **STUBBORN}.items():
         _register(f"odd_{kind}", "forward", deed)
     for number in range(FINE):
         _register(f"odd_fine_{number}", "none", None)

@@ -44,7 +44,7 @@ def start(request, folder):
         (folder / f"{name}.py").write_text(TASK.replace("WHAT", expression).replace("THEN", then))
         read, write = os.pipe()
         wanted = environment(ATTENTION_ZOO_START=request.param, **env)
-        child = processes.start(name, wanted, sources, stdout=write, stderr=2)
+        child = processes.start(name, wanted, sources, outputs=[write, 2])
         os.close(write)
         children.append(child)
         with os.fdopen(read) as replies:
@@ -182,7 +182,7 @@ def test_one_server_serves_until_environment_or_sources_change(start, request):
 PARENT = """
 import os, sys, time
 from bench.execution import processes
-child = processes.start("task", dict(os.environ), (), stdout=1, stderr=2)
+child = processes.start("task", dict(os.environ), (), outputs=[1, 2])
 time.sleep(600)
 """
 

@@ -1,0 +1,123 @@
+"""Mechanisms that start processes, print, or hang without end: their cell's own limits hold them."""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+from aftermath import Sweep
+from misbehaving import STUBBORN
+
+from bench.execution.family import MOST_PROCESSES, MOST_THREADS
+from bench.execution.processes import GRACE_S
+
+pytestmark = pytest.mark.faults
+
+# What a sweep's own processes are: the command, its server, a child.
+OWN = 3
+
+
+def between_good_ones(tmp_path, kind, *overrides, **settings):
+    return Sweep(tmp_path, *overrides, cells=3, attention=f"odd_fine_0,odd_{kind},odd_fine_1", **settings)
+
+
+def watched(sweep, look, every_s=0.05):
+    """Run a sweep; gives the largest of what is seen meanwhile, and what it said."""
+    process, largest = sweep.start(), 0
+    while process.poll() is None:
+        largest = max(largest, look(process))
+        time.sleep(every_s)
+    _, stderr = process.communicate(timeout=100)
+    assert "Traceback" not in stderr, stderr
+    return largest, stderr
+
+
+def processes_below(process):
+    try:
+        return len(psutil.Process(process.pid).children(recursive=True))
+    except psutil.Error:
+        return 0
+
+
+def the_odd_one(sweep, kind):
+    """Its record, when its neighbours are as they should be."""
+    records = {record.config["label"]: record for record in sweep.records()}
+    assert len(records) == 3 and records["odd_fine_0"].status == records["odd_fine_1"].status == "ok", records
+    assert sweep.leftovers() == []
+    return records[f"odd_{kind}"]
+
+
+BOMBS = {
+    "fork_without_end": f"more than {MOST_PROCESSES} processes",
+    "fork_sessions_without_end": f"more than {MOST_PROCESSES} processes",
+    "start_daemons_without_end": f"more than {MOST_PROCESSES} processes",
+    "start_threads_without_end": f"more than {MOST_THREADS} threads",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_ends_its_own_cell_only(tmp_path, kind, promise):
+    sweep = between_good_ones(tmp_path, kind, "timeout=30")
+    most, stderr = watched(sweep, processes_below)
+    record = the_odd_one(sweep, kind)
+    assert record.status == "crash" and BOMBS[kind] in record.reason, (record.reason, stderr)
+    sweep.wait_for_orphans()
+    print(kind, most, record.duration_s)
+    promise(
+        "A mechanism that starts processes, daemons or threads without end is killed, with a line that says so; its"
+        " neighbours are `ok`",
+        bombs=1,
+        neighbours_lost=0,
+        orphans=0,
+        gone_after=record.duration_s,
+    )
+
+
+FLOODS = {"print_3_gigabytes": "ok", "print_without_end": "timeout", "print_without_end_from_a_daemon": "ok"}
+KEPT_BYTES = 4000
+TIMEOUT_S = 6
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_output_without_end_fills_no_disk(tmp_path, kind, promise):
+    sweep = between_good_ones(tmp_path, kind, f"timeout={TIMEOUT_S}")
+    most, stderr = watched(sweep, lambda process: bytes_in(sweep.results / "scratch", sweep.tmp))
+    record = the_odd_one(sweep, kind)
+    assert record.status == FLOODS[kind], (record.reason, stderr)
+    assert record.stderr_tail == ("" if record.status == "ok" else "x" * KEPT_BYTES)
+    assert most < 2**20
+    sweep.wait_for_orphans()
+    promise(
+        "A mechanism that prints without end, or gigabytes, fills no disk and no memory: the last 4,000 characters are"
+        " kept; one that comes to its end is measured",
+        floods=1,
+        most_bytes_on_disk=most,
+        neighbours_lost=0,
+    )
+
+
+def bytes_in(*folders):
+    total = 0
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+@pytest.mark.parametrize("kind", STUBBORN)
+def test_a_hang_that_ignores_every_request_ends_in_time(tmp_path, kind, promise):
+    sweep = between_good_ones(tmp_path, kind, f"timeout={TIMEOUT_S}")
+    watched(sweep, lambda process: 0)
+    record = the_odd_one(sweep, kind)
+    assert record.status == "timeout"
+    late = record.duration_s - TIMEOUT_S
+    assert 0 <= late < GRACE_S + 2, record.duration_s
+    sweep.wait_for_orphans()
+    promise(
+        f"A mechanism that hangs and ignores, blocks or outlives SIGTERM, with others beside it, is gone"
+        f" {GRACE_S:.0f} s after its timeout; its neighbours are `ok`",
+        hangs=1,
+        neighbours_lost=0,
+        orphans=0,
+        gone_after_its_timeout_by=late,
+    )
