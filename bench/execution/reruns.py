@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 
 from bench.records.record import Record
@@ -16,22 +16,26 @@ def stands(record: Record | None, rerun: str) -> bool:
 
 
 class Rerun:
-    """A file that says, until all cells are measured afresh, when that began.
+    """A file that names, until all cells are measured afresh, the records that there were before: clocks may be set.
+
+    Args:
+        file: its path.
+        records: those that there are now.
 
     Attributes:
-        began: UTC, ISO 8601; records that started earlier do not count.
+        before: the ids of the records that do not count.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, records: Iterable[Record]) -> None:
         self._file = file
-        self.began = datetime.now(UTC).isoformat()
+        self.before = {record.record_id for record in records}
         with contextlib.suppress(OSError, ValueError):
-            self.began = datetime.fromisoformat(file.read_text()).astimezone(UTC).isoformat()
+            self.before &= set(file.read_text().splitlines())
 
     def begin(self) -> None:
-        """Remember the beginning."""
-        write_atomically(self._file, self.began.encode())
+        """Remember them."""
+        write_atomically(self._file, "\n".join(sorted(self.before)).encode())
 
     def end(self) -> None:
-        """Forget it: the next command begins afresh."""
+        """Forget them: the next command begins afresh."""
         self._file.unlink(missing_ok=True)

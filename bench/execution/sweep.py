@@ -98,9 +98,12 @@ def run_sweep(
     store = Store(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
     records = _records(store, sweep)
-    rerun = Rerun(store.root / "sweeps" / sweep.sweep_id / "rerun") if sweep.settings.rerun == "all" else None
+    file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
+    rerun = Rerun(file, records) if sweep.settings.rerun == "all" else None
     standing = latest(records)
-    fresh = {cell_id: record for cell_id, record in standing.items() if not rerun or record.started >= rerun.began}
+    fresh = {
+        cell_id: record for cell_id, record in standing.items() if not rerun or record.record_id not in rerun.before
+    }
     todo = [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)]
     ranks.require_joint(todo)
     todo = rehearse(todo, store.root / "inputs")

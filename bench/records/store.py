@@ -99,7 +99,7 @@ class Store:
             os.close(folder)
 
     def load(self) -> list[Record]:
-        """All readable records, oldest first; a file that is no record is named on stderr and left out.
+        """All readable records, those of a cell oldest first; a file that is no record is named on stderr and left out.
 
         Raises:
             OSError: a folder of the store is something else, or cannot be read.
@@ -125,7 +125,7 @@ class Store:
 
     def _read(self, prefix: str) -> list[Record]:
         records = [record for _, record in self.readable(prefix)]
-        return sorted(records, key=lambda record: (record.ended, record.record_id))
+        return sorted(records, key=_age)
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of the records' files that begin so, in order; raises as `load` does."""
@@ -136,6 +136,11 @@ class Store:
             return []
         names = os.listdir(self.records_dir)
         return sorted(name for name in names if name.startswith(prefix) and name.endswith(".json"))
+
+
+def _age(record: Record) -> tuple[int, str, str]:
+    """A clock may be set back, and a later attempt end before an earlier one; equal ones are from several machines."""
+    return record.attempt, record.ended, record.record_id
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
