@@ -476,7 +476,7 @@ def delete_the_folder_of_locks(x):
 # --- Goes for the machine, within bounds of its own: ends by itself --------------------------------
 
 AGAINST_THE_MACHINE = {}
-MOST_PROCESSES = 1200
+MOST_PROCESSES = 800
 THEY_END_AFTER_S = 20
 
 
@@ -537,7 +537,7 @@ def start_daemons_without_end(x):
 @against_the_machine
 def start_threads_without_end(x):
     threading.stack_size(2**16)
-    for _ in range(5 * MOST_PROCESSES):
+    for _ in range(8 * MOST_PROCESSES):
         threading.Thread(target=time.sleep, args=(THEY_END_AFTER_S,), daemon=True).start()
     time.sleep(THEY_END_AFTER_S)
     os._exit(0)
@@ -550,9 +550,9 @@ def _print(gigabytes):
 
 
 @against_the_machine
+@once
 def print_3_gigabytes(x):
     _print(3)
-    return x
 
 
 @against_the_machine
@@ -561,12 +561,11 @@ def print_without_end(x):
 
 
 @against_the_machine
+@once
 def print_without_end_from_a_daemon(x):
     if os.fork() == 0:
         os.setsid()
-        _print(100)
-        os._exit(0)
-    return x
+        _print(1000)
 
 
 # --- Does not end when it is asked to ---------------------------------------------------------------
