@@ -51,6 +51,7 @@ def write(table: pd.DataFrame, out_dir: str | Path, name: str) -> list[Path]:
     texts = {"md": markdown(table) + "\n", "csv": table.to_csv(index=False)}
     paths = [Path(out_dir) / f"{name}.{suffix}" for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
     return paths
 

@@ -54,6 +54,7 @@ def save(folder: Path, model: nn.Module, cell: Mapping[str, Any], vocabulary: in
         "vocab_size": vocabulary,
         "cell": dict(cell),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "model.safetensors", safetensors.torch.save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(described, indent=1).encode())
 

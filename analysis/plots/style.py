@@ -391,6 +391,7 @@ def save(figure: Figure, out_dir: str | Path, name: str) -> list[Path]:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, dpi=RESOLUTION, metadata=metadata)
             path = Path(out_dir) / f"{name}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, buffer.getvalue())
             paths.append(path)
     return paths

@@ -25,6 +25,7 @@ from bench.measures.progress import Progress
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.outcomes import classify
+from bench.records.patience import patiently
 from bench.records.store import write_atomically
 
 GIB = 2**30
@@ -51,7 +52,8 @@ def main() -> None:
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     code = 0
     try:
-        write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
+        encoded = json.dumps(result, allow_nan=False).encode()
+        patiently(lambda: write_atomically(folder / "result.json", encoded), Path(job["records"]))
     except OSError as error:
         code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
     _end(code)

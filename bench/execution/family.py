@@ -15,7 +15,7 @@ import psutil
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 30.0
 # Of one cell: far above what compilers and loaders of data start, far below what harms a machine.
-MOST_PROCESSES = 512
+MOST_PROCESSES = 256
 MOST_THREADS = 4096
 
 

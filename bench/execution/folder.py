@@ -14,7 +14,8 @@ from bench.errors import ConfigError
 from bench.execution.filesystems import require_locks
 from bench.records.store import Store
 
-FOLDERS = ("locks", "records", "scratch")
+# All that anything is written to later: what is not there any more is not made again, it comes back.
+FOLDERS = ("inputs", "locks", "records", "samples", "scratch", "sweeps", "training")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -28,7 +29,7 @@ def check_folder(results_dir: str) -> None:
     try:
         while not _exists(path):
             path = path.absolute().parent
-        for folder in (path, *(Path(results_dir) / name for name in ("samples", *FOLDERS))):
+        for folder in (path, *(Path(results_dir) / name for name in FOLDERS)):
             if _exists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not os.access(path, os.W_OK | os.X_OK):
@@ -81,7 +82,7 @@ def _exists(path: Path) -> bool:
 def _unusable(results_dir: str, error: Exception) -> ConfigError:
     reason = getattr(error, "strerror", None) or str(error)
     place = Path(getattr(error, "filename", None) or "").name
-    if place in ("samples", *FOLDERS):
+    if place in FOLDERS:
         reason = f"{place}: {reason}"
     return ConfigError(f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one")
 

@@ -80,7 +80,7 @@ def open_lock(path: Path) -> int:
     # Linux refuses O_CREAT for another user's file in a folder that all may write to.
     with contextlib.suppress(FileNotFoundError):
         return os.open(path, flags)
-    path.parent.mkdir(parents=True, exist_ok=True)  # a mechanism may have removed it
+    path.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
     descriptor = os.open(path, flags | os.O_CREAT, 0o666)
     with contextlib.suppress(PermissionError):
         os.fchmod(descriptor, 0o666)

@@ -38,4 +38,5 @@ class Rerun:
 
     def end(self) -> None:
         """Forget them: the next command begins afresh."""
+        self._file.parent.stat()  # a folder that is away may come back with the file
         self._file.unlink(missing_ok=True)

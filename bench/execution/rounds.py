@@ -48,7 +48,9 @@ def current(results_dir: Path, sweep_id: str) -> tuple[Work, list[Cell]]:
         for cell in plan.cells
         if cell.cell_id in wanted
     ]
-    work = Work(Store(results_dir), sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone)
+    work = Work(
+        Store(results_dir, prepared=True), sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone
+    )
     return work, cells
 
 

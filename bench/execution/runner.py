@@ -29,6 +29,7 @@ from bench.plan.sources import digest
 from bench.quiet import QUIET
 from bench.records.files import decode, encode
 from bench.records.outcomes import classify_exit, count_oom_kills
+from bench.records.patience import patiently
 from bench.records.record import Record, RecordError
 
 TASK = "bench.execution.child"
@@ -53,7 +54,8 @@ def run_cell(
 
     Args:
         cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
-        results_dir: where inputs are cached, and the child's files lie while it runs. The caller holds the cell's lock.
+        results_dir: where inputs are cached, and the child's files lie while it runs: `prepare_folder` has made what
+            is in it. The caller holds the cell's lock.
         sweep_id: the plan that the record belongs to.
         attempt: how many records this cell has, with this one.
         overrides: the command line, for the record.
@@ -81,10 +83,11 @@ def run_cell(
     else:
         folder = scratch or results_dir / "scratch" / cell.cell_id[:16]
         shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
+        folder.mkdir()
         try:
             environment = child_environment(cell.config["device"], place)
-            result = _run_child(cell, folder, results_dir / "inputs", environment, _heeding(stop, progress), held)
+            result = _run_child(cell, folder, results_dir, environment, _heeding(stop, progress), held)
         except KeyboardInterrupt as error:
             interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
         finally:
@@ -162,7 +165,7 @@ def _heeding(stop: threading.Event | None, progress: Callable[[Progress], None])
 def _run_child(
     cell: Cell,
     folder: Path,
-    cache_dir: Path,
+    results_dir: Path,
     environment: dict[str, str],
     tick: Callable[[Progress | None], None],
     held: Sequence[int],
@@ -172,8 +175,9 @@ def _run_child(
         "config": {**cell.config, "device": device.partition(":")[0]},
         "sources": cell.sources,
         "folder": str(folder),
-        "cache_dir": str(cache_dir),
-        "keep": str(cache_dir.parent / "training" / cell.cell_id[:16]),
+        "records": str(results_dir / "records"),
+        "cache_dir": str(results_dir / "inputs"),
+        "keep": str(results_dir / "training" / cell.cell_id[:16]),
     }
     oom_kills = count_oom_kills()
     timed_out = lost = False
@@ -199,7 +203,7 @@ def _run_child(
     if timed_out:
         return {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed", **ended}
     try:
-        result = json.loads((folder / "result.json").read_text())
+        result = json.loads(patiently(lambda: (folder / "result.json").read_text(), results_dir / "records"))
     except (OSError, ValueError):
         if lost or child.exit_code is None:
             return {"status": "crash", "reason": "the process that started it was killed", **ended}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from bench.errors import say
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
+from bench.records.patience import patiently
 from bench.records.record import Record
 from bench.records.store import Store
 from bench.table import line
@@ -67,13 +69,20 @@ class Shown:
     def ended(self, cell: Cell) -> None:
         """It has a record more, or was interrupted before it could have one."""
         self._running.pop(cell.cell_id, None)
-        records = self._store.of_cell(cell.cell_id)
+        records = self._records(cell.cell_id)
         self._on_records(records)
         if records and records[-1].status != "interrupted":
             self._bar.update()
             if not self._quiet:
                 say(line(records[-1]))
         self._describe("")
+
+    def _records(self, cell_id: str) -> list[Record]:
+        if sys.exc_info()[1] is None:
+            return patiently(lambda: self._store.of_cell(cell_id), self._store.records_dir)
+        with contextlib.suppress(OSError):  # it ends: nothing is waited for
+            return self._store.of_cell(cell_id)
+        return []
 
     def _describe(self, postfix: str) -> None:
         titles = list(self._running.values())

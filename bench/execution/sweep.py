@@ -25,6 +25,7 @@ from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import plans
+from bench.records.patience import patiently
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 
@@ -109,6 +110,7 @@ def run_sweep(
     todo = rehearse(todo, store.root / "inputs")
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
+    store = Store(sweep.settings.results_dir, prepared=True)
     work = Work(
         store,
         sweep.sweep_id,
@@ -132,8 +134,8 @@ def run_sweep(
     with interrupts.caught(), Shown(store, len(todo), on_records, on_progress, quiet=quiet) as shown:
         executors.run(sweep.executor, work, todo, shown)
     if rerun:
-        rerun.end()
-    standing = latest(_records(store, sweep)) if todo else standing
+        patiently(rerun.end, store.records_dir)
+    standing = latest(patiently(lambda: _records(store, sweep), store.records_dir)) if todo else standing
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 

@@ -17,6 +17,7 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.machine import gpu
 from bench.plan.place import HERE, Place
+from bench.records.patience import patiently
 from bench.records.record import Record
 from bench.records.store import Store, latest
 
@@ -66,8 +67,8 @@ class Work:
         Raises:
             KeyboardInterrupt: after the interrupted cell's record was saved.
         """
-        with hold(self.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
-            attempts = self.store.of_cell(cell.cell_id)
+        with contextlib.ExitStack() as locked:
+            attempts = patiently(lambda: self._claim(cell, locked), self.store.records_dir)
             # Another sweep has measured the cell since this one began, and how that ended is as good as new.
             if any(record.record_id not in self.seen and record.status != "interrupted" for record in attempts):
                 return latest(attempts)[cell.cell_id]
@@ -89,10 +90,17 @@ class Work:
                 except KeyboardInterrupt as interrupt:
                     interrupted = getattr(interrupt, "record", None)
                     if interrupted is not None:
-                        self._save(interrupted)
+                        with contextlib.suppress(OSError):  # nobody waits for a folder that is away
+                            self._write(interrupted)
                     raise
             self._save(record)
         return record
+
+    def _claim(self, cell: Cell, locked: contextlib.ExitStack) -> list[Record]:
+        """Lock a cell; gives what is recorded of it."""
+        locked.close()
+        locked.enter_context(hold(self.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say))
+        return self.store.of_cell(cell.cell_id)
 
     def follow(self, cell: Cell, scratch: Path) -> Record:
         """Take part in a cell that another process leads."""
@@ -108,5 +116,8 @@ class Work:
         return hold_device(device, alone=self.alone(cell), cores=cores, part_of=part_of, what=cell.title, say=say)
 
     def _save(self, record: Record) -> None:
+        patiently(lambda: self._write(record), self.store.records_dir)
+
+    def _write(self, record: Record) -> None:
         with self.saving():
             self.store.write(record)

@@ -38,6 +38,7 @@ def pack(results_dir: Path, archive: Path) -> int:
     with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
         for path in (*samples, *records):
             tar.add(path, f"{path.parent.name}/{path.name}", filter=_anonymous)
+    archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(archive, buffer.getvalue())
     return len(records)
 

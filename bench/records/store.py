@@ -23,8 +23,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` when the block ends without an error, and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A file to write, which becomes `path` when the block ends without an error, and is gone otherwise.
+
+    Its folder is made, those above it are not: a results folder that is away comes back.
+    """
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -51,10 +54,15 @@ def _lock(descriptor: int, *, exclusively: bool) -> None:
 
 
 class Store:
-    """The records under `results_dir/records`, long lists of samples under `results_dir/samples`."""
+    """The records under `results_dir/records`, long lists of samples under `results_dir/samples`.
 
-    def __init__(self, results_dir: str | Path) -> None:
-        self.root = Path(results_dir)
+    Args:
+        results_dir: their folder.
+        prepared: whether its folders have been made: if they are not there, they are away, neither new nor empty.
+    """
+
+    def __init__(self, results_dir: str | Path, *, prepared: bool = False) -> None:
+        self.root, self._prepared = Path(results_dir), prepared
         self.records_dir, self.samples_dir = self.root / "records", self.root / "samples"
 
     def write(self, record: Record) -> Path:
@@ -75,7 +83,8 @@ class Store:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Keeps `clear_leftovers` away while the two files of a record are written."""
-        self.records_dir.mkdir(parents=True, exist_ok=True)
+        if not self._prepared:
+            self.records_dir.mkdir(parents=True, exist_ok=True)
         with self._locked(exclusively=False):
             yield
 
@@ -102,7 +111,7 @@ class Store:
         """All readable records, those of a cell oldest first; a file that is no record is named on stderr and left out.
 
         Raises:
-            OSError: a folder of the store is something else, or cannot be read.
+            OSError: a folder of the store is something else, or cannot be read, or is away.
         """
         return self._read("")
 
@@ -125,6 +134,8 @@ class Store:
 
     def _read(self, prefix: str) -> list[Record]:
         records = [record for _, record in self.readable(prefix)]
+        if self._prepared:
+            os.stat(self.records_dir)  # else it went away meanwhile, and some could not be read
         return sorted(records, key=_age)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -132,7 +143,7 @@ class Store:
         for folder in (self.records_dir, self.samples_dir):
             if os.path.lexists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        if not self.records_dir.is_dir():
+        if not self._prepared and not self.records_dir.is_dir():
             return []
         names = os.listdir(self.records_dir)
         return sorted(name for name in names if name.startswith(prefix) and name.endswith(".json"))

@@ -77,6 +77,8 @@ class Mirror:
 
     def create(self) -> str:
         """Create the store and the experiment where they are missing; returns the experiment's id."""
+        with suppress(OSError):  # said below
+            self.results_dir.mkdir(parents=True, exist_ok=True)
         with self._writing() as experiment:
             return experiment.id
 
@@ -144,7 +146,7 @@ class Mirror:
     def _writing(self) -> Iterator[_Experiment]:
         """The experiment, for the one process that may write now."""
         with self._failing():
-            self.results_dir.mkdir(parents=True, exist_ok=True)
+            os.stat(self.results_dir)  # one that is away is not made anew
             with FileLock(self.results_dir / "mlflow.lock", timeout=LOCK_TIMEOUT_S):
                 yield self._open()
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bench.errors import one_line, say
+from bench.records.patience import patiently
 from bench.records.store import replacing
 
 NAME = re.compile(r"step-(\d{10})\.pt")
@@ -23,10 +24,14 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     Raises:
         OSError: the disk is full; what was there stays.
     """
-    with replacing(folder / f"step-{step:010d}.pt") as file:
-        torch.save(state, file)
+    patiently(lambda: _write(folder / f"step-{step:010d}.pt", state), folder.parent)
     for old in sorted(_all(folder))[:-KEPT]:
         old.unlink(missing_ok=True)
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    with replacing(path) as file:
+        torch.save(state, file)
 
 
 def newest(folder: Path) -> dict[str, Any] | None:

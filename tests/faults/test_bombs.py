@@ -85,7 +85,7 @@ def test_output_without_end_fills_no_disk(tmp_path, kind, promise):
     record = the_odd_one(sweep, kind)
     assert record.status == FLOODS[kind], (record.reason, stderr)
     if record.status != "ok":  # the end, with where it was when it was asked to end
-        assert record.stderr_tail.startswith("xxx") and len(record.stderr_tail) == KEPT_BYTES
+        assert record.stderr_tail.startswith("xxx") and len(record.stderr_tail) <= KEPT_BYTES
     assert most < 2**20
     sweep.wait_for_orphans()
     promise(
