@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from bench import launchers
 from bench.api import exit_code, launch, planned, print_table
-from bench.errors import ConfigError, one_line, without_credentials
+from bench.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.plan.compose import grid_choices, parsed
 from bench.plan.explain import explained
 from bench.plan.load import CONF, NAME, Loader
@@ -33,7 +33,7 @@ def main() -> None:
             code = run(sys.argv[1:])
     except ConfigError as error:
         code = _say(error, 2)
-    except OSError as error:  # a full disk, say, in the middle of a sweep
+    except (OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
         code = _say(error, 1)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would only break what ends

@@ -15,6 +15,10 @@ class ConfigError(Exception):
     """A configuration that cannot be run: one line that names the key, its value and what is allowed."""
 
 
+class UnfinishedError(Exception):
+    """Cells of a sweep have no record, for no fault of theirs; the same command goes on."""
+
+
 class NonFiniteError(Exception):
     """A result holds NaN or infinity; the message names it, how many values, and the first index."""
 

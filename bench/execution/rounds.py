@@ -5,10 +5,13 @@ A round says which cells are to be measured and which records were there before.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from bench.execution.interrupts import Interrupts
 from bench.execution.work import Work
 from bench.measures.progress import Progress
 from bench.plan import executors
@@ -95,17 +98,21 @@ def measure(
     sweep_id: str,
     cell_ids: Collection[str],
     tell: Callable[[Cell, Progress], None] = lambda cell, now: None,
+    cores: Collection[int] | None = None,
 ) -> None:
-    """Measure a part of the round, one cell after the other, in this process.
+    """Measure a part of the round, one cell after the other, in this process, on some cores or all that it may use.
 
     Raises:
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     work, cells = current(results_dir, sweep_id)
     wanted = set(cell_ids)
-    for cell in cells:
-        if cell.cell_id in wanted:
-            work.measure(cell, lambda now, cell=cell: tell(cell, now))  # type: ignore[misc]
+    interrupts = Interrupts()
+    work = dataclasses.replace(work, saving=interrupts.held_back)
+    with interrupts.caught():
+        for cell in cells:
+            if cell.cell_id in wanted:
+                work.measure(cell, partial(tell, cell), cores=cores)
 
 
 def _file(results_dir: Path, sweep_id: str) -> Path:

@@ -20,6 +20,7 @@ from bench import measures
 from bench.errors import one_line, scrubbed
 from bench.execution import host_state, processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
+from bench.execution.jobs import job
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
@@ -74,6 +75,7 @@ def run_cell(
         **machine(cell.config["device"], place),
         "load_1m": round(os.getloadavg()[0], 2),
         "beside_others": beside_others,
+        "job": job(),
     }
     started, clock = datetime.now(UTC), time.perf_counter()
     interrupt: KeyboardInterrupt | None = None
@@ -171,7 +173,7 @@ def _run_child(
     held: Sequence[int],
 ) -> dict[str, Any]:
     device = cell.config["device"]
-    job = {
+    order = {
         "config": {**cell.config, "device": device.partition(":")[0]},
         "sources": cell.sources,
         "folder": str(folder),
@@ -187,7 +189,7 @@ def _run_child(
         return {"status": "crash", "reason": str(error)}
     before = host_state.read()  # the child waits for its job
     try:
-        child.tell(json.dumps(job).encode())
+        child.tell(json.dumps(order).encode())
         timed_out = not _ended(child, cell.timeout, folder / "progress", tick)
     except processes.LostServer:
         lost = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from bench import measures
 from bench.errors import ConfigError
 from bench.execution.filesystems import require_locks
-from bench.execution.locks import hold
+from bench.execution.locks import hold, open_lock
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 
@@ -18,6 +19,7 @@ from bench.plan.machine import is_gpu
 FOLDER = "/tmp/attention-zoo-slots"
 # A child inherits each lock, and a message to the process that forks it takes 253 descriptors.
 MOST_CORES = 240
+_last: tuple[int, ...] | None = None  # seat of this process
 
 
 def needs_quiet(cell: Cell) -> bool:
@@ -61,6 +63,45 @@ def hold_device(
             stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared))
             for name, shared in _locks(device_id, alone, cores, part_of)
         )
+
+
+def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
+    """The cores that this process may use, in sets of a size.
+
+    Raises:
+        ConfigError: there are fewer, or no way to choose them; `setting` named the size.
+    """
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if size > len(usable):
+        raise ConfigError(f"{setting}={size}: must be at most {len(usable)}, the cores that this process can choose")
+    return [tuple(usable[start : start + size]) for start in range(0, len(usable) - size + 1, size)]
+
+
+@contextlib.contextmanager
+def seat(size: int, setting: str) -> Iterator[tuple[int, ...]]:
+    """Run on a set of cores of this machine that nobody else sits on; on the first one where all are taken.
+
+    It only chooses: what keeps others from a core is a device's lock.
+
+    Raises:
+        ConfigError: as `core_sets` and `slots`.
+    """
+    global _last
+    before, sets = _usable(), core_sets(size, setting)
+    with contextlib.ExitStack() as stack:
+        # The same as before, if it is free: there is a server of children for it.
+        for cores in sorted(sets, key=lambda cores: cores != _last):
+            descriptor = open_lock(slots() / f"seat-{cores[0]}.lock")
+            stack.callback(os.close, descriptor)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        else:
+            cores = sets[0]
+        _last = cores
+        stack.callback(os.sched_setaffinity, 0, before)
+        os.sched_setaffinity(0, cores)
+        yield cores
 
 
 def slots() -> Path:

@@ -53,6 +53,7 @@ class Work:
         cell: Cell,
         tell: Callable[[Progress], None] = lambda now: None,
         *,
+        started: Callable[[], None] = lambda: None,
         cores: Collection[int] | None = None,
         stop: threading.Event | None = None,
     ) -> Record:
@@ -61,6 +62,7 @@ class Work:
         Args:
             cell: one that is to be measured.
             tell: told how far it is now and then.
+            started: told when all locks are held.
             cores: the processors of this worker; None: all that this process may use.
             stop: interrupts it, as a signal does in the main thread.
 
@@ -74,6 +76,7 @@ class Work:
                 return latest(attempts)[cell.cell_id]
             # The device comes after the cell, for everybody: who holds a device waits for nothing.
             with self._device(cell, cores) as held:
+                started()
                 try:
                     record = run_cell(
                         cell,

@@ -48,7 +48,24 @@ class Devices(Executor):
         return Place(cores=self.cores_per_worker)
 
 
-EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices)}
+@dataclass
+class Ray(Executor):
+    """As tasks of Ray, on a cluster that runs or on one on this machine that it starts."""
+
+    name = "ray"
+
+    address: str | None = None  # `auto`, HOST:PORT or ray://HOST:PORT of a cluster; None: one here
+    num_cpus: int = setting(1, minimum=1)  # of a task: cores, and threads of its cell
+    num_gpus: int = setting(0, minimum=0)  # of a task whose cell runs on one
+    max_retries: int = setting(3, minimum=0)  # of a cell whose task, worker or node was lost
+
+    @property
+    def place(self) -> Place:
+        """Here, or on nodes of which nobody knows the model."""
+        return Place("ray" if self.address else "", self.num_cpus, self.num_gpus > 0)
+
+
+EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices, Ray)}
 
 
 def check(node: Mapping[str, Any]) -> Executor:

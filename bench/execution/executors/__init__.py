@@ -30,6 +30,7 @@ def run(executor: Executor, work: Work, todo: Sequence[Cell], watch: Watch) -> N
 
     Raises:
         ConfigError: the executor cannot be used here; nothing is measured then.
+        UnfinishedError: cells have no record, because what ran them was lost again and again.
         KeyboardInterrupt: after the records of what was interrupted are saved.
     """
     module = importlib.import_module(f"{__name__}.{executor.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from bench.execution.executors import Watch
 from bench.execution.work import Work
@@ -13,8 +14,7 @@ from bench.plan.executors import Cells
 def run(settings: Cells, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
     """Measure in turn."""
     for cell in todo:
-        watch.started(cell)
         try:
-            work.measure(cell, lambda now, cell=cell: watch.told(cell, now))  # type: ignore[misc]
+            work.measure(cell, partial(watch.told, cell), started=partial(watch.started, cell))
         finally:
             watch.ended(cell)

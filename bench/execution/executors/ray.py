@@ -1,0 +1,200 @@
+"""Tasks of Ray, one for each cell: on a cluster that runs, or on one on this machine that ends with the sweep.
+
+Tasks return nothing: the records in the results folder, which all nodes must see, say what is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.errors import ConfigError, UnfinishedError, one_line
+from bench.execution import rounds
+from bench.execution.executors import Watch
+from bench.execution.slots import core_sets, seat
+from bench.execution.work import Work
+from bench.plan.cell import Cell
+from bench.plan.executors import Ray
+from bench.plan.machine import gpu, is_gpu, measuring_identity, visible_gpus
+from bench.records.plans import PlanError
+
+POLL_S = 0.5
+# What interrupted tasks have to end their cells and save that.
+PATIENCE_S = 20.0
+# A file system of many nodes may show a new record late.
+ARRIVES_WITHIN_S = 60.0
+LOCAL = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # A cell that needs too much memory is an outcome, and no reason to try it again.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's processes listen on every interface.
+    "RAY_AUTH_MODE": "token",
+}
+CPUS = "hydra.launcher.num_cpus"
+
+
+def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+    """Measure as many together as the cluster has room for.
+
+    Raises:
+        ConfigError: there is no such cluster, or none that can run these cells.
+        UnfinishedError: the tasks of some cells were lost more often than `max_retries`.
+    """
+    devices = {cell.config["device"] for cell in todo}
+    for device in sorted(filter(is_gpu, devices)):
+        if device != "cuda:0":
+            raise ConfigError(f"device={device!r}: Ray chooses the GPU of a task; must be auto, cpu or cuda")
+        if not settings.num_gpus:
+            raise ConfigError("hydra.launcher.num_gpus=0: must be at least 1 for cells on GPUs; device=cpu uses none")
+    if not todo:
+        return
+    rounds.begin(work, todo)
+    with _cluster(settings, gpus="cuda:0" in devices) as ray:
+        _Tasks(ray, settings, work, todo, watch).run()
+
+
+@contextlib.contextmanager
+def _cluster(settings: Ray, gpus: bool) -> Iterator[Any]:
+    os.environ.update({**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {})
+    ray = _library()
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "address": settings.address}
+        if settings.address is None:
+            # Sockets lie below it, whose names must be short.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
+            options |= _local(settings, gpus) | {"_temp_dir": folder}
+        try:
+            stack.callback(ray.shutdown)
+            ray.init(**options)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
+        yield ray
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise ConfigError("hydra/launcher=ray: needs Ray; `pip install attention-zoo[ray]`") from None
+
+
+def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
+    """A cluster on this machine, for nobody else."""
+    alike = []
+    if gpus:
+        first = measuring_identity("cuda:0")
+        devices = (f"cuda:{index}" for index in range(len(visible_gpus())))
+        alike = [gpu(device).uuid for device in devices if measuring_identity(device) == first]  # type: ignore[union-attr]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(alike)
+    return {
+        "address": "local",
+        "num_cpus": len(core_sets(settings.num_cpus, CPUS)) * settings.num_cpus,
+        "num_gpus": len(alike),
+        "include_dashboard": False,
+        "object_store_memory": 80 * 2**20,  # nothing is put there; the least that Ray takes
+        "_node_ip_address": "127.0.0.1",
+    }
+
+
+class _Tasks:
+    def __init__(self, ray: Any, settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+        self._ray, self._settings, self._watch = ray, settings, watch
+        self._arguments = str(work.store.root.absolute()), work.sweep_id, settings.num_cpus
+        self._arrivals = rounds.Arrivals(work, todo)
+        self._todo = todo
+        self._lost: Counter[str] = Counter()
+        self._running: dict[Any, Cell] = {}
+
+    def run(self) -> None:
+        """Have all cells measured."""
+        reason: BaseException | None = None
+        try:
+            for cell in self._todo:
+                self._submit(cell)
+            while self._running:
+                reason = self._look() or reason
+            # Tasks of which nothing bad is known have left a record, which may take its time to be seen here.
+            deadline = time.monotonic() + ARRIVES_WITHIN_S
+            while self._awaited() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                self._note()
+        except BaseException:
+            self._cancel()
+            raise
+        missing = list(self._arrivals.missing.values())
+        if missing:
+            count = f"{len(missing)} of {len(self._todo)} cells have no record"
+            why = one_line(reason) if reason else f"none was seen within {ARRIVES_WITHIN_S:.0f} s"
+            raise UnfinishedError(f"{count}: {missing[0].title}, ...: {why}; the same command goes on")
+
+    def _submit(self, cell: Cell) -> None:
+        # Ray's own retries count some losses only, and others without limit.
+        task = self._ray.remote(max_retries=0, num_cpus=self._settings.num_cpus)(_measure)
+        if is_gpu(cell.config["device"]):
+            task = task.options(num_gpus=self._settings.num_gpus)
+        self._running[task.remote(*self._arguments, cell.cell_id, is_gpu(cell.config["device"]))] = cell
+
+    def _look(self) -> BaseException | None:
+        """See what has ended; returns why a task was lost, if one was.
+
+        Raises:
+            ConfigError: a worker cannot measure.
+            OSError: a record could not be saved, say.
+        """
+        tasks = list(self._running)
+        ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=POLL_S, fetch_local=False)
+        self._note()
+        reason = None
+        for task in ended:
+            cell = self._running.pop(task)
+            error = self._error(task)
+            if error is not None and cell.cell_id in self._arrivals.missing:
+                reason = error
+                self._lost[cell.cell_id] += 1
+                if self._lost[cell.cell_id] <= self._settings.max_retries:
+                    self._submit(cell)
+        return reason
+
+    def _note(self) -> None:
+        for cell in self._arrivals.new():
+            self._watch.ended(cell)
+
+    def _awaited(self) -> bool:
+        return any(self._lost[cell_id] <= self._settings.max_retries for cell_id in self._arrivals.missing)
+
+    def _error(self, task: Any) -> Exception | None:
+        try:
+            self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:
+            return error
+        return None
+
+    def _cancel(self) -> None:
+        """Interrupt what runs, wait until that is saved, and say what it was."""
+        for task in self._running:
+            self._ray.cancel(task)
+        if self._running:
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=PATIENCE_S, fetch_local=False)
+        self._note()
+
+
+def _measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu: bool) -> None:
+    """The task: measure one cell of a round in this process."""
+    with contextlib.nullcontext() if on_gpu else seat(num_cpus, CPUS) as cores:
+        try:
+            rounds.measure(Path(results_dir), sweep_id, [cell_id], cores=cores)
+        except PlanError as error:
+            raise ConfigError(
+                f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"
+            ) from None
