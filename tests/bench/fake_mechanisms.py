@@ -1,6 +1,7 @@
 """Mechanisms from outside the package, each with an ending of its own: one Python file, one YAML each."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -72,6 +73,24 @@ def _log(out):
     return out
 
 
+def _log_place(out):
+    """When it ran, and where: once for each cell."""
+    began = time.monotonic()
+    time.sleep(0.3)
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    with open(f"{os.environ['FAKE_LOG']}.{os.getpid()}", "w") as file:
+        file.write(f"{began} {time.monotonic()} {cores} {os.environ['OMP_NUM_THREADS']} {torch.get_num_threads()}")
+    return out
+
+
+def _break_results(out):
+    """What is saved next cannot be."""
+    records = os.path.join(os.environ["FAKE_RESULTS"], "records")
+    shutil.rmtree(records)
+    with open(records, "w"):
+        return out
+
+
 def _count(out):
     with open(os.environ["FAKE_COUNTER"], "a") as file:
         file.write(f"{os.getpid()}\n")
@@ -98,6 +117,8 @@ ENDINGS = {
     "fake_wrong": lambda out: out * 1.01,
     "fake_fine_too": lambda out: out,
     "fake_logged": _log,
+    "fake_placed": _log_place,
+    "fake_breaks_results": _break_results,
     "fake_counted": _count,
     "fake_counted_exit": _count_and_exit,
 }

@@ -1,0 +1,298 @@
+"""Several devices of one machine at once: who may measure what, what is alone, and how it ends."""
+
+import dataclasses
+import itertools
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from command import ROOT, TINY, bench, command, environment, fake_config_dir, family
+
+from bench.errors import ConfigError
+from bench.execution.executors import devices
+from bench.execution.slots import hold_device
+from bench.execution.work import Work
+from bench.plan.cell import Cell
+from bench.plan.executors import Devices
+from bench.records.store import Store
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores that processes can be bound to")
+
+
+def cell(number, device="cpu", benchmark="memory"):
+    config = {"device": device, "bench": {"name": benchmark}, "label": str(number), "seq_len": 32}
+    return Cell(config, f"{number:064x}", 1.0)
+
+
+class Watch:
+    """Remembers what it is told."""
+
+    def __init__(self, on_start=lambda cell: None):
+        self.said, self.on_start = [], on_start
+
+    def started(self, cell):
+        self.said.append(("started", cell))
+        self.on_start(cell)
+
+    def told(self, cell, now):
+        self.said.append(("told", cell))
+
+    def ended(self, cell):
+        self.said.append(("ended", cell))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretended(Work):
+    """Measures nothing, but does as `deed(cell, started, stop)` says."""
+
+    deed: object = None
+    measured: list = dataclasses.field(default_factory=list)
+
+    def measure(self, cell, tell=None, *, started, cores, stop):
+        self.measured.append((cell, cores))
+        self.deed(cell, started, stop)
+
+
+def pretended(tmp_path, deed=lambda cell, started, stop: started()):
+    return Pretended(Store(tmp_path), "0" * 16, (), frozenset(), deed=deed)
+
+
+def test_cores_are_dealt_out_in_sets(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 1, 2, 5, 4})
+    assert [worker.cores for worker in devices.cpu_workers(2)] == [(1, 2), (4, 5)]
+    assert [worker.cores for worker in devices.cpu_workers(None)] == [None]
+    with pytest.raises(ConfigError, match=r"^hydra.launcher.cores_per_worker=6: must be at most 5"):
+        devices.cpu_workers(6)
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "workers"),
+    [
+        (None, ["cpu"], {}),
+        (None, ["cuda:0"], {"cuda:0": {"cuda:0"}, "cuda:1": {"cuda:0", "cuda:1"}}),
+        (None, ["cuda:2"], {"cuda:2": {"cuda:2"}}),
+        (
+            None,
+            ["cuda:0", "cuda:2", "cpu"],
+            {"cuda:0": {"cuda:0"}, "cuda:1": {"cuda:0", "cuda:1"}, "cuda:2": {"cuda:2"}},
+        ),
+        ("1,2", ["cuda:0"], {"cuda:0": {"cuda:0"}}),
+        ("2,GPU-2222,0", ["cuda:1"], {"cuda:1": {"cuda:1"}}),
+        ("GPU-2222,0", ["cuda:0"], {"cuda:0": {"cuda:0"}, "cuda:1": {"cuda:0", "cuda:1"}}),
+        ("MIG-4444,MIG-5555", ["cuda:0"], {"cuda:0": {"cuda:0"}}),
+        ("MIG-4444,MIG-5555", ["cuda:1"], {"cuda:1": {"cuda:1"}}),
+    ],
+)
+def test_a_cell_for_any_gpu_runs_on_those_like_the_first(driver, monkeypatch, visible, asked, workers):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = devices.gpu_workers([cell(number, device) for number, device in enumerate(asked)])
+    assert {worker.device: set(worker.takes) for worker in found} == workers
+
+
+def test_gpus_measure_together_and_records_say_which_one(driver, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    both = threading.Barrier(2, timeout=10)
+    work = pretended(tmp_path, lambda cell, started, stop: (started(), both.wait()))
+    devices.run(Devices(), work, [cell(number, "cuda:0", "latency") for number in range(4)], Watch())
+    measured = [each.config["device"] for each, _ in work.measured]
+    assert sorted(measured) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+@two_cores
+def test_what_must_be_alone_comes_when_nothing_else_runs(tmp_path):
+    running, most = set(), []
+
+    def deed(each, started, stop):
+        started()
+        running.add(each.cell_id)
+        time.sleep(0.05)
+        most.append((each.config["bench"]["name"], len(running)))
+        running.discard(each.cell_id)
+
+    names = ["latency", "memory", "latency", "memory", "compare", "memory"]
+    todo = [cell(number, benchmark=name) for number, name in enumerate(names)]
+    watch = Watch()
+    work = pretended(tmp_path, deed)
+    devices.run(Devices(cores_per_worker=1), work, todo, watch)
+    assert [name for name, _ in most] == ["memory"] * 3 + ["latency", "latency", "compare"]
+    assert max(count for name, count in most if name == "memory") == 2
+    assert [count for name, count in most if name != "memory"] == [1, 1, 1]
+    # One thread measures all of these, on one set of cores: it starts one server of children.
+    assert {cores for each, cores in work.measured if each.config["bench"]["name"] != "memory"} == {(CORES[0],)}
+    for each in todo:
+        assert [what for what, told in watch.said if told is each] == ["started", "ended"]
+    assert os.sched_getaffinity(0) == set(CORES)
+
+
+@two_cores
+def test_one_that_cannot_save_ends_the_sweep_and_interrupts_the_others(tmp_path):
+    interrupted = threading.Event()
+
+    def deed(each, started, stop):
+        started()
+        if each.config["label"] == "0":
+            raise OSError(28, "No space left on device")
+        assert stop.wait(10)
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    watch = Watch()
+    with pytest.raises(OSError, match="No space left"):
+        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1), cell(2)], watch)
+    assert interrupted.is_set()
+    assert [each.config["label"] for what, each in watch.said if what == "ended"] == ["0", "1"]
+
+
+@two_cores
+def test_an_interrupt_waits_for_nobody_who_waits_for_a_lock(tmp_path):
+    lock = threading.Event()
+    begun = []
+
+    def deed(each, started, stop):
+        if each.config["label"] == "1":
+            lock.wait(30)
+            started()
+            begun.append(each)
+        else:
+            started()
+
+    def interrupt(each):
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1)], Watch(interrupt))
+    assert time.monotonic() - began < 5
+    lock.set()
+    time.sleep(0.1)
+    assert begun == []  # a notebook lives on, and its thread gets the lock at last
+
+
+TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1"]
+TOGETHER = [*TWO, "hydra.launcher.timings_alone=false"]
+FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
+
+
+def arguments(folder, *names, seeds="0"):
+    conf = fake_config_dir(folder, [name for name in names if name.startswith("fake_")])
+    attention = f"attention={','.join(names)}"
+    return ["--config-dir", str(conf), attention, f"seed={seeds}", "tracking=none", f"results_dir={folder}/runs", *TINY]
+
+
+def places(folder):
+    """Of each cell: its beginning and end, its cores, OMP_NUM_THREADS and its threads."""
+    return sorted(path.read_text().split() for path in folder.glob("log.*"))
+
+
+@two_cores
+@pytest.mark.commands
+def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
+    typed = [*arguments(tmp_path, "fake_placed", seeds="range(6)"), *TOGETHER]
+    result = bench(*typed, FAKE_LOG=str(tmp_path / "log"), **FAKES)
+    assert result.returncode == 0, result.stderr
+    found = places(tmp_path)
+    assert len(found) == 6 and {tuple(each[3:]) for each in found} == {("1", "1")}
+    assert {each[2] for each in found} == {str(core) for core in CORES[: len({each[2] for each in found})]}
+    assert len({each[2] for each in found}) == min(len(CORES), 6)
+    by_time = [(float(each[0]), float(each[1])) for each in found]
+    assert any(later < end for (_, end), (later, _) in itertools.pairwise(by_time))
+    records = Store(tmp_path / "runs").load()
+    assert all(record.machine["beside_others"] and record.machine["cpu_count"] == 1 for record in records)
+
+
+@two_cores
+@pytest.mark.commands
+def test_timings_take_turns_unless_somebody_asks_for_less(tmp_path):
+    result = bench(*arguments(tmp_path, "fake_placed", seeds="range(4)"), *TWO, FAKE_LOG=str(tmp_path / "log"), **FAKES)
+    assert result.returncode == 0, result.stderr
+    found = places(tmp_path)
+    by_time = [(float(each[0]), float(each[1])) for each in found]
+    assert len(found) == 4 and all(later > end for (_, end), (later, _) in itertools.pairwise(by_time))
+    assert not any(record.machine["beside_others"] for record in Store(tmp_path / "runs").load())
+
+
+@two_cores
+@pytest.mark.commands
+def test_a_cell_of_one_core_is_that_of_a_process_with_one_core(tmp_path):
+    typed = ["attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY]
+    assert bench(*typed, *TOGETHER).returncode == 0
+    bound = subprocess.run(
+        ["taskset", "-c", str(CORES[-1]), *command(*typed)],
+        cwd=ROOT, env=environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert bound.returncode == 0 and "1 done already" in bound.stderr
+    whole = bench(*typed, OMP_NUM_THREADS=str(len(CORES)))
+    assert whole.returncode == 0 and "0 done already" in whole.stderr
+    assert len(Store(tmp_path).load()) == 2
+
+
+def start(folder, *typed, **env):
+    return subprocess.Popen(
+        command(*typed),
+        cwd=ROOT,
+        env=environment(ATTENTION_ZOO_TEST=str(folder), **FAKES, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+
+
+def sleepers(folder):
+    return [process for process in family(str(folder)) if process.name() == "sleep"]
+
+
+@two_cores
+@pytest.mark.commands
+def test_ctrl_c_interrupts_all_that_is_measured(tmp_path):
+    process = start(tmp_path, *arguments(tmp_path, "fake_grandchild", seeds="0,1"), *TOGETHER)
+    wait_for(lambda: len(sleepers(tmp_path)) == 2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130 and stderr.splitlines()[-1].startswith("interrupted: ")
+    assert "Traceback" not in stderr and time.monotonic() - began < 15
+    assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"] * 2
+    wait_for(lambda: not family(str(tmp_path)), 5)
+
+
+@two_cores
+@pytest.mark.commands
+def test_ctrl_c_does_not_wait_for_who_waits(tmp_path):
+    typed = [*arguments(tmp_path, "fake_grandchild", seeds="0,1"), *TOGETHER]
+    with hold_device("cpu", alone=False, cores=CORES[1:], what="something", say=print):
+        process = start(tmp_path, *typed)
+        wait_for(lambda: len(sleepers(tmp_path)) == 1)
+        while "waiting for something" not in process.stderr.readline():
+            assert process.poll() is None
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == 130 and time.monotonic() - began < 10
+    assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"]
+    wait_for(lambda: not family(str(tmp_path)), 5)
+
+
+@two_cores
+@pytest.mark.commands
+def test_a_record_that_cannot_be_saved_is_one_line(tmp_path):
+    typed = [*arguments(tmp_path, "fake_grandchild", "fake_breaks_results"), *TOGETHER]
+    process = start(tmp_path, *typed, FAKE_RESULTS=str(tmp_path / "runs"))
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 1 and "Traceback" not in stderr
+    assert re.match(rf"error: .*{re.escape(str(Path('runs') / 'records'))}", stderr.splitlines()[-1]), stderr
+    wait_for(lambda: not family(str(tmp_path)), 5)

@@ -1,0 +1,76 @@
+"""Kills above and below two workers of one machine: the same command goes on."""
+
+import os
+import random
+import time
+
+import psutil
+import pytest
+from aftermath import Sweep
+
+CELLS, HEADS, BELOW = 100, 3, 8
+TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "hydra.launcher.timings_alone=false"]
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(
+        not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+        reason="needs two cores that processes can be bound to",
+    ),
+]
+
+
+def wait_for_records(sweep, count, process):
+    while len(sweep.ok()) < count and process.poll() is None:
+        time.sleep(0.05)
+
+
+def kill_one(rng, process, servers):
+    """Kill a server of children, or a child; returns how many."""
+    while process.poll() is None:
+        try:
+            below = psutil.Process(process.pid).children()
+            victims = below if servers else [child for server in below for child in server.children()]
+            if victims:
+                rng.choice(victims).kill()
+                return 1
+        except psutil.Error:
+            continue
+    return 0
+
+
+def test_kills_of_two_workers_cost_no_cell(tmp_path, promise):
+    rng = random.Random(0)
+    sweep = Sweep(tmp_path, *TWO, cells=CELLS)
+    for head in range(HEADS):
+        process = sweep.start()
+        wait_for_records(sweep, 10 * (head + 1), process)
+        time.sleep(rng.uniform(0, 0.5))
+        process.kill()
+        process.communicate()
+        sweep.wait_for_orphans()
+    process, killed = sweep.start(), 0
+    for kill in range(BELOW):
+        wait_for_records(sweep, 40 + 5 * kill, process)
+        time.sleep(rng.uniform(0, 0.3))
+        killed += kill_one(rng, process, servers=kill % 2 == 0)
+    _, stderr = process.communicate(timeout=300)
+    records = sweep.records()
+    crashed = {record.cell_id for record in records if record.status == "crash"}
+    assert process.returncode == (1 if crashed else 0) and "Traceback" not in stderr, stderr
+    assert len(sweep.ok()) == CELLS - len(crashed) and killed - len(crashed) <= 2
+    sweep.assert_goes_on()
+    assert {record.status for record in sweep.records()} <= {"ok", "crash"}
+    finished = sweep.run()
+    assert f"{CELLS} done already" in finished.stderr
+    assert len([line for line in finished.stdout.splitlines() if line.startswith("| ok")]) == CELLS
+    promise(
+        "A sweep with two workers outlives `kill -9` of its head process, of the processes that start cells and of"
+        " cells: the same command goes on, every cell is measured once, table and exit code are right",
+        cells=CELLS,
+        heads_killed=HEADS,
+        others_killed=killed,
+        lost=0,
+        measured_twice=0,
+        left_over=0,
+    )
