@@ -5,10 +5,12 @@ Parameters have the names that users of Hydra's own launchers know.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bench.errors import ConfigError
 from bench.plan.place import HERE, Place
 from bench.schema import checked, setting
 
@@ -54,10 +56,15 @@ class Ray(Executor):
 
     name = "ray"
 
-    address: str | None = None  # `auto`, HOST:PORT or ray://HOST:PORT of a cluster; None: one here
+    address: str | None = None  # `auto` or HOST:PORT of a cluster that runs; None: one here
     num_cpus: int = setting(1, minimum=1)  # of a task: cores, and threads of its cell
     num_gpus: int = setting(0, minimum=0)  # of a task whose cell runs on one
     max_retries: int = setting(3, minimum=0)  # of a cell whose task, worker or node was lost
+
+    def __post_init__(self) -> None:
+        """Refuse an address that is none."""
+        if self.address is not None and not re.fullmatch(r"auto|[\w.-]+:\d{1,5}", self.address):
+            raise ConfigError(f"hydra.launcher.address={self.address!r}: must be auto, HOST:PORT or null")
 
     @property
     def place(self) -> Place:

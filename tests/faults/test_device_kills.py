@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def wait_for_records(sweep, count, process):
-    while len(sweep.ok()) < count and process.poll() is None:
+    while len(list((sweep.results / "records").glob("*.json"))) < count and process.poll() is None:
         time.sleep(0.05)
 
 

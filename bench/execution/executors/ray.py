@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import os
 import secrets
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from bench.plan.machine import gpu, is_gpu, measuring_identity, visible_gpus
 from bench.records.plans import PlanError
 
 POLL_S = 0.5
+CONNECTS_WITHIN_S = 10.0
 # What interrupted tasks have to end their cells and save that.
 PATIENCE_S = 20.0
 # A file system of many nodes may show a new record late.
@@ -36,7 +38,9 @@ LOCAL = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # A cell that needs too much memory is an outcome, and no reason to try it again.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Ray's processes listen on every interface.
+    # Its processes talk over the loopback address, as Ray does by itself on other systems than Linux.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Whoever may talk to them may run code.
     "RAY_AUTH_MODE": "token",
 }
 CPUS = "hydra.launcher.num_cpus"
@@ -73,9 +77,12 @@ def _cluster(settings: Ray, gpus: bool) -> Iterator[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
             options |= _local(settings, gpus) | {"_temp_dir": folder}
         try:
+            if (settings.address or "auto") != "auto":  # Ray itself would try for many minutes
+                host, _, port = str(settings.address).partition(":")
+                socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
             stack.callback(ray.shutdown)
             ray.init(**options)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
         yield ray
 
@@ -101,7 +108,6 @@ def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
         "num_gpus": len(alike),
         "include_dashboard": False,
         "object_store_memory": 80 * 2**20,  # nothing is put there; the least that Ray takes
-        "_node_ip_address": "127.0.0.1",
     }
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
+from bench.errors import ConfigError
 from bench.execution.locks import holder
-from bench.execution.slots import hold_device, needs_quiet, slots
+from bench.execution.slots import hold_device, needs_quiet, seat, slots
 from bench.plan.cell import Cell
 from bench.records.store import Store
 
@@ -193,6 +194,26 @@ def test_cells_exclude_each_other_where_they_would_disturb_each_other(own_slots,
 )
 def test_comparisons_and_times_of_a_processor_are_measured_alone(bench, device, quiet):
     assert needs_quiet(Cell({"bench": {"name": bench}, "device": device}, "0" * 64, 1.0)) == quiet
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs cores that processes can be bound to")
+def test_who_sits_on_cores_keeps_others_from_choosing_them(own_slots, monkeypatch):
+    bound = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 4, 7, 9})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(set(cores)))
+    monkeypatch.setattr("bench.execution.slots._last", None)
+    with seat(2, "it") as first:
+        with seat(2, "it") as second, seat(2, "it") as third:
+            pass
+        # The seat of before is free again, and so it is taken again.
+        with monkeypatch.context() as patch:
+            patch.setattr("bench.execution.slots._last", second)
+            with seat(2, "it") as again:
+                pass
+    assert (first, second, third, again) == ((1, 2), (4, 7), (1, 2), (4, 7))
+    assert bound[:2] == [{1, 2}, {4, 7}] and bound[-1] == {1, 2, 4, 7, 9}
+    with pytest.raises(ConfigError, match=r"^it=6: must be at most 5"), seat(6, "it"):
+        pass
 
 
 def test_every_user_may_wait(own_slots):
