@@ -80,10 +80,10 @@ def _cluster(settings: Ray, gpus: bool) -> Iterator[Any]:
             if (settings.address or "auto") != "auto":  # Ray itself would try for many minutes
                 host, _, port = str(settings.address).partition(":")
                 socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
-            stack.callback(ray.shutdown)
             ray.init(**options)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
+        stack.callback(ray.shutdown)
         yield ray
 
 
