@@ -9,8 +9,10 @@ import contextlib
 import importlib
 import os
 import secrets
+import signal
 import socket
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -62,14 +64,16 @@ def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
     if not todo:
         return
     rounds.begin(work, todo)
-    with _cluster(settings, gpus="cuda:0" in devices) as ray:
+    with _cluster(settings, work, gpus="cuda:0" in devices) as ray:
         _Tasks(ray, settings, work, todo, watch).run()
 
 
 @contextlib.contextmanager
-def _cluster(settings: Ray, gpus: bool) -> Iterator[Any]:
+def _cluster(settings: Ray, work: Work, gpus: bool) -> Iterator[Any]:
     os.environ.update({**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {})
     ray = _library()
+    if ray.is_initialized():
+        raise ConfigError("hydra/launcher=ray: this process uses Ray for something else; ray.shutdown() ends that")
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "address": settings.address}
         if settings.address is None:
@@ -80,11 +84,22 @@ def _cluster(settings: Ray, gpus: bool) -> Iterator[Any]:
             if (settings.address or "auto") != "auto":  # Ray itself would try for many minutes
                 host, _, port = str(settings.address).partition(":")
                 socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
-            ray.init(**options)
+            stack.callback(ray.shutdown)
+            with work.saving():  # whoever interrupts Ray half-way may find it crash
+                _init(ray, options)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
-        stack.callback(ray.shutdown)
         yield ray
+
+
+def _init(ray: Any, options: dict[str, Any]) -> None:
+    """Start or find a cluster; SIGTERM goes on meaning what it does here."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _library() -> Any:
