@@ -58,7 +58,7 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
         return run_sweep(sweep)
     # The table comes before the figures, which take long and may fail.
     tracker = Tracker(sweep.settings)
-    records = run_sweep(sweep, tracker.sync, tracker.follow)
+    records = run_sweep(sweep, tracker.sync if tracker.mirror else None, tracker.follow)
     show(records)
     finish(sweep, records, tracker)
     return records

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.records.record import Record
+from bench.records.index import Entry
+from bench.records.record import Attempt, Record
 from bench.records.store import write_atomically
 
 
-def stands(record: Record | None, rerun: str) -> bool:
+def stands(record: Record | Entry | None, rerun: str) -> bool:
     """Whether a cell whose standing record is this one needs no other, by what `rerun` asks for beside `all`."""
     return record is not None and record.terminal and not (rerun == "disturbed" and record.disturbed)
 
@@ -26,7 +27,7 @@ class Rerun:
         before: the ids of the records that do not count.
     """
 
-    def __init__(self, file: Path, records: Iterable[Record]) -> None:
+    def __init__(self, file: Path, records: Iterable[Attempt]) -> None:
         self._file = file
         self.before = {record.record_id for record in records}
         with contextlib.suppress(OSError, ValueError):

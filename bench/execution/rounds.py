@@ -17,7 +17,7 @@ from bench.measures.progress import Progress
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
-from bench.records import plans
+from bench.records import index, plans
 from bench.records.record import Record
 from bench.records.store import Store, write_atomically
 
@@ -26,8 +26,7 @@ FILE = "round.json"
 
 def begin(work: Work, todo: Sequence[Cell]) -> None:
     """Write a round, for the plan that lies beside it."""
-    ids = {cell.cell_id for cell in todo}
-    seen = sorted(record.record_id for record in work.store.load() if record.cell_id in ids)
+    seen = sorted(entry.record_id for entry in index.of_cells(work.store, (cell.cell_id for cell in todo)))
     written = json.dumps({"cells": [cell.cell_id for cell in todo], "seen": seen}).encode()
     write_atomically(_file(work.store.root, work.sweep_id), written)
 
@@ -85,9 +84,9 @@ class Arrivals:
         names = self._work.store.names()
         fresh = [name for name in names if name not in self._looked and name.partition("-")[0] in prefixes]
         self._looked.update(fresh)
-        for cell_id in {prefixes[name.partition("-")[0]] for name in fresh}:
-            if any(self._counts(record) for record in self._work.store.of_cell(cell_id)):
-                yield self.missing.pop(cell_id)
+        for _, record in self._work.store.readable(fresh):
+            if record.cell_id in self.missing and self._counts(record):
+                yield self.missing.pop(record.cell_id)
 
     def _counts(self, record: Record) -> bool:
         return record.record_id not in self._work.seen and record.status != "interrupted"

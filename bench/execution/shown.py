@@ -24,7 +24,7 @@ class Shown:
     Args:
         store: where the records are.
         total: how many cells are to be measured.
-        on_records: gets all records of a cell whenever it has ended, however that was.
+        on_records: gets all records of a cell whenever it has ended, however that was; None: nobody.
         on_progress: told how far a cell is now and then.
         quiet: whether nothing is printed.
     """
@@ -33,7 +33,7 @@ class Shown:
         self,
         store: Store,
         total: int,
-        on_records: Callable[[Sequence[Record]], None],
+        on_records: Callable[[Sequence[Record]], None] | None,
         on_progress: Callable[[Cell, Progress], None],
         *,
         quiet: bool,
@@ -70,7 +70,8 @@ class Shown:
         """It has a record more, or was interrupted before it could have one."""
         self._running.pop(cell.cell_id, None)
         records = self._records(cell.cell_id)
-        self._on_records(records)
+        if self._on_records:
+            self._on_records(records)
         if records and records[-1].status != "interrupted":
             self._bar.update()
             if not self._quiet:

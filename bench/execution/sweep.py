@@ -24,9 +24,9 @@ from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
-from bench.records import plans
+from bench.records import index, plans
 from bench.records.patience import patiently
-from bench.records.record import FAILED, Record
+from bench.records.record import FAILED, Attempt, Record
 from bench.records.store import Store, latest
 
 # Settings of the sweep and not of its cells: one value for all of them.
@@ -82,14 +82,15 @@ def plan(
 
 def run_sweep(
     sweep: Sweep,
-    on_records: Callable[[Sequence[Record]], None] = lambda records: None,
+    on_records: Callable[[Sequence[Record]], None] | None = None,
     on_progress: Callable[[Cell, Progress], None] = lambda cell, progress: None,
 ) -> list[Record]:
     """Measure what is missing or failed, and return the record that stands for each cell.
 
     Args:
         sweep: what to measure.
-        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
+        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended. Without
+            it, only those are read that stand for the cells in the end.
         on_progress: told how far a cell is now and then.
 
     Raises:
@@ -98,10 +99,10 @@ def run_sweep(
     """
     store = Store(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
-    records = _records(store, sweep)
+    attempts = _attempts(store, sweep)
     file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
-    rerun = Rerun(file, records) if sweep.settings.rerun == "all" else None
-    standing = latest(records)
+    rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
+    standing = latest(attempts)
     fresh = {
         cell_id: record for cell_id, record in standing.items() if not rerun or record.record_id not in rerun.before
     }
@@ -115,7 +116,7 @@ def run_sweep(
         store,
         sweep.sweep_id,
         sweep.overrides,
-        frozenset(record.record_id for record in records),
+        frozenset(attempt.record_id for attempt in attempts),
         sweep.executor.place,
         sweep.executor.timings_alone,
         interrupts.held_back,
@@ -126,7 +127,8 @@ def run_sweep(
     save_plan(sweep)
     if rerun:
         rerun.begin()
-    on_records(records)
+    if on_records:
+        on_records(store.read(attempt.file_name for attempt in attempts))
     quiet = _none_supported(sweep, todo, standing)
     if not quiet:
         done = len(sweep.cells) - len(todo)
@@ -135,16 +137,15 @@ def run_sweep(
         executors.run(sweep.executor, work, todo, shown)
     if rerun:
         patiently(rerun.end, store.records_dir)
-    standing = latest(patiently(lambda: _records(store, sweep), store.records_dir)) if todo else standing
-    return [standing[cell.cell_id] for cell in sweep.cells]
+    standing = latest(patiently(lambda: _attempts(store, sweep), store.records_dir)) if todo else standing
+    return patiently(lambda: index.read(store, (standing[cell.cell_id] for cell in sweep.cells)), store.records_dir)
 
 
-def _records(store: Store, sweep: Sweep) -> list[Record]:
-    cell_ids = {cell.cell_id for cell in sweep.cells}
-    return [record for record in store.load() if record.cell_id in cell_ids]
+def _attempts(store: Store, sweep: Sweep) -> list[index.Entry]:
+    return index.of_cells(store, (cell.cell_id for cell in sweep.cells))
 
 
-def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:
+def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Attempt]) -> bool:
     unsupported = {cell.cell_id for cell in todo if cell.unsupported}
     done = {cell.cell_id for cell in sweep.cells} - {cell.cell_id for cell in todo}
     return all(standing[cell_id].status == "unsupported" for cell_id in done) and len(unsupported) == len(todo)

@@ -32,7 +32,7 @@ def pack(results_dir: Path, archive: Path) -> int:
     A file that is no record is named on stderr and left out.
     """
     buffer, store = io.BytesIO(), Store(results_dir)
-    records = [path for path, _ in store.readable()]
+    records = [path for path, _ in store.readable(store.names())]
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
     # What a link leads to, and not the link.
     with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:

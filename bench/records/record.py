@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,8 +36,28 @@ class RecordError(ValueError):
     """A result file that is not a record of this schema; the message names what is wrong."""
 
 
+class Attempt:
+    """What a record is known by, and whether it stands."""
+
+    record_id: str
+    cell_id: str
+    attempt: int
+    status: str
+    ended: str
+
+    @property
+    def file_name(self) -> str:
+        """Of its file, and of that of its samples."""
+        return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the outcome stands, so that the cell need not run again."""
+        return self.status not in RETRIED
+
+
 @dataclass(frozen=True)
-class Record:
+class Record(Attempt):
     """One attempt at one cell. Raw samples are inside `measurements`, summaries nowhere.
 
     A record whose status is not `ok` carries no measurements.
@@ -103,19 +124,9 @@ class Record:
             raise RecordError(f"status={self.status}: a cell that is not ok carries no measurements")
 
     @property
-    def file_name(self) -> str:
-        """Of its file, and of that of its samples."""
-        return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
-
-    @property
     def disturbed(self) -> list[str]:
         """Why its times may not be those of a quiet machine: `what` or `what: how much`."""
         return self.host_state.get("disturbed") or []
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the outcome stands, so that the cell need not run again."""
-        return self.status not in RETRIED
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Record:
@@ -127,7 +138,7 @@ class Record:
         missing = sorted(name for name in set(declared) - set(fields) if _is_required(declared[name]))
         if unknown or missing:
             raise RecordError(f"unknown fields {unknown}, missing fields {missing}")
-        _check_types("", fields, get_type_hints(cls))
+        _check_types("", fields, _hints())
         for name, pattern in _IDS.items():
             if not re.fullmatch(pattern, fields[name]):
                 raise RecordError(f"{name}={fields[name][:80]!r}: must match {pattern}")
@@ -178,6 +189,11 @@ def _check_config(config: dict[str, Any]) -> None:
             raise RecordError(f"config.{name}={config[name]}: must be at least 1")
     if not _is_a(tokens := config["seq_len"] * config["batch_size"], int):
         raise RecordError(f"config.seq_len * batch_size={tokens}: must be {_words(int)}")
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Record)  # takes as long as all else about a record
 
 
 def _is_required(declared: dataclasses.Field[Any]) -> bool:

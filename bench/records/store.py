@@ -8,11 +8,11 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from bench.errors import bounded, one_line, say
 from bench.records.files import decode, encode, read_file
-from bench.records.record import Record, RecordError
+from bench.records.record import Attempt, Record, RecordError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -51,6 +51,9 @@ def _lock(descriptor: int, *, exclusively: bool) -> None:
     import fcntl  # records are read where there is none, too
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
+
+
+AnyAttempt = TypeVar("AnyAttempt", bound=Attempt)
 
 
 class Store:
@@ -113,7 +116,7 @@ class Store:
         Raises:
             OSError: a folder of the store is something else, or cannot be read, or is away.
         """
-        return self._read("")
+        return self.read(self.names())
 
     def find(self, cell_id: str) -> Record | None:
         """The record that stands for a cell, if there is one."""
@@ -121,22 +124,23 @@ class Store:
 
     def of_cell(self, cell_id: str) -> list[Record]:
         """All attempts at a cell, oldest first; raises as `load` does."""
-        return [record for record in self._read(f"{cell_id[:16]}-") if record.cell_id == cell_id]
+        names = self.names(f"{cell_id[:16]}-")
+        return [record for record in self.read(names) if record.cell_id == cell_id]
 
-    def readable(self, prefix: str = "") -> Iterator[tuple[Path, Record]]:
-        """The records of files whose name begins with `prefix`, in the order of their names; else as `load`."""
-        for name in self.names(prefix):
+    def read(self, names: Iterable[str]) -> list[Record]:
+        """The records of these files, as `load` gives them."""
+        return sorted((record for _, record in self.readable(names)), key=age)
+
+    def readable(self, names: Iterable[str]) -> Iterator[tuple[Path, Record]]:
+        """The records of these files, in this order; else as `load`."""
+        for name in names:
             path = self.records_dir / name
             try:
                 yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
             except RecordError as error:
                 say(f"{bounded(str(path))}: skipped, {one_line(error)}")
-
-    def _read(self, prefix: str) -> list[Record]:
-        records = [record for _, record in self.readable(prefix)]
         if self._prepared:
             os.stat(self.records_dir)  # else it went away meanwhile, and some could not be read
-        return sorted(records, key=_age)
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of the records' files that begin so, in order; raises as `load` does."""
@@ -149,17 +153,17 @@ class Store:
         return sorted(name for name in names if name.startswith(prefix) and name.endswith(".json"))
 
 
-def _age(record: Record) -> tuple[int, str, str]:
+def age(attempt: Attempt) -> tuple[int, str, str]:
     """A clock may be set back, and a later attempt end before an earlier one; equal ones are from several machines."""
-    return record.attempt, record.ended, record.record_id
+    return attempt.attempt, attempt.ended, attempt.record_id
 
 
-def latest(records: Iterable[Record]) -> dict[str, Record]:
+def latest(records: Iterable[AnyAttempt]) -> dict[str, AnyAttempt]:
     """The record that stands for each cell: its newest terminal one, else its newest.
 
     Disturbed or not: `rerun=disturbed` measures nothing that is quiet, and who asks for `rerun=all` gets what is new.
     """
-    standing: dict[str, Record] = {}
+    standing: dict[str, AnyAttempt] = {}
     for record in records:
         current = standing.get(record.cell_id)
         if current is None or record.terminal or not current.terminal:
