@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 from command import HERE, TINY, bench, environment, fake_config_dir
+from synthetic_records import config, record
 
+from bench.launchers import ExitCode
 from bench.plan.load import Loader
 from bench.records.store import Store
 from bench.tracking.mirror import Mirror
@@ -60,6 +62,26 @@ def test_a_job_that_fails_or_dies_is_the_exit_code_and_costs_no_other(tmp_path):
     died = run(tmp_path, *typed, "seed=1,2", DEADLY_JOB="0", **plugins)
     assert died.returncode == 1 and len(rows(died)) == 1
     assert "1 of 2 cells have no record" in died.stderr and "Traceback" not in died.stderr
+
+
+@pytest.mark.commands
+def test_what_a_job_measured_on_a_node_of_another_kind_is_in_the_table(tmp_path):
+    typed = ["tracking=none", "hydra/launcher=elsewhere", "seed=1,2"]
+    result = run(tmp_path, *typed, JOB_ON_ANOTHER_KIND_OF_NODE="1")
+    assert result.returncode == 0 and "no record" not in result.stderr, result.stderr
+    assert len(rows(result)) == 2 and statuses(tmp_path) == [(1, "ok"), (2, "ok")]
+    models = {record.config["seed"]: record.machine["cpu_model"] for record in Store(tmp_path / "runs").load()}
+    assert models[2] == "a processor of another kind" != models[1]
+    # There it is done, too.
+    again = run(tmp_path, *typed, JOB_ON_ANOTHER_KIND_OF_NODE="1")
+    assert again.returncode == 0 and rows(again) == rows(result) and len(statuses(tmp_path)) == 2
+
+
+def test_an_exit_code_is_a_number_to_sweepers_and_keeps_its_cells_on_the_way():
+    code = ExitCode.of([record(config("flash", {"name": "latency"}, 64), status="crash")])
+    sent = pickle.loads(pickle.dumps(code))
+    assert (sent, float(sent), f"{sent}") == (1, 1.0, "1")
+    assert sent.cell_ids == code.cell_ids and len(sent.cell_ids) == 1
 
 
 @pytest.mark.commands

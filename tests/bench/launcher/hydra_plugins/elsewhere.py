@@ -11,6 +11,8 @@ from hydra.core.utils import JobReturn, JobStatus, run_job
 from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
+from bench.plan import machine
+
 
 class ElsewhereLauncher(Launcher):
     def setup(self, *, hydra_context, task_function, config):
@@ -36,6 +38,8 @@ def work(file):
     launcher, overrides, index = pickle.loads(Path(file).read_bytes())
     if str(index) == os.environ.get("DEADLY_JOB"):
         os._exit(9)
+    if str(index) == os.environ.get("JOB_ON_ANOTHER_KIND_OF_NODE"):
+        machine._cpu_model = lambda: "a processor of another kind"
     config = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, overrides)
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = index
