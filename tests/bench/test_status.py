@@ -1,0 +1,83 @@
+"""`python -m bench.status`: what of a sweep is done, running, waiting and failed."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from command import ROOT, environment
+from synthetic_records import config, record
+
+from bench import status
+from bench.execution.locks import hold
+from bench.measures.progress import Progress
+from bench.records import plans
+from bench.records.store import Store
+
+MANY = 10_000
+
+
+def planned(folder, statuses):
+    """A sweep whose cells have these statuses; None waits."""
+    store, cells = Store(folder), []
+    for seed, told in enumerate(statuses):
+        one = record(config("flash", {"name": "latency"}, 64, seed=seed), status=told or "oom")
+        cells.append(plans.SavedCell(one.cell_id, f"latency flash seed={seed}", one.config, 60.0, None, []))
+        if told:
+            store.write(one)
+    plan = plans.SavedPlan("ab" * 8, ["seed=1,2"], {}, {}, [], cells)
+    (folder / plans.FOLDER).mkdir()
+    plans.save(folder, plan)
+    return plan
+
+
+def ask(capsys, folder, *arguments):
+    code = status.main([*arguments, "--results", str(folder)])
+    return code, capsys.readouterr()
+
+
+def test_it_counts_and_says_why_cells_failed(tmp_path, capsys):
+    planned(tmp_path, ["ok", "oom", "crash"])
+    code, told = ask(capsys, tmp_path, "ab")
+    assert code == 1 and "3 cells: 2 done (1 ok, 1 oom), 1 failed, 0 running, 0 waiting" in told.out
+    assert (
+        "failed   latency flash seed=2: crash, synthetic crash" in told.out and "python -m bench seed=1,2" in told.out
+    )
+    assert ask(capsys, tmp_path, "--watch")[0] == 1
+
+
+def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys):
+    plan = planned(tmp_path, ["ok", None, None])
+    name = plan.cells[1].cell_id[:16]
+    scratch = tmp_path / "scratch" / name
+    scratch.mkdir(parents=True)
+    assert "0 running, 2 waiting" in ask(capsys, tmp_path)[1].out  # of a sweep that was killed
+    (scratch / "progress").write_text(Progress("sample 3 of 10").encode())
+    with hold(tmp_path / "locks" / f"{name}.lock", "x", print):
+        code, told = ask(capsys, tmp_path)
+    assert code == 3 and "1 running, 1 waiting" in told.out and "sample 3 of 10" in told.out
+    assert "time left: about 2 s" in told.out or "time left: about 1 s" in told.out
+    code, told = ask(capsys, tmp_path)
+    assert code == 3 and "time left: unknown" in told.out
+
+
+@pytest.mark.parametrize("wanted", ["cd", "ab"])
+def test_what_is_not_there_is_one_line(wanted, tmp_path, capsys):
+    planned(tmp_path, ["ok"])
+    if wanted == "ab":
+        (tmp_path / "sweeps" / ("ab" * 8) / "plan.json.gz").write_bytes(b"torn")
+    code, told = ask(capsys, tmp_path, wanted)
+    assert code == 2 and told.out == "" and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+def test_it_starts_without_what_measures():
+    heavy = "import sys, bench.status; assert not {'torch', 'hydra', 'mlflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", heavy], check=True, env=environment(), cwd=ROOT)
+
+
+def test_many_cells_cost_little(tmp_path):
+    plan = planned(tmp_path, [None] * MANY)
+    began = time.process_time()
+    state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
+    status.report(state)
+    assert len(state.waiting) == MANY and time.process_time() - began < 2.0
