@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
+import math
 import os
 import re
 import time
@@ -394,18 +394,24 @@ def _comparable(record: Record) -> dict[str, Any]:
 
 
 def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """A few settings that tell apart all cells of one mechanism and benchmark at one step."""
-    mixed = [
-        (one, other) for cells in points for one, other in itertools.combinations(cells, 2) if dict(one) != dict(other)
-    ]
-    keys = sorted({key for pair in mixed for cell in pair for key in cell})
+    """A few settings that tell apart all cells of one mechanism and benchmark at one step: each time the best one."""
+    mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
+    keys = sorted({key for cells in mixed for cell in cells for key in cell})
     axes: list[str] = []
-    while mixed:
-        told_apart = {key: [pair for pair in mixed if pair[0].get(key, ...) != pair[1].get(key, ...)] for key in keys}
-        best = max(keys, key=lambda key: len(told_apart[key]))
+    while mixed := [cells for cells in mixed if len(cells) > 1]:
+        split = {key: [part for cells in mixed for part in _by(key, cells)] for key in keys}
+        best = min(keys, key=lambda key: sum(math.comb(len(part), 2) for part in split[key]))
         axes.append(best)
-        mixed = [pair for pair in mixed if pair not in told_apart[best]]
+        mixed = split[best]
     return sorted(axes)
+
+
+def _by(key: str, cells: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    """The cells in parts that have the same value."""
+    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        parts[repr(cell.get(key, ...))].append(cell)
+    return parts.values()
 
 
 def _digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:
