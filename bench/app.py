@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -26,20 +26,24 @@ def shown(config: DictConfig) -> None:
 
 
 def main() -> None:
-    """Run, and turn every mistake in the configuration into one line on stderr and exit code 2."""
+    """Run what the command line says."""
+    sys.exit(guarded(lambda: run(sys.argv[1:])))
+
+
+def guarded(act: Callable[[], int]) -> int:
+    """Turn every mistake in the configuration into one line on stderr and exit code 2."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed over many lines
     try:
         with explained():
-            code = run(sys.argv[1:])
+            return act()
     except ConfigError as error:
-        code = _say(error, 2)
+        return _say(error, 2)
     except (OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
-        code = _say(error, 1)
+        return _say(error, 1)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would only break what ends
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+        return 130
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -13,16 +13,20 @@ class Interrupts:
     """SIGTERM and a closing terminal interrupt as Ctrl-C does.
 
     Only the main thread may say so; other threads leave it to the program. Who ignores a signal goes on ignoring it.
+
+    Attributes:
+        arrived: the first signal that came, if one did.
     """
 
     def __init__(self) -> None:
+        self.arrived: int | None = None
         self._saving = self._pending = False
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Turn these signals into `KeyboardInterrupt`."""
+    def caught(self, *others: signal.Signals) -> Iterator[None]:
+        """Turn these signals, and others, into `KeyboardInterrupt`."""
         in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *others) if in_main_thread else ()
         before = {number: signal.getsignal(number) for number in numbers}
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
@@ -45,6 +49,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self.arrived = self.arrived or number
         if self._saving:
             self._pending = True
         else:

@@ -24,6 +24,7 @@ from bench.execution import child, family, processes
 from bench.execution.runner import child_environment
 from bench.mechanism import build_attention
 from bench.plan.cell import Cell
+from bench.plan.machine import is_gpu
 from bench.plan.sources import Source
 
 PATIENCE_S = {"attention": 10.0, "inputs": 60.0}
@@ -37,23 +38,24 @@ KEY = re.compile(r"[\w.]+[=:]")
 Answer = dict[str, str]
 
 
-def rehearse(cells: Sequence[Cell], cache_dir: Path) -> list[Cell]:
+def rehearse(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
     """The cells, those that a mechanism does not support with the reason why.
 
     Args:
         cells: of a plan.
         cache_dir: where inputs are kept; nothing is written there.
+        elsewhere: whether they run on other machines, whose GPUs support what this one may not.
 
     Raises:
         ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
     """
-    with contextlib.closing(_Rehearsal(cache_dir)) as rehearsal:
+    with contextlib.closing(_Rehearsal(cache_dir, elsewhere)) as rehearsal:
         return [rehearsal.of(cell) for cell in cells]
 
 
 class _Rehearsal:
-    def __init__(self, cache_dir: Path) -> None:
-        self._cache_dir = str(cache_dir.absolute())
+    def __init__(self, cache_dir: Path, elsewhere: bool) -> None:
+        self._cache_dir, self._elsewhere = str(cache_dir.absolute()), elsewhere
         self._answers: dict[str, Answer] = {}
         self._hopeless: set[str] = set()
         self._child: processes.Child | None = None
@@ -66,7 +68,7 @@ class _Rehearsal:
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
-            if "unsupported" in answer:
+            if "unsupported" in answer and not (self._elsewhere and is_gpu(config["device"])):
                 reasons.append(f"{config['label']}: {answer['unsupported']}" if against else answer["unsupported"])
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
@@ -105,7 +107,7 @@ class _Rehearsal:
         replies, stdout = os.pipe()
         self._replies = os.fdopen(replies, "rb")
         try:
-            environment = child_environment(device)
+            environment = child_environment("cpu" if self._elsewhere else device)
             self._child = processes.start(__name__, environment, sources, outputs=[stdout])
         finally:
             os.close(stdout)

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from bench.errors import say
 from bench.execution.interrupts import Interrupts
+from bench.execution.locks import hold
 from bench.execution.work import Work
 from bench.measures.progress import Progress
 from bench.plan import executors
 from bench.plan.cell import Cell
+from bench.plan.code import code_identity
+from bench.plan.machine import machine
 from bench.plan.sources import Source
 from bench.records import index, plans
 from bench.records.record import Record
@@ -44,16 +50,47 @@ def current(results_dir: Path, sweep_id: str) -> tuple[Work, list[Cell]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise plans.PlanError(f"{sweep_id}: no round in {results_dir / plans.FOLDER}: {error}") from None
     executor = executors.check(plan.launcher)
+    store = Store(results_dir, prepared=True)
+    work = Work(store, sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone)
+    return work, [cell for cell in cells(plan) if cell.cell_id in wanted]
+
+
+def cells(plan: plans.SavedPlan) -> Iterator[Cell]:
+    """The cells of a plan."""
     sources = [Source(*source) for source in plan.sources]
-    cells = [
-        Cell(cell.config, cell.cell_id, cell.timeout, cell.unsupported, tuple(sources[index] for index in cell.sources))
-        for cell in plan.cells
-        if cell.cell_id in wanted
-    ]
-    work = Work(
-        Store(results_dir, prepared=True), sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone
-    )
-    return work, cells
+    for cell in plan.cells:
+        own = tuple(sources[index] for index in cell.sources)
+        yield Cell(cell.config, cell.cell_id, cell.timeout, cell.unsupported, own)
+
+
+def under_way(results_dir: Path, sweep_id: str) -> bool:
+    """Whether a round was begun that has not ended."""
+    return _file(results_dir, sweep_id).exists()
+
+
+def give_up(work: Work, cell: Cell, reason: str) -> None:
+    """Write a record for a cell that no worker could write one for, unless one has."""
+    with hold(work.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
+        attempts = work.store.of_cell(cell.cell_id)
+        if any(record.record_id not in work.seen and record.status != "interrupted" for record in attempts):
+            return
+        now = datetime.now(UTC).isoformat()
+        record = Record(
+            record_id=secrets.token_hex(16),
+            cell_id=cell.cell_id,
+            sweep_id=work.sweep_id,
+            attempt=len(attempts) + 1,
+            status="crash",
+            reason=reason,
+            config=cell.config,
+            started=now,
+            ended=now,
+            duration_s=0.0,
+            overrides=work.overrides,
+            code=code_identity(),
+            machine=machine("cpu", work.place),
+        )
+        work.store.write(record)
 
 
 def forget(work: Work) -> None:
@@ -104,12 +141,12 @@ def measure(
     Raises:
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
-    work, cells = current(results_dir, sweep_id)
+    work, todo = current(results_dir, sweep_id)
     wanted = set(cell_ids)
     interrupts = Interrupts()
     work = dataclasses.replace(work, saving=interrupts.held_back)
     with interrupts.caught():
-        for cell in cells:
+        for cell in todo:
             if cell.cell_id in wanted:
                 work.measure(cell, partial(tell, cell), cores=cores)
 

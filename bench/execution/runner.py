@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from bench.records.patience import patiently
 from bench.records.record import Record, RecordError
 
 TASK = "bench.execution.child"
+SHORTLY_S = 0.5
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 
 
@@ -195,6 +197,10 @@ def _run_child(
         lost = True
     finally:
         child.end()
+    if lost or child.exit_code == -signal.SIGTERM:
+        # Who ends all processes of a job may have reached these first; then this one is interrupted, too.
+        time.sleep(SHORTLY_S)
+        tick(None)
     host = host_state.between(before, host_state.read(), child.cpu_s)
     tail = scrubbed(child.tail)
     ended: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": tail, "host_state": host}

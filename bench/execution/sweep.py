@@ -108,8 +108,9 @@ def run_sweep(
     }
     todo = [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)]
     ranks.require_joint(todo)
-    todo = rehearse(todo, store.root / "inputs")
-    prepare_folder(sweep.settings.results_dir)
+    elsewhere = bool(sweep.executor.place.name)
+    todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
+    prepare_folder(sweep.settings.results_dir, shared=elsewhere)
     interrupts = Interrupts()
     store = Store(sweep.settings.results_dir, prepared=True)
     work = Work(

@@ -6,7 +6,7 @@ Parameters have the names that users of Hydra's own launchers know.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,7 +72,61 @@ class Ray(Executor):
         return Place("ray" if self.address else "", self.num_cpus, self.num_gpus > 0)
 
 
-EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices, Ray)}
+# What the suite itself tells sbatch.
+OURS = ("array", "error", "job-name", "open-mode", "output", "requeue", "signal")
+
+
+@dataclass
+class Slurm(Executor):
+    """In arrays of Slurm jobs; a job measures its cells in turn, or as many together as it has GPUs."""
+
+    name = "slurm"
+
+    cells_per_job: int = setting(10, minimum=1)
+    timeout_min: int = setting(60, minimum=1)
+    cpus_per_task: int = setting(1, minimum=1)
+    gpus_per_node: int = setting(0, minimum=0)
+    mem_gb: float | None = setting(None, minimum=0)
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    gres: str | None = None
+    array_parallelism: int = setting(256, minimum=1)
+    signal_delay_s: int = setting(60, minimum=20)  # before the end of its time, a job saves what it has
+    max_num_timeout: int = setting(3, minimum=0)  # how often a job whose time is over queues again by itself
+    setup: list[str] | None = None  # lines of shell before the job
+    additional_parameters: dict[str, Any] | None = None  # further options of sbatch
+
+    def __post_init__(self) -> None:
+        """Refuse what would end a line of the batch script, which goes on as shell there."""
+        for key, value in self._options():
+            prefix = f"hydra.launcher.{key}={value!r}"
+            name = key.removeprefix("additional_parameters.")
+            if not re.fullmatch(r"[a-z][a-z_-]*", name):
+                raise ConfigError(f"{prefix}: must have the name of an option of sbatch")
+            if name != key and name.replace("_", "-") in OURS:
+                raise ConfigError(f"{prefix}: the suite says this itself")
+            if not isinstance(value, str | int | float) or not str(value).isprintable():
+                raise ConfigError(f"{prefix}: must be a number, true or one line of text")
+
+    def _options(self) -> Iterator[tuple[str, Any]]:
+        texts = ("partition", "qos", "account", "constraint", "exclude", "gres")
+        yield from ((key, getattr(self, key)) for key in texts if getattr(self, key) is not None)
+        yield from (
+            (f"additional_parameters.{key}", value) for key, value in (self.additional_parameters or {}).items()
+        )
+
+    @property
+    def place(self) -> Place:
+        """What a job asks for, as far as that decides on what kind of node it runs."""
+        asked = {key: getattr(self, key) for key in ("partition", "constraint", "gres")}
+        name = " ".join(["slurm", *(f"{key}={value}" for key, value in asked.items() if value is not None)])
+        return Place(name, self.cpus_per_task, self.gpus_per_node > 0 or "gpu" in (self.gres or ""))
+
+
+EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices, Ray, Slurm)}
 
 
 def check(node: Mapping[str, Any]) -> Executor:

@@ -1,0 +1,91 @@
+"""A task of an array of Slurm jobs: measures the cells that a file names, and that lack a record of the round.
+
+Slurm may run it again at any moment, as often as it likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.errors import ConfigError, one_line, without_credentials
+from bench.execution import rounds
+from bench.execution.executors import cells as in_turn
+from bench.execution.executors import devices
+from bench.execution.interrupts import Interrupts
+from bench.execution.shown import Shown
+from bench.plan.cell import Cell
+from bench.plan.executors import Cells, Devices, Slurm, check
+from bench.plan.machine import is_gpu, visible_gpus
+from bench.records import plans
+
+# Neither a success nor the cells' fault; see sysexits(3).
+TRY_AGAIN = 75
+
+
+def main(file: Path, index: int) -> int:
+    """Measure; returns the exit code.
+
+    Args:
+        file: RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
+        index: of this one.
+    """
+    interrupts = Interrupts()
+    results_dir, sweep_id = file.parents[3], file.parents[1].name
+    try:
+        with interrupts.caught(signal.SIGUSR2):
+            chunk = json.loads(file.read_text())[index]
+            measure(results_dir, sweep_id, chunk, interrupts)
+    except KeyboardInterrupt:
+        print("interrupted: the next job goes on", file=sys.stderr)
+        if interrupts.arrived == signal.SIGUSR2:
+            _queue_again(results_dir, sweep_id)
+        return TRY_AGAIN
+    except (ConfigError, OSError, plans.PlanError) as error:
+        print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def measure(results_dir: Path, sweep_id: str, chunk: list[str], interrupts: Interrupts) -> None:
+    """Measure the cells of a chunk, on several GPUs together if there are as many.
+
+    Raises:
+        ConfigError: cells need a GPU, and the node shows none.
+        PlanError: there is no round.
+        KeyboardInterrupt: after the interrupted cell's record was saved.
+    """
+    work, cells = rounds.current(results_dir, sweep_id)
+    arrivals = rounds.Arrivals(work, [cell for cell in cells if cell.cell_id in chunk])
+    arrivals.new()
+    todo = list(arrivals.missing.values())
+    gpus = len(visible_gpus()) if any(is_gpu(cell.config["device"]) for cell in todo) else None
+    if gpus == 0:
+        raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
+    work = dataclasses.replace(work, saving=interrupts.held_back)
+    with Shown(work.store, len(todo), lambda records: None, _nobody_watches, quiet=False) as shown:
+        if gpus is not None and gpus > 1:
+            devices.run(Devices(timings_alone=work.timings_alone), work, todo, shown)
+        else:
+            in_turn.run(Cells(), work, todo, shown)
+
+
+def _nobody_watches(cell: Cell, now: object) -> None:
+    """Curves are mirrored by whoever sees the records."""
+
+
+def _queue_again(results_dir: Path, sweep_id: str) -> None:
+    """Go on in a job of the same number, so that no head need be there when the time of this one is over."""
+    settings = check(plans.load(results_dir, sweep_id).launcher)
+    assert isinstance(settings, Slurm)
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < settings.max_num_timeout:
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(os.environ["SLURM_ARRAY_TASK_ID"])))

@@ -1,0 +1,61 @@
+"""`python -m bench.wait SWEEP`: waits for a sweep whose jobs run elsewhere, and ends as `python -m bench` would."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.api import exit_code, launch, print_table
+from bench.app import guarded
+from bench.errors import ConfigError, one_line
+from bench.execution import rounds
+from bench.execution.sweep import Sweep
+from bench.plan import executors
+from bench.plan.config import Config
+from bench.records import plans
+from bench.records.store import Store, latest
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the command line says; returns the exit code.
+
+    Raises:
+        ConfigError: there is no such sweep, or nobody can wait for it.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bench.wait", description=__doc__)
+    parser.add_argument("sweep", help="the id that the sweep printed")
+    parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    sweep = planned(given.results, given.sweep)
+    if rounds.under_way(Path(given.results), sweep.sweep_id):
+        return exit_code(launch(sweep, print_table))
+    standing = latest(Store(given.results).load())
+    records = [standing[cell.cell_id] for cell in sweep.cells if cell.cell_id in standing]
+    if records:
+        print_table(records)
+    if missing := len(sweep.cells) - len(records):
+        print(f"error: {missing} of {len(sweep.cells)} cells have no record, and no job", file=sys.stderr)
+    return max(exit_code(records), int(missing > 0))
+
+
+def planned(results_dir: str, sweep_id: str) -> Sweep:
+    """The sweep that a saved plan describes.
+
+    Raises:
+        ConfigError: there is none, or its cells are run by the process that planned them.
+    """
+    try:
+        plan = plans.load(Path(results_dir), sweep_id)
+    except plans.PlanError as error:
+        raise ConfigError(one_line(error)) from None
+    executor = executors.check(plan.launcher)
+    if not executor.place.name:
+        raise ConfigError(f"{sweep_id}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
+    settings = Config({}, {}, {}, **{**plan.settings, "results_dir": results_dir})
+    return Sweep(tuple(rounds.cells(plan)), settings, tuple(plan.overrides), executor)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: run(sys.argv[1:])))
