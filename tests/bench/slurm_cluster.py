@@ -61,9 +61,7 @@ class Cluster:
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
-        # Whoever runs the tests inside a job has variables of another Slurm.
-        outside = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
-        self.environment = {**outside, "SLURM_CONF": str(self.config)}
+        self.environment = {"SLURM_CONF": str(self.config)}
 
     def start(self):
         """Bring all up; skips the test where they do not come."""
@@ -84,7 +82,12 @@ class Cluster:
         name = name or command[0]
         with open(self.folder / f"{name}.out", "ab") as out:
             self.daemons[name] = subprocess.Popen(
-                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self.environment, start_new_session=True
+                command,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | self.environment,
+                start_new_session=True,
             )
 
     def _wait_for(self, happened, what):
@@ -98,7 +101,9 @@ class Cluster:
 
     def call(self, *command):
         """What a command of Slurm prints."""
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=self.environment).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=os.environ | self.environment
+        ).stdout
 
     def jobs(self, state=None):
         """The ids of the jobs in the queue, such as 5_3."""
