@@ -13,16 +13,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.errors import ConfigError, one_line, without_credentials
+from bench.errors import ConfigError, one_line, say, without_credentials
 from bench.execution import rounds
 from bench.execution.executors import cells as in_turn
 from bench.execution.executors import devices
 from bench.execution.interrupts import Interrupts
-from bench.execution.shown import Shown
+from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.executors import Cells, Devices, Slurm, check
 from bench.plan.machine import is_gpu, visible_gpus
 from bench.records import plans
+from bench.records.store import Store
+from bench.table import line
 
 # Neither a success nor the cells' fault; see sysexits(3).
 TRY_AGAIN = 75
@@ -68,15 +70,29 @@ def measure(results_dir: Path, sweep_id: str, chunk: list[str], interrupts: Inte
     if gpus == 0:
         raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
     work = dataclasses.replace(work, saving=interrupts.held_back)
-    with Shown(work.store, len(todo), lambda records: None, _nobody_watches, quiet=False) as shown:
-        if gpus is not None and gpus > 1:
-            devices.run(Devices(timings_alone=work.timings_alone), work, todo, shown)
-        else:
-            in_turn.run(Cells(), work, todo, shown)
+    if gpus is not None and gpus > 1:
+        devices.run(Devices(timings_alone=work.timings_alone), work, todo, _Log(work.store))
+    else:
+        in_turn.run(Cells(), work, todo, _Log(work.store))
 
 
-def _nobody_watches(cell: Cell, now: object) -> None:
-    """Curves are mirrored by whoever sees the records."""
+class _Log:
+    """A line when a cell begins and one when it has ended: of a job that dies, the last one says where it was."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def started(self, cell: Cell) -> None:
+        """Say so."""
+        say(f"{cell.title} begins")
+
+    def told(self, cell: Cell, now: Progress) -> None:
+        """Curves are mirrored by whoever sees the records."""
+
+    def ended(self, cell: Cell) -> None:
+        """Say how."""
+        for record in self._store.of_cell(cell.cell_id)[-1:]:
+            say(line(record))
 
 
 def _queue_again(results_dir: Path, sweep_id: str) -> None:

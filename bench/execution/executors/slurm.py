@@ -62,6 +62,9 @@ def run(settings: Slurm, work: Work, todo: Sequence[Cell], watch: Watch) -> None
         ConfigError: there is no Slurm, or it does not take the jobs.
         KeyboardInterrupt: the jobs go on.
     """
+    if not todo:
+        rounds.forget(work)
+        return
     _require_usable(settings, todo)
     for cell in todo:
         if cell.unsupported is not None:  # no job is needed to say so

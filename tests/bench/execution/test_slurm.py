@@ -1,23 +1,274 @@
-"""Sweeps as arrays of Slurm jobs: what is asked for, and a real Slurm on this machine."""
+"""Sweeps as arrays of Slurm jobs: what is asked for, what a queue says, and a real Slurm on this machine."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
 
 import pytest
-from command import TINY, bench
+from command import ROOT, TINY, bench, command, environment
 from slurm_cluster import cluster
 
+from bench import api, wait
+from bench.errors import ConfigError
+from bench.execution import job, rounds
+from bench.execution.executors import slurm as executor
+from bench.execution.executors.slurm import Jobs, SubmissionError, Task
+from bench.execution.rehearsal import rehearse
+from bench.execution.sweep import save_plan
+from bench.execution.work import Work
+from bench.plan.executors import check
+from bench.plan.load import Loader
 from bench.records.store import Store
+
+SWEEP = "0123456789abcdef"
+TYPED = ["hydra/launcher=slurm", "tracking=none", *TINY, "attention=v_mean"]
+
+
+def settings(**given):
+    return check({"_target_": "ours", "executor": "slurm", **given})
+
+
+def tool(folder, name, script):
+    """A command of Slurm that is a script."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """A Slurm that takes everything, and whose queue is empty."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in executor.TOOLS:
+        tool(folder, name, f'echo {name} "$@" >> {tmp_path}/called; [ {name} != sbatch ] || echo 12')
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def planned(tmp_path, *overrides):
+    return api.planned(Loader(), [*TYPED, f"results_dir={tmp_path}/runs", *overrides])
+
+
+def begun(tmp_path, *overrides):
+    """A round of a sweep, as its head begins it."""
+    sweep = planned(tmp_path, *overrides)
+    save_plan(sweep)
+    work = Work(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, frozenset(), sweep.executor.place)
+    rounds.begin(work, sweep.cells)
+    return sweep, work
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"timeout_min": 0}, "hydra.launcher.timeout_min=0: must be a number of at least 1"),
+        ({"nodes": 2}, "hydra.launcher.nodes=2: unknown; known are"),
+        ({"partition": "a\nrm -r ."}, "hydra.launcher.partition='a\\nrm -r .': must be a number, true or one line"),
+        ({"additional_parameters": {"x y": 1}}, "hydra.launcher.additional_parameters.x y=1: must have the name of an"),
+        ({"additional_parameters": {"job_name": "a"}}, "hydra.launcher.additional_parameters.job_name='a': the suite"),
+        ({"additional_parameters": {"nice": "1\n:"}}, "hydra.launcher.additional_parameters.nice='1\\n:': must be a"),
+    ],
+)
+def test_what_sbatch_cannot_be_told_is_refused(given, message):
+    with pytest.raises(ConfigError) as error:
+        settings(**given)
+    assert str(error.value).startswith(message)
+
+
+def test_ids_hold_what_is_asked_for():
+    asked = settings(partition="gpu", constraint="a100", cpus_per_task=8, gpus_per_node=1)
+    assert asked.place == (place := type(asked.place)("slurm partition=gpu constraint=a100", 8, True))
+    assert settings(partition="gpu", constraint="a100", cpus_per_task=8, gres="gpu:1", qos="x").place.gpus
+    assert settings().place != place and settings().place.name == "slurm" and not settings().place.gpus
+
+
+def test_cells_of_different_partitions_are_different_and_those_of_one_are_the_same(tmp_path):
+    ids = [
+        planned(tmp_path, *more).cells[0].cell_id
+        for more in ([], ["hydra.launcher.partition=a"], ["hydra.launcher.cpus_per_task=2"], ["hydra.launcher.qos=b"])
+    ]
+    assert len(set(ids)) == 3 and ids[3] == ids[0]
+
+
+def test_the_script_says_all_that_is_asked_for_as_data(tmp_path):
+    pytest.importorskip("submitit")
+    folder = tmp_path / "50% of $HOME"
+    asked = settings(
+        partition="a b;$(touch x)",
+        mem_gb=1.5,
+        timeout_min=7,
+        gpus_per_node=2,
+        setup=["module load x"],
+        array_parallelism=3,
+        additional_parameters={"nice": 5, "exclusive": True},
+    )
+    jobs = Jobs(asked, folder, SWEEP)
+    lines = jobs._script("name", folder / "name.json", 5).splitlines()
+    told = {line for line in lines if line.startswith("#SBATCH")}
+    assert told >= {
+        "#SBATCH --array=0-4%3",
+        "#SBATCH --job-name=name",
+        "#SBATCH --partition='a b;$(touch x)'",
+        "#SBATCH --mem=1536M",
+        "#SBATCH --time=7",
+        "#SBATCH --gpus-per-node=2",
+        "#SBATCH --cpus-per-task=1",
+        "#SBATCH --signal=B:USR2@60",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --nice=5",
+        "#SBATCH --exclusive",
+        f"#SBATCH --output='{tmp_path}/50%% of $HOME/%x_%a.log'",
+    }
+    assert "module load x" in lines
+    (run,) = (line for line in lines if line.startswith("exec "))
+    assert shlex.split(run)[-3:] == ["-m", "bench.execution.job", str(folder / "name.json")]
+
+
+def test_a_queue_is_read_by_name(tools, tmp_path, capsys):
+    jobs = Jobs(settings(), tmp_path / "slurm", SWEEP)
+    assert jobs.living() == set()  # nobody is asked
+    name = f"attention-zoo-{SWEEP}-abc"
+    (jobs.folder / f"{name}.json").write_text('[["a", "b"], ["c"]]')
+    lines = [
+        f"7_0|{name}|RUNNING|None",
+        f"7_1|{name}|PENDING|JobHeldUser",
+        "7_2|another|RUNNING|None",
+        f"8|{name}|RUNNING|None",
+    ]
+    tool(tools, "squeue", "".join(f"echo '{line}';" for line in lines))
+    assert jobs.living() == {Task(name, 0), Task(name, 1)} == jobs.chunks().keys()
+    assert jobs.chunks()[Task(name, 0)] == ["a", "b"]
+    jobs.living()
+    assert capsys.readouterr().err.count("job 7_1 does not start, JobHeldUser") == 1
+    tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
+    with pytest.raises(SubmissionError, match="slurm_load_jobs error: Unable to contact"):
+        jobs.living()
+
+
+def test_an_array_is_known_before_it_is_submitted_and_forgotten_where_it_was_refused(tools, tmp_path):
+    pytest.importorskip("submitit")
+    sweep = planned(tmp_path, "seed=1,2,3")
+    jobs = Jobs(settings(), tmp_path / "slurm", SWEEP)
+    tool(tools, "sbatch", f'ls {jobs.folder} > {tmp_path}/listed; echo "12;cluster"')
+    tasks = jobs.submit([sweep.cells[:2], sweep.cells[2:]])
+    assert f"{tasks[0].name}.json" in (tmp_path / "listed").read_text().split()
+    assert list(jobs.chunks().values()) == [[c.cell_id for c in sweep.cells[:2]], [sweep.cells[2].cell_id]]
+    tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    with pytest.raises(SubmissionError, match="invalid partition"):
+        jobs.submit([sweep.cells])
+    assert jobs.names() == [tasks[0].name]
+    # A controller that was too late to say so, but has taken it.
+    tool(tools, "squeue", "echo there")
+    assert len(jobs.submit([sweep.cells])) == 1 and len(jobs.names()) == 2
+
+
+def test_what_cannot_run_is_refused_before_anything_is_submitted(tools, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    with pytest.raises(ConfigError, match=r"timeout=600: must be at most 540 seconds, what .*timeout_min=10 leaves"):
+        api.launch(planned(tmp_path, "hydra.launcher.timeout_min=10"))
+    tool(tools, "sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1")
+    with pytest.raises(ConfigError, match="hydra/launcher=slurm: sbatch: error: no such partition"):
+        api.launch(planned(tmp_path))
+    assert "sbatch" not in (tmp_path / "called").read_text()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="hydra/launcher=slurm: there is no sbatch here"):
+        api.launch(planned(tmp_path))
+
+
+def test_what_is_done_needs_no_slurm(tmp_path, monkeypatch):
+    sweep, work = begun(tmp_path)
+    work.measure(sweep.cells[0])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert [record.status for record in api.launch(sweep)] == ["ok"]
+    assert not rounds.under_way(tmp_path / "runs", sweep.sweep_id)
+
+
+def test_no_gpu_here_says_nothing_of_the_gpus_there(tmp_path):
+    typed = ["hydra.launcher.gpus_per_node=1", "attention=linformer", "causal=true", "device=cpu,cuda"]
+    cells = planned(tmp_path, *typed).cells
+    assert [cell.config["device"] for cell in cells] == ["cpu", "cuda:0"]
+    reasons = [cell.unsupported for cell in rehearse(cells, tmp_path, elsewhere=True)]
+    assert reasons[0] and reasons[1] is None
+
+
+def test_a_job_measures_its_cells_once_as_often_as_it_runs(tmp_path):
+    sweep, work = begun(tmp_path, "seed=1,2")
+    file = tmp_path / "runs" / "sweeps" / sweep.sweep_id / "slurm" / "name.json"
+    file.parent.mkdir()
+    file.write_text(f'[[], ["{sweep.cells[1].cell_id}"]]')
+    assert job.main(file, 1) == 0 and job.main(file, 1) == 0
+    assert [record.config["seed"] for record in work.store.load()] == [2]
+    rounds.forget(work)
+    assert job.main(file, 1) == 1  # the sweep has ended
+
+
+def test_a_job_says_in_its_record_where_it_ran(tmp_path, monkeypatch):
+    sweep, work = begun(tmp_path)
+    for key, value in {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n1"}.items():
+        monkeypatch.setenv(key, value)
+    record = work.measure(sweep.cells[0])
+    assert record.machine["job"] == {"scheduler": "slurm", "id": "9", "task": "1", "node": "n1"}
+
+
+def test_a_cell_given_up_has_a_record_unless_somebody_measured_it(tmp_path):
+    sweep, work = begun(tmp_path, "seed=1,2")
+    rounds.give_up(work, sweep.cells[0], "why")
+    rounds.give_up(work, sweep.cells[0], "again")
+    (record,) = work.store.load()
+    assert (record.status, record.reason, record.cell_id) == ("crash", "why", sweep.cells[0].cell_id)
+
+
+def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
+    sweep, work = begun(tmp_path, "seed=1,2")
+    with pytest.raises(ConfigError, match="no plan in"):
+        wait.run(["fedcba9876543210", "--results", str(tmp_path)])
+    work.measure(sweep.cells[0])
+    rounds.forget(work)
+    arguments = [sweep.sweep_id, "--results", f"{tmp_path}/runs"]
+    assert wait.run(arguments) == 1
+    said = capsys.readouterr()
+    assert said.out.count("| ok") == 1 and "error: 1 of 2 cells have no record, and no job" in said.err
+    work.measure(sweep.cells[1])
+    assert wait.run(arguments) == 0
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
+def real(tmp_path_factory):
     yield from cluster(tmp_path_factory.mktemp("slurm"))
 
 
 @pytest.mark.commands
-def test_a_sweep_on_a_real_slurm(slurm, tmp_path):
-    typed = ["hydra/launcher=slurm", "hydra.launcher.cells_per_job=2", "tracking=none", f"results_dir={tmp_path}/runs"]
-    result = bench(*TINY, *typed, "attention=v_mean", "seed=1,2,3,4,5", **slurm.environment)
-    print(result.stdout, result.stderr)
-    assert result.returncode == 0
+def test_a_sweep_on_a_real_slurm(real, tmp_path):
+    typed = [*TYPED, "hydra.launcher.cells_per_job=2", f"results_dir={tmp_path}/runs", "seed=1,2,3"]
+    result = bench(*typed, **real.environment)
+    assert result.returncode == 0, result.stderr
     records = Store(tmp_path / "runs").load()
-    assert sorted((record.config["seed"], record.status) for record in records) == [(n, "ok") for n in range(1, 6)]
+    assert sorted((record.config["seed"], record.status) for record in records) == [(n, "ok") for n in (1, 2, 3)]
     assert {record.machine["job"]["node"] for record in records} <= {"n1", "n2"}
+    refused = bench(*typed, "hydra.launcher.partition=nowhere", **real.environment)
+    assert refused.returncode == 2 and refused.stderr.splitlines()[-1].startswith(
+        "error: hydra/launcher=slurm: sbatch:"
+    )
+
+
+@pytest.mark.commands
+def test_jobs_outlive_ctrl_c_of_their_head_and_can_be_waited_for(real, tmp_path):
+    typed = [*TYPED, f"results_dir={tmp_path}/runs", "seed=1,2"]
+    env = environment(**real.environment)
+    head = subprocess.Popen(command(*typed), stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+    while not real.jobs():
+        assert head.poll() is None, head.communicate()
+        time.sleep(0.1)
+    time.sleep(0.5)
+    head.send_signal(signal.SIGINT)
+    stderr = head.communicate(timeout=60)[1]
+    assert head.returncode == 130 and "Traceback" not in stderr
+    (line,) = (line for line in stderr.splitlines() if line.startswith("slurm: jobs go on; "))
+    waiting = [head.args[0], *shlex.split(line.split("`")[1])[1:]]
+    waited = subprocess.run(waiting, capture_output=True, text=True, timeout=200, cwd=ROOT, env=env)
+    assert waited.returncode == 0 and waited.stdout.count("| ok") == 2, waited.stderr
+    assert len(Store(tmp_path / "runs").load()) == 2 and not real.jobs()
