@@ -3,10 +3,13 @@
 With the seed SLEEPY_DEADLY it kills the whole job.
 """
 
+import contextlib
 import os
-import subprocess
+import signal
 import time
 from dataclasses import replace
+
+import psutil
 
 from attention_zoo import register
 from attention_zoo.v_mean import VMean
@@ -20,5 +23,9 @@ class Sleepy(VMean):
         super().__init__(seed=seed, **common)
         if job := os.environ.get("SLURM_JOB_ID"):
             if str(seed) == os.environ.get("SLEEPY_DEADLY"):
-                subprocess.run(["scancel", "--full", "--signal=KILL", job], check=True)
+                for process in psutil.process_iter():
+                    with contextlib.suppress(psutil.Error):
+                        if process.environ().get("SLURM_JOB_ID") == job and process.pid != os.getpid():
+                            process.kill()
+                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(float(os.environ["SLEEPY_S"]))

@@ -37,8 +37,12 @@ TOOLS = ("sbatch", "squeue", "scancel", "srun")  # submitit looks for the last o
 PATIENCE_S = 120.0
 # What arrays may have where nobody has changed MaxArraySize.
 MOST_TASKS = 1000
-# A cell whose jobs end so often without any record, at last alone in its job, gets one that says so.
+# A cell whose jobs end so often without any record, the last time alone in its job, gets one that says so.
 MOST_FRUITLESS = 3
+# So does one that was interrupted so often in a round: it takes longer than its jobs last, or ends them itself.
+MOST_INTERRUPTED = 20
+# Where no job has come to anything, so many try again first, with a cell each: the fault may be none of the cells'.
+PROBES = 10
 POLL_S = 1.0
 # Between two looks at the queue: soon after something has happened, later as rarely as is polite to the controller.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -267,6 +271,10 @@ class _Head:
         self._gone: set[Task] = set()
         self._fruitless: Counter[str] = Counter()
         self._last: dict[str, Task] = {}
+        self._at_first = self._counts()
+        self._interrupted: Counter[str] = Counter()
+        self._barren = True
+        """Whether no job has come to anything yet."""
         self._said = ""
 
     def run(self) -> None:
@@ -295,25 +303,44 @@ class _Head:
             return False
         gone = self._chunks.keys() - living
         # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
+        counts = self._counts()
         for task in gone & self._gone:
-            self._bury(task)
+            self._bury(task, counts)
         self._hear()
+        self._give_up()
         self._gone = gone - self._gone
         held = {cell_id for chunk in self._chunks.values() for cell_id in chunk}
         idle = [cell for cell_id, cell in self._arrivals.missing.items() if cell_id not in held]
         return bool(idle and self._submit(idle)) or bool(gone)
 
-    def _bury(self, task: Task) -> None:
+    def _bury(self, task: Task, counts: Counter[str]) -> None:
         """Judge a task that is gone: one without a single record may be its cells' fault, or nobody's."""
         chunk = self._chunks.pop(task)
-        fruitless = _of(self._counts(), chunk) <= self._records.pop(task)
-        self._hear()
+        fruitless = _of(counts, chunk) <= self._records.pop(task)
+        self._barren = self._barren and fruitless
         for cell_id in chunk:
-            self._last[cell_id] = task
             self._fruitless[cell_id] = self._fruitless[cell_id] + 1 if fruitless else 0
-            if self._fruitless[cell_id] >= MOST_FRUITLESS and (cell := self._arrivals.missing.get(cell_id)):
-                words = self._jobs.last_words(task)
-                rounds.give_up(self._work, cell, f"{MOST_FRUITLESS} jobs ended without a record of it: {words}")
+            self._interrupted[cell_id] = _of(counts, [cell_id]) - _of(self._at_first, [cell_id])
+            self._last[cell_id] = task
+
+    def _give_up(self) -> None:
+        """Write records for the cells that have come to nothing, or for all where nothing ever has."""
+        missing = self._arrivals.missing
+        hopeless = {cell_id: why for cell_id in missing if (why := self._hopeless(cell_id))}
+        reasons = hopeless
+        if hopeless and self._barren and not self._chunks:
+            reasons = dict.fromkeys(missing, next(iter(hopeless.values()))) | hopeless
+        for cell_id, why in reasons.items():
+            rounds.give_up(self._work, missing[cell_id], why)
+        self._hear()
+
+    def _hopeless(self, cell_id: str) -> str | None:
+        if self._fruitless[cell_id] >= MOST_FRUITLESS:
+            words = self._jobs.last_words(self._last[cell_id])
+            return f"{MOST_FRUITLESS} jobs ended without a record of it: {words}"
+        if self._interrupted[cell_id] >= MOST_INTERRUPTED:
+            return f"interrupted in each of {MOST_INTERRUPTED} jobs"
+        return None
 
     def _submit(self, cells: Sequence[Cell]) -> bool:
         try:
@@ -323,17 +350,22 @@ class _Head:
                     self._chunks[task] = [cell.cell_id for cell in chunk]
                     self._records[task] = _of(before, self._chunks[task])
         except SubmissionError as error:
-            if not self._chunks and not self._last:
+            if not self._chunks and not self._fruitless:
                 raise ConfigError(f"hydra/launcher=slurm: {error}") from None
             self._mention(f"slurm: {error}; trying again")
             return False
         return True
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
-        """Chunks; a cell whose job came to nothing is alone in the next one, and costs no other."""
+        """Chunks; a cell whose jobs come to nothing is alone in the last one, and costs no other."""
+        if self._barren and self._fruitless:
+            return [[cell] for cell in cells[:PROBES]]
         size = self._jobs.settings.cells_per_job
-        alone = [[cell] for cell in cells if self._fruitless[cell.cell_id]]
-        others = [cell for cell in cells if not self._fruitless[cell.cell_id]]
+        suspect = {
+            each for each in self._last if max(self._fruitless[each], self._interrupted[each]) >= MOST_FRUITLESS - 1
+        }
+        others = [cell for cell in cells if cell.cell_id not in suspect]
+        alone = [[cell] for cell in cells if cell.cell_id in suspect]
         return [*(others[start : start + size] for start in range(0, len(others), size)), *alone]
 
     def _counts(self) -> Counter[str]:
