@@ -344,7 +344,8 @@ class _Head:
 
     def _submit(self, cells: Sequence[Cell]) -> bool:
         try:
-            for chunks in _arrays(self._split(cells)):
+            split = self._split(cells)
+            for chunks in _arrays(split):
                 before = self._counts()
                 for task, chunk in zip(self._jobs.submit(chunks), chunks, strict=True):
                     self._chunks[task] = [cell.cell_id for cell in chunk]
@@ -354,12 +355,13 @@ class _Head:
                 raise ConfigError(f"hydra/launcher=slurm: {error}") from None
             self._mention(f"slurm: {error}; trying again")
             return False
-        return True
+        return bool(split)
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
         """Chunks; a cell whose jobs come to nothing is alone in the last one, and costs no other."""
         if self._barren and self._fruitless:
-            return [[cell] for cell in cells[:PROBES]]
+            probing = sum(self._fruitless[chunk[0]] > 0 for chunk in self._chunks.values())
+            return [[cell] for cell in cells[: max(0, PROBES - probing)]]
         size = self._jobs.settings.cells_per_job
         suspect = {
             each for each in self._last if max(self._fruitless[each], self._interrupted[each]) >= MOST_FRUITLESS - 1

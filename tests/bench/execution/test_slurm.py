@@ -5,6 +5,8 @@ import shlex
 import signal
 import subprocess
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from command import ROOT, TINY, bench, command, environment
@@ -220,6 +222,79 @@ def test_a_cell_given_up_has_a_record_unless_somebody_measured_it(tmp_path):
     rounds.give_up(work, sweep.cells[0], "again")
     (record,) = work.store.load()
     assert (record.status, record.reason, record.cell_id) == ("crash", "why", sweep.cells[0].cell_id)
+
+
+class Queue(Jobs):
+    """Jobs that end as soon as they are there; `measure` says what comes of their cells."""
+
+    def __init__(self, folder, measure, size):
+        super().__init__(settings(cells_per_job=size), folder, SWEEP)
+        self.measure, self.sizes = measure, []
+
+    def living(self):
+        return set()
+
+    def submit(self, chunks):
+        self.sizes.append([len(chunk) for chunk in chunks])
+        for chunk in chunks:
+            self.measure(chunk)
+        return [Task(f"array{len(self.sizes)}", number) for number in range(len(chunks))]
+
+
+class Quiet:
+    def ended(self, cell):
+        pass
+
+
+def run_head(tmp_path, measure, monkeypatch, cells):
+    """The sizes of the tasks in each array, and what became of the cells."""
+    monkeypatch.setattr(executor, "POLL_S", 0.0)
+    monkeypatch.setattr(executor, "SHORTEST_PAUSE_S", 0.0)
+    sweep, work = begun(tmp_path, f"seed=range({cells})")
+    queue = Queue(tmp_path / "slurm", lambda chunk: measure(work, chunk), 5)
+    executor._Head(queue, work, sweep.cells, Quiet()).run()
+    return queue.sizes, work.store.load()
+
+
+def record(work, cell, status):
+    """Write what a job would."""
+    rounds.give_up(work, cell, "as if")
+    for path, made in work.store.readable(cell.cell_id[:16]):
+        if made.status == "crash" and made.reason == "as if":
+            path.unlink()
+            work.store.write(replace(made, status=status, reason=None if status == "ok" else "why"))
+
+
+def test_where_nothing_comes_of_any_job_a_few_try_before_all_is_given_up(tmp_path, monkeypatch):
+    sizes, records = run_head(tmp_path, lambda work, chunk: None, monkeypatch, 30)
+    assert sizes == [[5] * 6, [1] * 10, [1] * 10]
+    assert {record.reason for record in records} == {"3 jobs ended without a record of it: it has no log"}
+    assert len(records) == 30 and {record.status for record in records} == {"crash"}
+
+
+def test_a_cell_that_ends_its_jobs_is_alone_in_the_last_and_costs_no_other(tmp_path, monkeypatch):
+    def measure(work, chunk):
+        for cell in chunk:
+            if cell.config["seed"] == 1:
+                return
+            record(work, cell, "ok")
+
+    def in_order(work, chunk):
+        measure(work, sorted(chunk, key=lambda cell: cell.config["seed"] != 1))
+
+    sizes, records = run_head(tmp_path, in_order, monkeypatch, 10)
+    assert sizes == [[5, 5], [5], [1] * 5]
+    assert Counter(record.status for record in records) == {"ok": 9, "crash": 1}
+
+
+def test_a_cell_that_is_interrupted_without_end_is_given_up(tmp_path, monkeypatch):
+    def measure(work, chunk):
+        record(work, chunk[0], "interrupted")
+
+    sizes, records = run_head(tmp_path, measure, monkeypatch, 1)
+    assert sizes == [[1]] * 20
+    assert Counter(record.status for record in records) == {"interrupted": 20, "crash": 1}
+    assert records[-1].reason == "interrupted in each of 20 jobs"
 
 
 def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
