@@ -93,7 +93,7 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=2", cells=4, sleep=4)
     head = sweep.start()
     scratch = sweep.results / "scratch"
-    sweep.wait_for(lambda: len(list(scratch.glob("*/stderr"))) == 2, head)
+    sweep.wait_for(lambda: len(list(scratch.glob("*"))) == 2, head)
     killed, requeued = slurm.jobs("RUNNING")[:2]
     slurm.call("scontrol", "requeue", requeued)
     number = slurm.call("squeue", "-h", "-j", killed, "-o", "%A").strip()

@@ -139,7 +139,7 @@ class Jobs:
 
     def __init__(self, settings: Slurm, folder: Path, sweep_id: str) -> None:
         self.settings, self.folder, self._prefix = settings, folder, f"attention-zoo-{sweep_id}-"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._held: set[Task] = set()
 
     def names(self) -> list[str]:

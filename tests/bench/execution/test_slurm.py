@@ -17,6 +17,7 @@ from bench.errors import ConfigError
 from bench.execution import job, rounds
 from bench.execution.executors import slurm as executor
 from bench.execution.executors.slurm import Jobs, SubmissionError, Task
+from bench.execution.folder import prepare_folder
 from bench.execution.rehearsal import rehearse
 from bench.execution.sweep import save_plan
 from bench.execution.work import Work
@@ -57,6 +58,7 @@ def planned(tmp_path, *overrides):
 def begun(tmp_path, *overrides):
     """A round of a sweep, as its head begins it."""
     sweep = planned(tmp_path, *overrides)
+    prepare_folder(sweep.settings.results_dir)
     save_plan(sweep)
     work = Work(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, frozenset(), sweep.executor.place)
     rounds.begin(work, sweep.cells)
