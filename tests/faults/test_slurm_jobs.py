@@ -117,7 +117,12 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
 
 @pytest.mark.faults
 def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, promise):
-    limits = ["hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20", "timeout=40"]
+    limits = [
+        "hydra.launcher.max_num_timeout=20",
+        "hydra.launcher.timeout_min=1",
+        "hydra.launcher.signal_delay_s=20",
+        "timeout=40",
+    ]
     sweep = Jobs(slurm, tmp_path, *limits, "hydra.launcher.cells_per_job=8", cells=8, sleep=3)
     head = sweep.start()
     sweep.wait_for(lambda: slurm.jobs("RUNNING"), head)

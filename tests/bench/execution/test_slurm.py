@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -215,7 +216,8 @@ def test_a_job_says_in_its_record_where_it_ran(tmp_path, monkeypatch):
     for key, value in {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n1"}.items():
         monkeypatch.setenv(key, value)
     record = work.measure(sweep.cells[0])
-    assert record.machine["job"] == {"scheduler": "slurm", "id": "9", "task": "1", "node": "n1"}
+    known = {"id": "9", "task": "1", "node": "n1"}
+    assert record.machine["job"] == {"scheduler": "slurm", "host": socket.gethostname(), **known}
 
 
 def test_a_cell_given_up_has_a_record_unless_somebody_measured_it(tmp_path):
