@@ -75,6 +75,7 @@ def merge(sources: Sequence[Path], into: Path) -> Tally:
             # Two plans with one name have the same cells: the name is their hash.
             if not (copy := into / plan.relative_to(source)).exists():
                 with _named(str(plan), tally):
+                    copy.parents[1].mkdir(exist_ok=True)
                     write_atomically(copy, read_file(plan))
     return tally
 

@@ -105,6 +105,8 @@ def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
         "sweeps/cd/plan.json.gz",
     }
     assert (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").read_text() == "mine"
+    merge([source], tmp_path / "new")
+    assert (tmp_path / "new" / "sweeps" / "cd" / "plan.json.gz").read_text() == "theirs"
 
 
 def test_an_archive_is_a_source_too(records, tmp_path):
