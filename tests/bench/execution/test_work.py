@@ -1,0 +1,29 @@
+"""A cell is measured once, even by two sweeps whose locks somebody removed."""
+
+import contextlib
+import shutil
+
+import pytest
+from synthetic_records import everything
+
+from bench.execution import work
+from bench.execution.work import Work
+from bench.plan.cell import Cell
+from bench.records.store import Store
+
+
+def test_a_cell_that_was_measured_while_this_waited_for_the_device_is_not_measured_again(tmp_path, monkeypatch):
+    theirs = next(record for record in everything() if record.status == "ok" and record.config["device"] == "cpu")
+    store = Store(tmp_path / "runs")
+    store.records_dir.mkdir(parents=True)
+
+    @contextlib.contextmanager
+    def another_has_it(*device, **options):
+        shutil.rmtree(store.root / "locks")
+        store.write(theirs)
+        yield ()
+
+    monkeypatch.setattr(work, "hold_device", another_has_it)
+    monkeypatch.setattr(work, "run_cell", lambda *cell, **options: pytest.fail("measured twice"))
+    record = Work(store, "0" * 16, (), frozenset()).measure(Cell(theirs.config, theirs.cell_id, 1.0))
+    assert record.record_id == theirs.record_id
