@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -54,7 +55,10 @@ class CellLauncher(Launcher):
         from bench.launchers import Job
 
         assert isinstance(self.task_function, Job)
-        return self.task_function.together(self.config.hydra.overrides.hydra, job_overrides)
+        returned = self.task_function.together(self.config.hydra.overrides.hydra, job_overrides)
+        # Sweepers write there what they have found.
+        Path(self.config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
+        return returned
 
 
 # Scanning the package registers the classes; these names let a configuration choose them.

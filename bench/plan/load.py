@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ NAME = "config"
 LARGEST_FILE = 100_000
 MOST_VALUES = 20_000
 PLUGINS = ("launcher", "sweeper")
+# Of Hydra's sweeper by Optuna.
+PARTS = re.compile(r"optuna\.samplers\.[A-Z]\w*")
 # Of Hydra's own node: what it writes itself, and what is set on the command line only.
 _WRITTEN = ("overrides", "runtime", "searchpath", *PLUGINS)
 _WRITTEN_OF_JOB = ("override_dirname", "config_name", "name")
@@ -130,8 +133,13 @@ def _require_own(node: dict[str, Any]) -> None:
         if target not in Plugins.instance().class_name_to_class:
             raise ConfigError(f"hydra.{key}._target_={shown(target)}: must be a plugin of Hydra")
         for name, value in leaves(node[key]):
-            if name != "_target_" and (name.startswith("_") or "._" in name):
+            if name != "_target_" and (name.startswith("_") or "._" in name) and not _is_part(name, value):
                 raise ConfigError(f"hydra.{key}.{name}={shown(value)}: not allowed, configs are data")
+
+
+def _is_part(name: str, value: Any) -> bool:
+    """Whether this names a part that a sweeper from elsewhere makes itself, and that does nothing but choose values."""
+    return name == "sampler._target_" and isinstance(value, str) and PARTS.fullmatch(value) is not None
 
 
 def _without(value: Any) -> Any:

@@ -63,6 +63,8 @@ SENTENCES = {
     "hydra.launcher._target_=os.system": "hydra.launcher._target_='os.system': must be a plugin of Hydra",
     "hydra.sweeper._target_=os.system": "hydra.sweeper._target_='os.system': must be a plugin of Hydra",
     "+hydra.callbacks.x._target_=os.getcwd": "hydra.callbacks.x._target_=os.getcwd: not allowed",
+    "+hydra.sweeper.sampler._target_=os.system": "hydra.sweeper.sampler._target_='os.system': not allowed",
+    "+hydra.sweeper.sampler._target_=optuna.samplers._x.os.system": "hydra.sweeper.sampler._target_=",
     "+hydra/callbacks=mine": "hydra/callbacks=mine: not allowed",
     "seed=range(0,10,0)": "seed=range(0,10,0): a range's step must not be 0",
     "--nope": "--nope: unknown",
