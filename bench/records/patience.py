@@ -35,7 +35,7 @@ def patiently(action: Callable[[], Result], landmark: Path) -> Result:
         try:
             return action()
         except OSError as error:
-            away = error.errno in AWAY or (error.errno in MISSING and not os.path.isdir(landmark))
+            away = error.errno in AWAY or (error.errno in MISSING and not os.path.lexists(landmark))
             if not away or (deadline is not None and time.monotonic() > deadline):
                 raise
             if deadline is None:

@@ -258,7 +258,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
         return dataclasses.replace(record, attempt=attempt, **changes)
 
     monkeypatch.setattr(work, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
+    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
     of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(of_all)
@@ -291,7 +291,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
         return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
 
     monkeypatch.setattr(work, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir: list(cells))
+    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
 
     def again(rerun):
         measured.clear()
