@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from bench.errors import say
 from bench.execution.interrupts import Interrupts
 from bench.execution.locks import hold
 from bench.execution.work import Work
-from bench.measures.progress import Progress
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
@@ -72,7 +70,7 @@ def give_up(work: Work, cell: Cell, reason: str) -> None:
     """Write a record for a cell that no worker could write one for, unless one has."""
     with hold(work.store.root / "locks" / f"{cell.cell_id[:16]}.lock", cell.title, say):
         attempts = work.store.of_cell(cell.cell_id)
-        if any(record.record_id not in work.seen and record.status != "interrupted" for record in attempts):
+        if any(map(work.is_new, attempts)):
             return
         now = datetime.now(UTC).isoformat()
         record = Record(
@@ -122,18 +120,14 @@ class Arrivals:
         fresh = [name for name in names if name not in self._looked and name.partition("-")[0] in prefixes]
         self._looked.update(fresh)
         for _, record in self._work.store.readable(fresh):
-            if record.cell_id in self.missing and self._counts(record):
+            if record.cell_id in self.missing and self._work.is_new(record):
                 yield self.missing.pop(record.cell_id)
-
-    def _counts(self, record: Record) -> bool:
-        return record.record_id not in self._work.seen and record.status != "interrupted"
 
 
 def measure(
     results_dir: Path,
     sweep_id: str,
     cell_ids: Collection[str],
-    tell: Callable[[Cell, Progress], None] = lambda cell, now: None,
     cores: Collection[int] | None = None,
 ) -> None:
     """Measure a part of the round, one cell after the other, in this process, on some cores or all that it may use.
@@ -148,7 +142,7 @@ def measure(
     with interrupts.caught():
         for cell in todo:
             if cell.cell_id in wanted:
-                work.measure(cell, partial(tell, cell), cores=cores)
+                work.measure(cell, cores=cores)
 
 
 def _file(results_dir: Path, sweep_id: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +71,13 @@ class Work:
         """
         with contextlib.ExitStack() as locked:
             attempts = patiently(lambda: self._claim(cell, locked), self.store.records_dir)
-            if self._measured(attempts):
+            if any(map(self.is_new, attempts)):
                 return latest(attempts)[cell.cell_id]
             # The device comes after the cell, for everybody: who holds a device waits for nothing.
             with self._device(cell, cores) as held:
                 # Whoever removed the cell's lock while this waited let another sweep have the cell, too.
                 attempts = patiently(lambda: self.store.of_cell(cell.cell_id), self.store.records_dir)
-                if self._measured(attempts):
+                if any(map(self.is_new, attempts)):
                     return latest(attempts)[cell.cell_id]
                 started()
                 try:
@@ -102,9 +102,9 @@ class Work:
             self._save(record)
         return record
 
-    def _measured(self, attempts: Sequence[Record]) -> bool:
-        """Whether another sweep has measured the cell since this one began: how that ended is as good as new."""
-        return any(record.record_id not in self.seen and record.status != "interrupted" for record in attempts)
+    def is_new(self, record: Record) -> bool:
+        """Whether somebody has measured a cell since it was decided what to measure, whoever that was."""
+        return record.record_id not in self.seen and record.status != "interrupted"
 
     def _claim(self, cell: Cell, locked: contextlib.ExitStack) -> list[Record]:
         """Lock a cell; gives what is recorded of it."""

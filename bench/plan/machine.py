@@ -82,6 +82,12 @@ def gpu(device: str) -> Gpu | None:
     return visible_gpus()[int(device.partition(":")[2] or 0)] if is_gpu(device) else None
 
 
+def gpus_like_the_first() -> list[str]:
+    """The devices whose measurements are those of `cuda:0`, itself among them."""
+    devices = [f"cuda:{index}" for index in range(len(visible_gpus()))]
+    return [device for device in devices if measuring_identity(device) == measuring_identity("cuda:0")]
+
+
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs that the driver shows and CUDA_VISIBLE_DEVICES (indices as `nvidia-smi` counts, or UUIDs) leaves."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")

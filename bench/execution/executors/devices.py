@@ -17,7 +17,7 @@ from bench.execution.slots import core_sets
 from bench.execution.work import Work
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices
-from bench.plan.machine import is_gpu, measuring_identity, visible_gpus
+from bench.plan.machine import gpus_like_the_first, is_gpu
 
 # What an interrupted worker has to end its cell and save that.
 PATIENCE_S = 20.0
@@ -44,10 +44,9 @@ def run(settings: Devices, work: Work, todo: Sequence[Cell], watch: Watch) -> No
     pool = _Pool(dataclasses.replace(work, saving=contextlib.nullcontext), watch)
     pool.run(workers, [cell for cell in todo if not work.alone(cell)])
     alone = [cell for cell in todo if work.alone(cell)]
-    for worker in workers:
-        own = [cell for cell in alone if cell.config["device"] in worker.takes]
-        alone = [cell for cell in alone if cell not in own]
-        pool.run([worker], own)
+    for device in dict.fromkeys(cell.config["device"] for cell in alone):
+        worker = next(worker for worker in workers if device in worker.takes)
+        pool.run([worker], [cell for cell in alone if cell.config["device"] == device])
 
 
 def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
@@ -63,10 +62,9 @@ def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
 def gpu_workers(cells: Sequence[Cell]) -> list[Worker]:
     """One for each GPU that cells may run on: those named `cuda:N`, and for `cuda`, the first, all that are like it."""
     named = {cell.config["device"] for cell in cells if is_gpu(cell.config["device"])}
-    alike = set()
+    alike: set[str] = set()
     if "cuda:0" in named:
-        devices = [f"cuda:{index}" for index in range(len(visible_gpus()))]
-        alike = {device for device in devices if measuring_identity(device) == measuring_identity("cuda:0")}
+        alike = set(gpus_like_the_first())
     # As they are counted: cuda:10 comes after cuda:9.
     devices = sorted(named | alike, key=lambda device: int(device.partition(":")[2]))
     return [Worker(device, frozenset({device, *(["cuda:0"] if device in alike else [])})) for device in devices]

@@ -26,7 +26,7 @@ from bench.execution.slots import core_sets, seat
 from bench.execution.work import Work
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
-from bench.plan.machine import gpu, is_gpu, measuring_identity, visible_gpus
+from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
 from bench.records.plans import PlanError
 
 POLL_S = 0.5
@@ -113,9 +113,7 @@ def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
     """A cluster on this machine, for nobody else."""
     alike = []
     if gpus:
-        first = measuring_identity("cuda:0")
-        devices = (f"cuda:{index}" for index in range(len(visible_gpus())))
-        alike = [gpu(device).uuid for device in devices if measuring_identity(device) == first]  # type: ignore[union-attr]
+        alike = [gpu(device).uuid for device in gpus_like_the_first()]  # type: ignore[union-attr]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(alike)
     return {
         "address": "local",
