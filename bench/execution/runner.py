@@ -75,7 +75,6 @@ def run_cell(
     code = {**code_identity(), "sources_sha256": digest(cell.sources)}
     where = {
         **machine(cell.config["device"], place),
-        "load_1m": round(os.getloadavg()[0], 2),
         "beside_others": beside_others,
         "job": job(),
     }
