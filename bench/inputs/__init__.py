@@ -50,7 +50,7 @@ def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Te
     Args:
         config: a cell's resolved config; `inputs`, `seq_len`, `batch_size`, `num_heads`, `head_dim` and
             `seed` are read.
-        cache_dir: where a source whose inputs are costly to make keeps them.
+        cache_dir: where a source whose inputs are costly to make keeps them; the folder above it is there.
 
     Returns:
         Three float32 CPU tensors `(batch_size, num_heads, seq_len, head_dim)`.

@@ -58,7 +58,7 @@ def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
 
     Args:
         config: a cell's resolved config; `task`, `seq_len`, `causal` and `seed` are read.
-        cache_dir: where the tokens of a text are kept.
+        cache_dir: where the tokens of a text are kept; the folder above it is there.
 
     Raises:
         ConfigError: the task does not fit, or its text or tokenizer cannot be read.

@@ -81,6 +81,7 @@ def reading(folder, attention="softmax", bench_name="latency", inputs=None, **va
 
 
 def loaded(folder, tmp_path, **values):
+    tmp_path.mkdir(exist_ok=True)
     return bench.inputs.load(reading(folder, **values).config, tmp_path / "cache")
 
 
@@ -196,6 +197,7 @@ def test_a_text_is_read_by_the_model_that_was_trained_on_it(trained, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {number * number} of a text\n" for number in range(100)))
     task = {"name": "language_modelling", "text": str(text)}
+    (tmp_path / "model").mkdir()
     folder = train(tmp_path / "model", "softmax", task=task)
     test = tasks.open_task(saved.read(folder).cell, tmp_path / "cache")
     windows = test.size("test")

@@ -16,12 +16,12 @@ def state(step):
 def test_the_newest_is_read_and_older_ones_go(tmp_path):
     assert checkpoint.newest(tmp_path / "none") is None
     for step in (3, 20, 100):
-        checkpoint.save(tmp_path / "deep" / "er", step, state(step))
-    found = checkpoint.newest(tmp_path / "deep" / "er")
+        checkpoint.save(tmp_path / "deeper", step, state(step))
+    found = checkpoint.newest(tmp_path / "deeper")
     assert found["step"] == 100 and torch.equal(found["model"]["weight"], torch.full((3,), 100.0))
-    assert len(list((tmp_path / "deep" / "er").iterdir())) == checkpoint.KEPT
-    checkpoint.clear(tmp_path / "deep" / "er")
-    assert list((tmp_path / "deep" / "er").iterdir()) == []
+    assert len(list((tmp_path / "deeper").iterdir())) == checkpoint.KEPT
+    checkpoint.clear(tmp_path / "deeper")
+    assert list((tmp_path / "deeper").iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK", None], ids=["empty", "garbage", "cut"])
