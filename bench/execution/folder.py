@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.errors import ConfigError
 from bench.execution.filesystems import require_locks
-from bench.records import index
+from bench.records import index, plans
 from bench.records.store import Store
 
 # All that anything is written to later: what is not there any more is not made again, it comes back.
@@ -62,7 +62,8 @@ def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
-    for path in (*(root / "inputs").glob(".*.tmp"), *root.glob(f".{index.FILE}.*.tmp")):
+    unfinished = ("inputs/.*.tmp", f"{plans.FOLDER}/*/.*.tmp", f".{index.FILE}.*.tmp")
+    for path in (path for pattern in unfinished for path in root.glob(pattern)):
         with _if_free(path) as free:
             if free:
                 path.unlink(missing_ok=True)

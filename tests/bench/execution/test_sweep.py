@@ -220,6 +220,9 @@ def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_pat
     store.write(record)
     dead, alive = (tmp_path / "inputs" / f".{name}.safetensors.1.tmp" for name in ("dead", "alive"))
     unfinished = store.records_dir / ".left.json.1.tmp"
+    half_a_plan = tmp_path / "sweeps" / "some" / ".plan.json.gz.1.tmp"
+    half_a_plan.parent.mkdir(parents=True)
+    half_a_plan.write_text("{")
     left, measured = (tmp_path / "scratch" / name for name in ("left", "measured"))
     (tmp_path / "locks").mkdir()
     for folder in (left, measured):
@@ -232,7 +235,7 @@ def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_pat
     with open(alive, "w") as file, FileLock(tmp_path / "locks" / "measured.lock"):
         fcntl.flock(file, fcntl.LOCK_EX)
         sweep.run_sweep(a_sweep(tmp_path, cell))
-    assert alive.exists() and not dead.exists() and not unfinished.exists()
+    assert alive.exists() and not any(path.exists() for path in (dead, unfinished, half_a_plan))
     assert measured.exists() and not left.exists()
     sweep.run_sweep(a_sweep(tmp_path, cell))
     assert not alive.exists() and not measured.exists()
