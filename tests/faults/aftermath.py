@@ -30,7 +30,7 @@ ORPHANS_END_WITHIN_S = 5.0
 class Sweep:
     """One command in folders of its own, to be run, broken and run again."""
 
-    def __init__(self, folder, *overrides, cells, attention="v_mean", tracking="none"):
+    def __init__(self, folder, *overrides, cells, attention="v_mean", tracking="none", cheap=CHEAP):
         self.folder, self.cells = folder, cells
         self.results, self.tmp, self.cwd = folder / "runs", folder / "tmp", folder / "cwd"
         for path in (self.tmp, self.cwd):
@@ -38,7 +38,7 @@ class Sweep:
         conf = fake_config_dir(folder, [name for name in attention.split(",") if name.startswith("odd_")])
         seeds = ",".join(map(str, range(cells // len(attention.split(",")))))
         arguments = [f"attention={attention}", f"seed={seeds}", f"tracking={tracking}", f"results_dir={self.results}"]
-        self.arguments = ["--config-dir", str(conf), *arguments, *CHEAP, *overrides]
+        self.arguments = ["--config-dir", str(conf), *arguments, *cheap, *overrides]
 
     def start(self, *more, before=(), **env):
         """The command as a process, behind the words `before`."""
