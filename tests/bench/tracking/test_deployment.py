@@ -2,12 +2,14 @@
 
 import re
 import shlex
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
 from command import TINY, bench
+from postgresql import binaries, postgresql
 from tracking_server import a_free_port, finished, mlflow_server, told
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -44,22 +46,44 @@ def test_the_containers_answer_on_the_loopback_address_and_hold_no_secret():
     assert re.search(r"mlflow:v(.*)-full", text)[1] in (DOCS.parent / "constraints.txt").read_text()
 
 
+@contextmanager
+def sqlite():
+    """The page's first command says all about its database."""
+    yield commands()[0], {}
+
+
+@contextmanager
+def another_database():
+    """The page's second command, with the address of the database in its environment."""
+    pytest.importorskip("psycopg2", reason="needs psycopg2-binary")
+    if binaries() is None:
+        pytest.skip("needs PostgreSQL")
+    with postgresql(a_free_port()) as address:
+        yield commands()[1], {"MLFLOW_BACKEND_STORE_URI": address}
+
+
 @pytest.mark.commands
-def test_the_plain_command_gets_runs_and_artifacts(tmp_path):
+@pytest.mark.parametrize("database", [sqlite, another_database])
+def test_the_plain_command_gets_runs_and_artifacts(tmp_path, database):
     port = a_free_port()
-    arguments = [str(port) if word == "5000" else word for word in commands()[0]]
     sweep = [*TINY, "seed=1,2", f"results_dir={tmp_path}/runs"]
-    with mlflow_server(tmp_path, *arguments, port=port) as (address, _):
-        done = bench(*sweep, f"tracking.uri={address}")
-        assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-        assert (finished(address), finished(address, "curve"), finished(address, "summary")) == (2, 2, 1)
-        code = (
-            "(run,) = client.search_runs(ids, \"tags.kind = 'summary'\")\n"
-            "for at in (None, 'figures'): print(*(f.path for f in client.list_artifacts(run.info.run_id, at)))\n"
-            "print(run.info.artifact_uri)"
-        )
-        top, figures, where = told(address, code).splitlines()
+    with database() as (words, env):
+        arguments = [str(port) if word == "5000" else word for word in words]
+        with mlflow_server(tmp_path, *arguments, port=port, **env) as (address, _):
+            assert_all_is_there(tmp_path, bench(*sweep, f"tracking.uri={address}"), address)
+    assert (tmp_path / "mlflow.db").exists() == (database is sqlite)
+
+
+def assert_all_is_there(folder, done, address):
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    assert (finished(address), finished(address, "curve"), finished(address, "summary")) == (2, 2, 1)
+    code = (
+        "(run,) = client.search_runs(ids, \"tags.kind = 'summary'\")\n"
+        "for at in (None, 'figures'): print(*(f.path for f in client.list_artifacts(run.info.run_id, at)))\n"
+        "print(run.info.artifact_uri)"
+    )
+    top, figures, where = told(address, code).splitlines()
     assert {"table.md", "cells.json"} <= set(top.split()) and ".png" in figures
     assert where.startswith("mlflow-artifacts:/")
-    assert list((tmp_path / "mlartifacts").rglob("table.md")), "the server keeps them"
-    assert not (tmp_path / "runs" / "mlflow.db").exists() and not (tmp_path / "runs" / "mlartifacts").exists()
+    assert list((folder / "mlartifacts").rglob("table.md")), "the server keeps them"
+    assert not (folder / "runs" / "mlflow.db").exists() and not (folder / "runs" / "mlartifacts").exists()
