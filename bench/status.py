@@ -152,15 +152,21 @@ def _first(kind: str, lines: Sequence[str], count: int) -> Iterator[str]:
 
 def _line_of_running(running: Running) -> str:
     held, seconds = running.holder, running.seconds
-    job = held.get("slurm_array_job_id") and f"{held['slurm_array_job_id']}_{held.get('slurm_array_task_id', '?')}"
-    job = job or held.get("slurm_job_id")
     words = [
         f"{running.cell.title}: on {held.get('host', '?')}, process {held.get('pid', '?')}",
-        job and f"Slurm job {job}",
+        _job(held.get("job")),
         seconds is not None and f"for {_duration(seconds)}",
         running.progress,
     ]
     return ", ".join(str(word) for word in words if word)
+
+
+def _job(job: object) -> str | None:
+    """A scheduler's number for it, as its own commands take it."""
+    if not isinstance(job, Mapping):
+        return None
+    number = f"{job['array']}_{job.get('task', '?')}" if "array" in job else job.get("id", job.get("task_id"))
+    return f"{job.get('scheduler')} job {number}"
 
 
 def _reason(state: State, cell: SavedCell) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import bounded
+from bench.execution.jobs import job
 
 POLL_S = 0.05
 SILENT_S = 1.0
 LONGEST_SIGNATURE = 4096
-JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
 @contextlib.contextmanager
@@ -56,8 +56,8 @@ def holder(path: Path) -> dict[str, Any] | None:
     """Who holds a lock file, not shared, at this moment; None if nobody does. Nobody waits for this look.
 
     Returns:
-        `host`, `pid`, `what` is done, when that `started` (UTC), and under Slurm `slurm_job_id` and the like. Another
-        user may have written anything; nothing at all is in it where that was lost.
+        `host`, `pid`, `what` is done, when that `started` (UTC), and its scheduler's `job`, if any. Another user
+        may have written anything; nothing at all is in it where that was lost.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -107,13 +107,12 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _sign(descriptor: int, what: str) -> None:
     """Write who holds the lock; of several that share it, the last one stands there."""
-    job = {name.lower(): os.environ[name] for name in JOB if name in os.environ}
     signature = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "what": bounded(what),
         "started": datetime.now(UTC).isoformat(),
-        **job,
+        "job": job(),
     }
     line = json.dumps(signature).encode() + b"\n"
     with contextlib.suppress(OSError):  # the disk may be full, and this is a courtesy to those who wait

@@ -23,7 +23,7 @@ def follows() -> bool:
     return processes() > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
-def require_joint(cells: Sequence[Cell]) -> None:
+def require_joint(cells: Sequence[Cell], launcher: str) -> None:
     """Raise `ConfigError` for what several processes cannot do together."""
     size, port = processes(), os.environ.get("MASTER_PORT", "")
     if size == 1:
@@ -32,9 +32,11 @@ def require_joint(cells: Sequence[Cell]) -> None:
         raise ConfigError(
             f"MASTER_PORT={port}: must be the port where WORLD_SIZE={size} processes meet, as torchrun sets"
         )
+    if launcher != "cells":
+        raise ConfigError(f"WORLD_SIZE={size}: must be 1 for hydra/launcher={launcher}, which starts processes itself")
     for cell in cells:
         name, batch_size = cell.config["bench"]["name"], cell.config["batch_size"]
-        if not measures.get(name).trains or measures.get(name).alone:
+        if not measures.get(name).trains or measures.get(name).one_process:
             raise ConfigError(f"WORLD_SIZE={size}: must be 1 for bench={name}, which measures in one process")
         parts = size * cell.config["training"]["accumulate"]
         if batch_size % parts:

@@ -107,7 +107,7 @@ def run_sweep(
         cell_id: record for cell_id, record in standing.items() if not rerun or record.record_id not in rerun.before
     }
     todo = [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)]
-    ranks.require_joint(todo)
+    ranks.require_joint(todo, sweep.executor.name)
     elsewhere = bool(sweep.executor.place.name)
     todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
     prepare_folder(sweep.settings.results_dir, shared=elsewhere)

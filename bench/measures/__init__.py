@@ -38,7 +38,7 @@ class Benchmark:
     """Whether it measures all mechanisms of the sweep in one cell, the first of them being the baseline."""
     trains: ClassVar[bool] = False
     """Whether it is about a model (`model.*`) that learns a task (`task.*`, `training.*`)."""
-    alone: ClassVar[bool] = False
+    one_process: ClassVar[bool] = False
     """Whether it trains in one process only: several would not agree how often to call."""
     timed: ClassVar[bool] = False
     """Whether what it measures is time, which others on the device would change."""

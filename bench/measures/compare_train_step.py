@@ -23,7 +23,7 @@ class CompareTrainStep(Benchmark):
     timed: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     trains: ClassVar[bool] = True
-    alone: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True
 
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 

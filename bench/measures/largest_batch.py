@@ -32,7 +32,7 @@ class LargestBatch(Benchmark):
 
     name: ClassVar[str] = "largest_batch"
     trains: ClassVar[bool] = True
-    alone: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True
     judges_memory: ClassVar[bool] = True
 
     largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking

@@ -81,3 +81,14 @@ def test_many_cells_cost_little(tmp_path):
     state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
     status.report(state)
     assert len(state.waiting) == MANY and time.process_time() - began < 2.0
+
+
+def test_the_line_of_a_running_cell_names_its_job(tmp_path, monkeypatch, capsys):
+    plan = planned(tmp_path, [None])
+    name = plan.cells[0].cell_id[:16]
+    (tmp_path / "scratch" / name).mkdir(parents=True)
+    for name_of, value in {"JOB_ID": "14", "ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{name_of}", value)
+    with hold(tmp_path / "locks" / f"{name}.lock", "latency", print):
+        assert status.main(["--results", str(tmp_path)]) == status.UNFINISHED
+    assert ", slurm job 12_3, for " in capsys.readouterr().out

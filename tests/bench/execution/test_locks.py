@@ -117,8 +117,7 @@ def test_who_holds_a_lock_says_so(tmp_path, monkeypatch):
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "what": "latency",
-        "slurm_job_id": "12",
-        "slurm_array_task_id": "3",
+        "job": {"scheduler": "slurm", "host": socket.gethostname(), "id": "12", "task": "3"},
     }
     assert holder(path) is None
     with hold(path, "latency", print, shared=True):

@@ -295,9 +295,11 @@ def test_several_processes_are_refused(monkeypatch, name):
     monkeypatch.setenv("MASTER_PORT", "29500")
     cell = SimpleNamespace(config=config({"name": name}, training={"accumulate": 1}))
     with pytest.raises(ConfigError, match=f"WORLD_SIZE=2: must be 1 for bench={name}"):
-        require_joint([cell])
+        require_joint([cell], "cells")
     cell.config["bench"] = {"name": "train"}
-    require_joint([cell])
+    require_joint([cell], "cells")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2: must be 1 for hydra/launcher=slurm"):
+        require_joint([cell], "slurm")
 
 
 @pytest.mark.gpu
