@@ -75,10 +75,11 @@ def test_typical_kernels_have_no_problem_on_hopper_and_spill_nowhere():
 
 @of_this_triton
 @pytest.mark.parametrize("operation", CATALOGUE)
-def test_typical_kernels_compile_for_hopper_to_what_the_table_says(operation, tmp_path):
-    compile_and_compare(tmp_path, [90], quick(operation))
+def test_a_typical_kernel_compiles_for_hopper_to_what_the_table_says(operation, tmp_path):
+    compile_and_compare(tmp_path, [90], quick(operation)[:1])
 
 
+@pytest.mark.slow
 @of_this_triton
 @pytest.mark.parametrize("operation", CATALOGUE)
 def test_a_typical_kernel_compiles_for_the_generations_around(operation, tmp_path):

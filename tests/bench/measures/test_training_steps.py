@@ -207,6 +207,7 @@ def bound(tmp_path, limit, wanted=BATCH, **changes):
     return measure(config(bench, batch_size=wanted, **changes), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_the_last_below_the_limit(tmp_path):
     largest = []
     for limit in (1, 2):
@@ -243,7 +244,10 @@ def test_what_is_not_about_memory_is_raised():
         search.runs(torch.device("cpu"), lambda: 1 / 0)
 
 
-@pytest.mark.parametrize(("wanted", "pieces"), [(6, 1), (128, 1), (96, 2)])
+@pytest.mark.parametrize(
+    ("wanted", "pieces"),
+    [(6, 1), pytest.param(128, 1, marks=pytest.mark.slow), pytest.param(96, 2, marks=pytest.mark.slow)],
+)
 def test_the_cells_own_batch_in_the_fewest_equal_pieces(tmp_path, wanted, pieces):
     measured = bound(tmp_path, 1, wanted, training={"accumulate": pieces})
     piece = measured["largest"] // pieces

@@ -20,6 +20,11 @@ from bench.tracking.mirror import Mirror, _create_database
 UNUSABLE, EXTREME = unusable(), extreme()
 
 
+def some_quickly(kinds, every=8):
+    """Each of the kinds takes seconds: most of them are `slow`."""
+    return [pytest.param(kind, marks=[pytest.mark.slow] if i % every else []) for i, kind in enumerate(kinds)]
+
+
 def said(call, *arguments):
     """What a call returns, and the lines that it says on stderr."""
     stderr = io.StringIO()
@@ -101,12 +106,12 @@ def test_measurements_that_say_nothing_cost_no_other(kind):
     assert_plain([*lines, line(odd)])
 
 
-@pytest.mark.parametrize("kind", EXTREME)
+@pytest.mark.parametrize("kind", some_quickly(EXTREME))
 def test_values_that_nobody_expects_cost_no_figure(kind, tmp_path):
     assert_drawn(tmp_path, [EXTREME[kind]])
 
 
-@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("kind", some_quickly(TEXTS))
 def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
     records = strange(kind)
     loaded, frame = assert_drawn(tmp_path, records)
