@@ -77,7 +77,7 @@ gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network ru
 	$(BIN)/python gpu/pack.py
 
 list: $(INSTALLED)  ## list every mechanism and variant
-	@ls conf/attention | sed 's/\.yaml$$//'
+	@ls bench/conf/attention | sed 's/\.yaml$$//'
 
 clean:  ## remove the environment; records stay
 	rm -rf $(VENV)
