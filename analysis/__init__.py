@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection
 from pathlib import Path
+
+_bench = importlib.util.find_spec("bench")
+if _bench is not None and not _bench.submodule_search_locations:
+    raise ImportError(f"{_bench.origin}: hides the suite's package `bench`; rename it, or start in another folder")
 
 
 def figures(

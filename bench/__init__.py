@@ -1,5 +1,8 @@
 """The benchmark suite: measures the mechanisms of `attention_zoo`, one child process per cell."""
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 __all__ = ["run"]
@@ -12,3 +15,19 @@ def __getattr__(name: str) -> Any:
 
         return run
     raise AttributeError(f"module 'bench' has no attribute {name!r}")
+
+
+def _require_analysis() -> None:
+    """Refuse, in one line, a module of the user's that `import analysis` would find instead of the suite's."""
+    ours = Path(__file__).resolve().parents[1] / "analysis" / "__init__.py"
+    found = importlib.util.find_spec("analysis")
+    if found is None or found.origin is None or Path(found.origin).resolve() == ours:
+        return
+    why = f"{found.origin}: hides the suite's package `analysis`; rename it, or start in another folder"
+    if sys.argv[:1] != ["-m"]:
+        raise ImportError(why)
+    print(f"error: {why}", file=sys.stderr)  # `python -m bench` has no handler of errors yet
+    sys.exit(2)
+
+
+_require_analysis()
