@@ -76,7 +76,7 @@ unpack: $(INSTALLED)  ## add the records in ARCHIVE to RESULTS
 gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network runs, docs/gpu.md
 	$(BIN)/python gpu/pack.py
 
-list: $(INSTALLED)  ## list every mechanism and variant
+list:  ## list every mechanism and variant
 	@ls bench/conf/attention | sed 's/\.yaml$$//'
 
 clean:  ## remove the environment; records stay

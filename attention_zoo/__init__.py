@@ -1,8 +1,10 @@
 """The attention zoo: efficient attention mechanisms behind one interface."""
 
+import contextlib
 import importlib
 import os
 import pkgutil
+from importlib.metadata import PackageNotFoundError, version
 
 from attention_zoo.base import (
     Attention,
@@ -17,11 +19,16 @@ from attention_zoo.base import (
     register,
 )
 
+__version__ = "0+checkout"
+with contextlib.suppress(PackageNotFoundError):  # a checkout that is not installed
+    __version__ = version("attention-zoo")
+
 __all__ = [
     "Attention",
     "AttentionInfo",
     "Executed",
     "UnsupportedError",
+    "__version__",
     "attention_class",
     "create",
     "hyperparameters",

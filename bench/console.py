@@ -1,0 +1,81 @@
+"""`attention-zoo COMMAND ...`: the suite's commands under one name, each of them also a `python -m`.
+
+Unlike with `python -m`, files in the current folder hide no package.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import runpy
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+VARIANTS = Path(__file__).parent / "conf" / "attention"
+PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
+
+
+class Command(NamedTuple):
+    """A module that is run with the command's own arguments, and what it needs beside torch."""
+
+    module: str
+    extra: str
+    says: str
+
+
+COMMANDS = {
+    "bench": Command("bench", "bench", "measure: one cell, a sweep or an experiment"),
+    "figures": Command("analysis", "analysis", "draw all figures that the records support"),
+    "tables": Command("analysis", "analysis", "write the papers' tables that the records support"),
+    "ui": Command("bench.tracking.ui", "bench,tracking", "show the runs in MLflow, on this machine only"),
+    "status": Command("bench.status", "bench", "say how a sweep goes, whoever runs it"),
+    "wait": Command("bench.wait", "bench", "wait for the jobs of a sweep"),
+    "merge": Command("bench.merge", "bench", "add the records of other folders to one"),
+}
+_LINES = "\n".join(f"  {name:8} {command.says}" for name, command in COMMANDS.items())
+USAGE = f"""usage: attention-zoo COMMAND ...
+
+Efficient attention mechanisms, and a benchmark suite that compares them honestly.
+
+{_LINES}
+  list     name every mechanism and variant
+
+Examples:
+  attention-zoo bench attention=flash,performer seq_len=1024,4096 num_heads=4
+  attention-zoo figures --results runs
+  attention-zoo bench --help; each command has its own --help; --version says which version this is"""
+
+
+def main() -> int:
+    """Run one command; returns the exit status."""
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(USAGE)
+    elif name == "--version":
+        print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
+    elif name == "list":
+        print("\n".join(sorted(path.stem for path in VARIANTS.glob("*.yaml"))))
+    elif name in COMMANDS:
+        return _run(name, rest)
+    else:
+        print(f"error: {name}: must be one of {', '.join((*COMMANDS, 'list'))}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(name: str, rest: list[str]) -> int:
+    """Run a command's module as `python -m` does; it ends the process."""
+    command = COMMANDS[name]
+    sys.argv = [sys.argv[0], *([name] if command.module == "analysis" else []), *rest]
+    try:
+        runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            raise
+        print(f"error: {error.name}: not installed; pip install 'attention-zoo[{command.extra}]'", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
