@@ -16,6 +16,7 @@ from analysis.plots.style import save
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
 from analysis.table import by_cell, markdown, write
 from bench.errors import one_line
+from bench.records import plans
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,9 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        frame = load(options.results)
+        plan = plans.load(options.results, options.sweep) if options.sweep else None
+        frame = load(options.results, plan and {cell.cell_id for cell in plan.cells})
         return int(options.run(frame, options))
-    except (MissingRecords, OSError) as error:
+    except (MissingRecords, plans.PlanError, OSError) as error:
         print(f"analysis: {one_line(error)}", file=sys.stderr)
         return 1
 
@@ -36,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Records to figures and tables.")
     commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
     figures = commands.add_parser("figures", parents=[shared], help="write every figure as PNG and SVG")

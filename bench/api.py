@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from bench.errors import one_line
+from bench.execution.preview import preview
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
 from bench.plan import executors
@@ -54,6 +55,9 @@ def executor(config: DictConfig) -> Executor:
 
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
     """Run a sweep, mirror it, and return the record of each cell; `show` gets them as soon as all are there."""
+    if sweep.settings.dry_run:
+        print(preview(sweep))
+        return []
     if follows():
         return run_sweep(sweep)
     # The table comes before the figures, which take long and may fail.

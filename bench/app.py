@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,9 +13,11 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
+import attention_zoo
 from bench import launchers
 from bench.api import exit_code, launch, planned, print_table
 from bench.errors import ConfigError, UnfinishedError, one_line, without_credentials
+from bench.execution.ranks import follows
 from bench.plan.compose import grid_choices, parsed
 from bench.plan.explain import explained
 from bench.plan.load import CONF, NAME, Loader
@@ -62,7 +65,12 @@ def run(arguments: Sequence[str]) -> int:
         return _show([*(argument for argument in arguments if argument not in given.overrides), *given.overrides])
     if launchers.foreign(config):
         return launchers.run(loader, config, given.overrides)
-    return exit_code(launch(planned(loader, given.overrides), print_table))
+    sweep = planned(loader, given.overrides)
+    records = launch(sweep, print_table)
+    if records and not follows():
+        where = shlex.quote(sweep.settings.results_dir)
+        print(f"figures: python -m analysis figures --results {where} --sweep {sweep.sweep_id}")
+    return exit_code(records)
 
 
 def flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -71,8 +79,10 @@ def flags(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: a flag that is unknown or lacks its value; something that would not be a sweep.
     """
-    parser = get_args_parser()
-    parser.exit_on_error = False
+    parser = argparse.ArgumentParser(
+        parents=[get_args_parser()], add_help=False, exit_on_error=False, conflict_handler="resolve"
+    )
+    parser.add_argument("--version", action="version", version=f"attention-zoo {attention_zoo.__version__}")
     try:
         given, unknown = parser.parse_known_intermixed_args(arguments)
     except (argparse.ArgumentError, TypeError) as error:

@@ -6,6 +6,7 @@ Unlike with `python -m`, files in the current folder hide no package.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ Efficient attention mechanisms, and a benchmark suite that compares them honestl
 Examples:
   attention-zoo bench attention=flash,performer seq_len=1024,4096 num_heads=4
   attention-zoo figures --results runs
+  eval "$(attention-zoo -sc install=bash)"     completion of the shell; or fish
   attention-zoo bench --help; each command has its own --help; --version says which version this is"""
 
 
@@ -55,6 +57,8 @@ def main() -> int:
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
     elif name == "list":
         print("\n".join(sorted(path.stem for path in VARIANTS.glob("*.yaml"))))
+    elif name == "-sc":
+        _complete()
     elif name in COMMANDS:
         return _run(name, rest)
     else:
@@ -75,6 +79,14 @@ def _run(name: str, rest: list[str]) -> int:
         print(f"error: {error.name}: not installed; pip install 'attention-zoo[{command.extra}]'", file=sys.stderr)
         return 2
     return 0
+
+
+def _complete() -> None:
+    """Answer the shell, for which Hydra knows programs without subcommands only."""
+    from bench import app
+
+    os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
+    app.main()
 
 
 if __name__ == "__main__":

@@ -94,6 +94,9 @@ def run(loader: Loader, config: DictConfig, overrides: Sequence[str]) -> int:
     Raises:
         ConfigError: a configuration that cannot be run; with the suite's own sweeper, before anything is launched.
     """
+    if config.dry_run:
+        launch(planned(loader, overrides))
+        return 0
     if config.hydra.sweeper._target_ != OWN["sweeper"]:  # it alone knows which jobs there will be
         return _hand_over(Job(loader, mirrors=True), overrides)[0]
     sweep = planned(loader, overrides)

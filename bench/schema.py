@@ -52,6 +52,11 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
     values = {
         key: float(value) if type(value) is int and _takes_float(hints[key]) else value for key, value in values.items()
     }
+    # `bench.passes=forward` is a list of one.
+    values = {
+        key: [value] if isinstance(value, str | int | float) and _takes_list(hints[key]) else value
+        for key, value in values.items()
+    }
     if all(key in values or not _required(field) for key, field in fields.items()) and all(
         _is_exactly(value, hints[key]) for key, value in values.items()
     ):
@@ -83,6 +88,10 @@ def _is_exactly(value: Any, hint: Any) -> bool:
     if origin is dict:
         return type(value) is dict and all(type(key) is arguments[0] for key in value)
     return type(value) is hint
+
+
+def _takes_list(hint: Any) -> bool:
+    return any(typing.get_origin(part) is list for part in (hint, *typing.get_args(hint)))
 
 
 @functools.cache

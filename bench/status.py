@@ -11,7 +11,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from bench.errors import bounded, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
 from bench.records import index, plans
+from bench.records.durations import Durations, duration
 from bench.records.plans import PlanError, SavedCell, SavedPlan
 from bench.records.record import FAILED
 from bench.records.store import Store, latest
@@ -92,18 +93,13 @@ class State:
         """As the cells took that are done: those of the same mechanism, benchmark and length, else the most alike."""
         if not self.running:
             return None if self.waiting else 0.0
-        took: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        for cell in self.plan.cells:
-            entry = self.ended.get(cell.cell_id)
-            if entry is not None and entry.status != "unsupported":
-                for key in _alike(cell):
-                    took[key].append(entry.duration_s)
-        means = {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
-        if not means:
+        ended = [(cell.config, self.ended[cell.cell_id]) for cell in self.plan.cells if cell.cell_id in self.ended]
+        took = [(config, entry.duration_s) for config, entry in ended if entry.status != "unsupported"]
+        if not took:
             return None
-        expected = lambda cell: next(means[key] for key in _alike(cell) if key in means)  # noqa: E731
-        left = sum(expected(cell) for cell in self.waiting)
-        left += sum(max(0.0, expected(each.cell) - (each.seconds or 0.0)) for each in self.running)
+        expected = Durations(took).expected
+        left = sum(expected(cell.config) or 0.0 for cell in self.waiting)
+        left += sum(max(0.0, (expected(each.cell.config) or 0.0) - (each.seconds or 0.0)) for each in self.running)
         return left / len(self.running)
 
 
@@ -125,19 +121,13 @@ def _progress(file: Path) -> str:
         return ""
 
 
-def _alike(cell: SavedCell) -> Iterator[tuple[object, ...]]:
-    """What a cell has in common with others, the most first."""
-    bench, label, length = cell.config["bench"]["name"], cell.config["label"], cell.config["seq_len"]
-    yield from ((bench, label, length), (bench, length), (bench, label), (bench,), ())
-
-
 def report(state: State) -> str:
     """What is printed of a sweep."""
     plan = state.plan
     lines = [f"sweep {plan.sweep_id}: {shlex.join(['python', '-m', 'bench', *plan.overrides])}", state.counts()]
     if state.code == UNFINISHED:
         left = state.seconds_left()
-        lines.append(f"time left: {'unknown' if left is None else f'about {_duration(left)}'}")
+        lines.append(f"time left: {'unknown' if left is None else f'about {duration(left)}'}")
     lines += _first("running", [_line_of_running(running) for running in state.running[:MOST]], len(state.running))
     reasons = [f"{cell.title}: {_reason(state, cell)}" for cell in state.failed[:MOST]]
     lines += _first("failed", reasons, len(state.failed))
@@ -155,7 +145,7 @@ def _line_of_running(running: Running) -> str:
     words = [
         f"{running.cell.title}: on {held.get('host', '?')}, process {held.get('pid', '?')}",
         _job(held.get("job")),
-        seconds is not None and f"for {_duration(seconds)}",
+        seconds is not None and f"for {duration(seconds)}",
         running.progress,
     ]
     return ", ".join(str(word) for word in words if word)
@@ -174,14 +164,6 @@ def _reason(state: State, cell: SavedCell) -> str:
     entry = state.ended[cell.cell_id]
     records = state.store.read([entry.file_name])
     return f"{entry.status}, {records[0].reason}" if records and records[0].reason else entry.status
-
-
-def _duration(seconds: float) -> str:
-    seconds = round(seconds)
-    if seconds < 100:
-        return f"{seconds} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def find(results_dir: Path, wanted: str) -> SavedPlan:

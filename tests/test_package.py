@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,9 +43,9 @@ def elsewhere(tmp_path):
     (packages,) = environment.glob("lib/*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
 
-    def run(program, *arguments):
+    def run(program, *arguments, **variables):
         command = [environment / "bin" / program, *arguments]
-        return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=folder, env=clean | variables, capture_output=True, text=True, timeout=300)
 
     return folder, run
 
@@ -58,12 +59,15 @@ def test_the_wheel_measures_and_draws_in_another_folder(elsewhere):
     assert told.stdout.split() == ["attention-zoo", VERSION]
     assert "polysketch_learned_local_r32" in run("attention-zoo", "list").stdout.split()
     assert "skeinformer_figure1" in run("attention-zoo", "bench", "--help").stdout
+    asked = run("attention-zoo", "-sc", "query=bash", COMP_LINE="attention-zoo bench seq_len=64 attention=perf")
+    assert "attention=performer_2048" in asked.stdout.split(), asked.stderr
     (folder / "bench.py").write_text("raise SystemExit('not the suite')")
     swept = run("attention-zoo", "bench", "attention=flash,v_mean", *TINY)
     assert swept.returncode == 0 and swept.stdout.count("| ok") == 2, swept.stderr
     records = [json.loads(path.read_text()) for path in (folder / "runs" / "records").iterdir()]
     assert {record["code"]["suite_version"] for record in records} == {VERSION}
-    drawn = run("attention-zoo", "figures")
+    said = shlex.split(swept.stdout.splitlines()[-1])  # python -m, which the file of that name would break
+    drawn = run("attention-zoo", *said[said.index("figures") :])
     assert drawn.returncode == 0 and list((folder / "runs" / "figures").glob("*.png")), drawn.stderr
 
 

@@ -1,9 +1,10 @@
-"""A sweep on the terminal: a bar, and a line for each cell that has ended."""
+"""A sweep on the terminal: a bar, and a line for each cell that has ended. A log file has lines only."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -16,6 +17,9 @@ from bench.records.patience import patiently
 from bench.records.record import Record
 from bench.records.store import Store
 from bench.table import line
+
+# Between lines of a log file that say how far a cell is.
+LOG_INTERVAL_S = 60.0
 
 
 class Shown:
@@ -41,10 +45,10 @@ class Shown:
         self._store, self._quiet = store, quiet
         self._on_records, self._on_progress = on_records, on_progress
         self._running: dict[str, str] = {}
-        # A log file gets a line per cell and the bar now and then.
-        interval = 0.5 if sys.stderr.isatty() else 60.0
+        self._total, self._count, self._last = total, 0, time.monotonic()
+        self._terminal = sys.stderr.isatty()
         self._bar = tqdm(
-            total=total, unit="cell", disable=quiet or not total, mininterval=interval, maxinterval=interval
+            total=total, unit="cell", disable=quiet or not (total and self._terminal), mininterval=0.5, maxinterval=0.5
         )
 
     def __enter__(self) -> Shown:
@@ -63,7 +67,10 @@ class Shown:
     def told(self, cell: Cell, now: Progress) -> None:
         """How far it is."""
         if len(self._running) == 1:
-            self._bar.set_postfix_str(now.text, refresh=sys.stderr.isatty())
+            self._bar.set_postfix_str(now.text)
+        if not (self._terminal or self._quiet) and time.monotonic() > self._last + LOG_INTERVAL_S:
+            self._last = time.monotonic()
+            say(f"{cell.title}: {now.text}")
         self._on_progress(cell, now)
 
     def ended(self, cell: Cell) -> None:
@@ -74,8 +81,9 @@ class Shown:
             self._on_records(records)
         if records and records[-1].status != "interrupted":
             self._bar.update()
+            self._count += 1
             if not self._quiet:
-                say(line(records[-1]))
+                say(line(records[-1]) + ("" if self._terminal else f"  ({self._count} of {self._total})"))
         self._describe("")
 
     def _records(self, cell_id: str) -> list[Record]:
@@ -90,4 +98,4 @@ class Shown:
         if not titles:  # for a moment, or at the end
             return
         self._bar.set_description_str(titles[0] if len(titles) == 1 else f"{len(titles)} cells", refresh=False)
-        self._bar.set_postfix_str(postfix, refresh=sys.stderr.isatty())
+        self._bar.set_postfix_str(postfix)

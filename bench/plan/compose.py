@@ -21,7 +21,7 @@ from bench.plan.data import require_no_secret, require_text, shown
 from bench.plan.load import CONF, PLUGINS
 
 NOT_OF_A_CELL = ("hydra", "grids")
-OF_THE_GRIDS = ("experiment", "size", "max_cells", "grids")
+OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 # What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
 OF_HYDRA = ("hydra.searchpath", *(f"hydra.{plugin}" for plugin in PLUGINS))
 LONGEST_ARGUMENT = 100_000

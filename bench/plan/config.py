@@ -58,6 +58,7 @@ class Config:
     results_dir: str = "runs"
     size: str = setting("laptop", choices=("laptop", "paper"))
     max_cells: int = setting(10_000, minimum=1)
+    dry_run: bool = False
 
 
 def check(values: Mapping[str, Any]) -> Config:

@@ -1,0 +1,81 @@
+"""What the command line takes and says beside its measurements."""
+
+import re
+
+import pytest
+from command import TINY, bench
+from synthetic_records import config, record
+
+import attention_zoo
+from bench import api, app
+from bench.execution.preview import preview
+from bench.plan.load import Loader
+from bench.records.durations import OF_SIZE, Durations, duration
+from bench.records.store import Store
+
+SIZES = ["batch_size=1", "num_heads=1", "head_dim=4", "device=cpu", "tracking=none"]
+
+
+def planned(*overrides):
+    return api.planned(Loader(), [*SIZES, *overrides])
+
+
+@pytest.mark.parametrize("bench", ["latency", "memory"])
+def test_one_value_of_a_list_is_a_list_of_one(bench):
+    passes = ("forward", "[forward]", "forward,forward_backward", "[forward,forward_backward]")
+    sweeps = [planned(f"bench={bench}", f"bench.passes={value}") for value in passes]
+    assert [len(sweep.cells) for sweep in sweeps] == [1, 1, 2, 2]
+    assert sweeps[0].sweep_id == sweeps[1].sweep_id and sweeps[2].sweep_id == sweeps[3].sweep_id
+
+
+def test_the_version_is_the_suites(capsys):
+    with pytest.raises(SystemExit) as ended:
+        app.run(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"attention-zoo {attention_zoo.__version__}\n"
+
+
+def test_cells_take_as_long_as_those_that_have_the_most_in_common():
+    def cell(label, length, heads=2):
+        return config(label, {"name": "latency"}, length, num_heads=heads)
+
+    durations = Durations([(cell("flash", 64), 1.0), (cell("flash", 64), 3.0), (cell("v_mean", 64), 8.0)])
+    assert durations.expected(cell("flash", 64), OF_SIZE) == 2.0
+    assert durations.expected(cell("informer", 64), OF_SIZE) == 4.0
+    assert durations.expected(cell("flash", 128), OF_SIZE) is durations.expected(cell("flash", 64, 4), OF_SIZE) is None
+    assert durations.expected(cell("flash", 128)) == 2.0
+    assert durations.expected(config("flash", {"name": "flops"}, 64)) == 4.0
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99, "99 s"), (600, "10 min"), (7260, "2 h 1 min")])
+def test_durations_are_for_people(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
+    folder = tmp_path / "runs"
+    given = [f"results_dir={folder}", "bench.passes=forward", "causal=true", "timeout=60", "repeats=5"]
+    sweep = planned(*given, "attention=flash,linformer", "seq_len=32,64")
+    said = preview(sweep)
+    assert "4 cells, 0 done already, 4 to measure" in said and not folder.exists()
+    assert "latency linformer n=64: unsupported, causal=true" in said
+    assert "latency flash n=32: from 0 s to its timeout of 60 s" in said  # five samples of 20 ms
+    assert "time: from 0 s (their samples alone) to 2 min (their timeouts) for 2 cells" in said
+    done = record(sweep.cells[0].config, status="ok")
+    Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
+    assert sweep.cells[0].config["seq_len"] == 32
+    again = preview(planned(*given, "attention=flash,linear", "seq_len=32,64"))
+    assert "4 cells, 1 done already, 3 to measure" in again and "latency flash n=32" not in again
+    assert "latency linear n=32: about 7 s" in again and "about 7 s for 1 cells" in again
+    assert "2 cells in turn, of whose sizes there is no record" in again
+
+
+@pytest.mark.commands
+def test_a_log_has_lines_only_and_the_last_one_draws_the_sweep(tmp_path):
+    overrides = ["attention=flash,v_mean", f"results_dir={tmp_path}", "tracking=none", *TINY]
+    tried = bench(*overrides, "dry_run=true")
+    assert tried.returncode == 0 and "2 to measure" in tried.stdout and not list(tmp_path.iterdir())
+    swept = bench(*overrides)
+    assert "\r" not in swept.stderr and "(2 of 2)" in swept.stderr.splitlines()[-1]
+    (sweep_id,) = re.findall("^sweep ([0-9a-f]{16}): 2 cells", swept.stderr)
+    last = swept.stdout.splitlines()[-1]
+    assert last == f"figures: python -m analysis figures --results {tmp_path} --sweep {sweep_id}"
