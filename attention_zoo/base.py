@@ -533,11 +533,30 @@ def create(
     dtype: torch.dtype | None = None,
     **hyperparameters_given: Any,
 ) -> Attention:
-    """Make the mechanism `name`; `info(name)` says what it supports, `hyperparameters(name)` what it takes.
+    """Make the mechanism `name`.
+
+    For example `create("polysketch", head_dim=64, num_heads=12, causal=True, sketch_size=32)`.
+
+    Args:
+        name: of a mechanism; `list_attentions()` names them, `info(name)` says what each is and supports.
+        head_dim: h, the last dimension of query, key and value.
+        num_heads: heads, their second dimension.
+        causal: position i sees keys j <= i only.
+        max_seq_len: the longest sequence it will be given; needed where parameters depend on it (linformer).
+        seed: the only source of randomness, for what a mechanism draws and for the parameters it begins with.
+        impl: `reference`, the readable ground truth; `fused`, the device's fast path; `auto`, the fastest exact one.
+        device: of its parameters and draws; None is where torch makes them.
+        dtype: of its parameters; None is torch's default.
+        **hyperparameters_given: of this mechanism alone; `hyperparameters(name)` gives them with their defaults.
+
+    Returns:
+        A module: `out = attention(query, key, value, key_padding_mask=None)`. Query, key, value and out are
+        `(batch, num_heads, seq_len, head_dim)`, the mask `(batch, seq_len)` bool and True at padding. With
+        `info(name).decode` it also has `prefill` and `step`, token by token.
 
     Raises:
-        ValueError: unknown name or hyperparameter, or one out of range.
-        UnsupportedError: the mechanism cannot do what was asked.
+        ValueError: unknown name or hyperparameter, or one out of range; the message says what is allowed.
+        UnsupportedError: the mechanism cannot do what was asked (causal, implementation), with the reason.
     """
     cls = attention_class(name)
     known = hyperparameters(name)
