@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         plan = plans.load(options.results, options.sweep) if options.sweep else None
-        frame = load(options.results, plan and {cell.cell_id for cell in plan.cells})
+        frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         return int(options.run(frame, options))
     except (MissingRecords, plans.PlanError, OSError) as error:
         print(f"analysis: {one_line(error)}", file=sys.stderr)
