@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack gpu-pack list clean
+.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack gpu-pack list site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,6 +78,9 @@ gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network ru
 
 list:  ## list every mechanism and variant
 	@ls bench/conf/attention | sed 's/\.yaml$$//'
+
+site: $(INSTALLED)  ## make the documentation, site/index.html, and check its links
+	$(BIN)/python -m sphinx -q -W --keep-going docs site
 
 clean:  ## remove the environment; records stay
 	rm -rf $(VENV)

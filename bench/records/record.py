@@ -125,7 +125,7 @@ class Record(Attempt):
 
     @property
     def disturbed(self) -> list[str]:
-        """Why its times may not be those of a quiet machine: `what` or `what: how much`."""
+        """Why its times may not be those of a quiet machine, each a few words, with how much behind a colon."""
         return self.host_state.get("disturbed") or []
 
     @classmethod

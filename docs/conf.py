@@ -1,0 +1,17 @@
+"""Sphinx: the site of `make site`, from the pages in this folder and the docstrings."""
+
+import attention_zoo
+
+project = "Attention zoo"
+author = "The attention zoo's authors"
+project_copyright = "Apache-2.0"
+version = release = attention_zoo.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["mutants.json", "tracking/*"]
+html_theme = "furo"
+html_title = project
+# Docstrings are for terminals first: in them, as in Markdown, single quotation marks of this kind are code.
+default_role = "literal"
+autodoc_member_order = "bysource"
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
