@@ -29,7 +29,7 @@ def figures(
     """
     # Drawing needs matplotlib and seaborn.
     from analysis.frame import MissingRecords, load
-    from analysis.plots.style import save
+    from analysis.plots.files import save
     from analysis.registry import FIGURES, made
 
     out = Path(results_dir) / "figures" if out_dir is None else out_dir

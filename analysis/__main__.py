@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, load
-from analysis.plots import compare
-from analysis.plots.style import save
+from analysis import table
+from analysis.frame import MissingRecords, choose, load, turn
+from analysis.plots import compare, files
+from analysis.plots.page import WIDTHS, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
-from analysis.table import by_cell, markdown, write
 from bench.errors import one_line
 from bench.records import plans
 
@@ -41,28 +42,81 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Records to figures and tables.")
     commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
-    figures = commands.add_parser("figures", parents=[shared], help="write every figure as PNG and SVG")
+    chosen = argparse.ArgumentParser(add_help=False)
+    chosen.add_argument(
+        "--mechanisms", nargs="+", metavar="NAME", help="only these, in this order: labels or variants; * is anything"
+    )
+    chosen.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
+    figures = commands.add_parser("figures", parents=[shared, chosen], help="write every figure")
     figures.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/figures")
     figures.add_argument("--figure", choices=FIGURES, help="only this one")
+    figures.add_argument("--formats", **_some_of(files.FORMATS, files.DEFAULT))
+    figures.add_argument(
+        "--width", type=_inches, metavar="WIDTH", help=f"of the column in a paper: {', '.join(WIDTHS)}, or inches"
+    )
+    figures.add_argument("--captions", choices=("picture", "txt"), default="picture", help="in it, or beside it")
     figures.set_defaults(run=_figures)
-    tables = commands.add_parser("tables", parents=[shared], help="write every paper's table as Markdown and CSV")
+    tables = commands.add_parser("tables", parents=[shared, chosen], help="write every paper's table")
     tables.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/tables")
     tables.add_argument("--table", choices=TABLES, help="only this one")
+    tables.add_argument("--formats", **_some_of(tuple(table.FORMATS), table.DEFAULT))
     tables.set_defaults(run=_tables)
-    table = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
-    table.add_argument("--csv", type=Path, metavar="FILE", help="also write every number, unrounded")
-    table.set_defaults(run=_table)
+    cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
+    cells.add_argument("--csv", type=Path, metavar="FILE", help="also write every number, unrounded")
+    cells.set_defaults(run=_table)
     listing = commands.add_parser("list", parents=[shared], help="name the figures and tables and what they lack")
     listing.set_defaults(run=_list)
     return parser
 
 
+def _some_of(formats: tuple[str, ...], default: tuple[str, ...]) -> dict[str, Any]:
+    """An option whose value is some of the formats, separated by commas."""
+
+    def some(text: str) -> tuple[str, ...]:
+        asked = tuple(text.split(","))
+        if unknown := [one for one in asked if one not in formats]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: must be some of {', '.join(formats)}")
+        return asked
+
+    known = f"some of {','.join(formats)}; default: {','.join(default)}"
+    return {"type": some, "default": default, "metavar": "FORMATS", "help": known}
+
+
+def _inches(text: str) -> float:
+    try:
+        return inches(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    return _write(frame, FIGURES, options.figure, save, options.out or options.results / "figures")
+    save = partial(files.save, formats=options.formats)
+    with page(options.width, options.captions == "picture", options.names):
+        return _write(
+            _chosen(frame, options), FIGURES, options.figure, save, options.out or options.results / "figures"
+        )
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    return _write(frame, TABLES, options.table, write, options.out or options.results / "tables")
+    def write(made: pd.DataFrame, out: Path, name: str) -> list[Path]:
+        return table.write(_called(made, options), out, name, options.formats)
+
+    with page(names=options.names):
+        return _write(_chosen(frame, options), TABLES, options.table, write, options.out or options.results / "tables")
+
+
+def _called(made: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
+    """The table in the order of the mechanisms chosen, each by the name that the page has for it."""
+    if "attention" not in made:
+        return made
+    if options.mechanisms:
+        places = made["attention"].map(lambda label: turn(label, options.mechanisms))
+        made = made.loc[places.sort_values(kind="stable").index]
+    return made.assign(attention=made["attention"].map(shown))
+
+
+def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
+    return choose(frame, options.mechanisms) if options.mechanisms else frame
 
 
 def _write(
@@ -85,10 +139,10 @@ def _write(
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     for _, cells in frame.groupby("bench", sort=True):
-        print(markdown(by_cell(cells)), end="\n\n")
+        print(table.markdown(table.by_cell(cells)), end="\n\n")
     if "compare" in set(frame.loc[frame["status"] == "ok", "bench"]):
         crossovers = compare.crossovers(frame)
-        print("Crossovers:", "none" if crossovers.empty else f"\n\n{markdown(crossovers)}")
+        print("Crossovers:", "none" if crossovers.empty else f"\n\n{table.markdown(crossovers)}")
     if options.csv:
         frame.drop(columns="raw").to_csv(options.csv, index=False)
     return 0

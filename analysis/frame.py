@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ Row = dict[str, Any]
 COLUMNS = (
     "bench",  # what was measured
     "attention",  # the label: the mechanism as a paper's table names it
+    "place",  # its turn among those that were chosen, see `choose`; 0 where none were
     "mechanism",
     "function",  # that its output is or estimates: softmax, polynomial, or itself
     "exact",  # whether it is that function, up to rounding
@@ -148,6 +150,36 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     numbers = {name: "float64" for name in ("value", "low", "high", "factor", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
     return frame.astype(numbers | counts | {"disturbed": bool})
+
+
+def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The rows of these mechanisms, which figures have in this order.
+
+    Of a comparison the exact softmaxes stay, too: what speeds are over. They are not drawn.
+
+    Args:
+        frame: from `load`.
+        names: labels, or what they begin with up to a blank (variants); `*` stands for anything.
+
+    Raises:
+        MissingRecords: one of the names is that of no mechanism of the frame.
+    """
+    places = {label: turn(label, names) for label in frame["attention"].unique()}
+    for name in names:
+        if not any(turn(label, [name]) == 0 for label in places):
+            known = ", ".join(sorted({label.partition(" ")[0] for label in places}))
+            raise MissingRecords(f"mechanisms={name}: has no records; there are {known}")
+    place = frame["attention"].map(places)
+    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & frame["exact"]
+    base &= frame["function"] == "softmax"
+    return frame.assign(place=place)[(place < len(names)) | base]
+
+
+def turn(label: str, names: Sequence[str]) -> int:
+    """The first of the names that is the label's, or as many as there are."""
+    own = (label, label.partition(" ")[0])
+    fits = (i for i, name in enumerate(names) if name in own or any(fnmatchcase(one, name) for one in own))
+    return next(fits, len(names))
 
 
 def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -282,6 +314,7 @@ def _conditions(record: Record) -> Row:
             "duration_s": record.duration_s,
             "check_s": record.seconds.get("check"),
             "pass": _only_pass(bench),
+            "place": 0,
             "value": np.nan,
         }
     )

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis import trained
 from analysis.batches import largest_batches
@@ -33,9 +32,10 @@ from analysis.plots import (
     thesis,
     train_step,
 )
+from analysis.plots.page import Picture
 from bench.errors import one_line
 
-Made = TypeVar("Made", Figure, pd.DataFrame)
+Made = TypeVar("Made", Picture, pd.DataFrame)
 Done = TypeVar("Done")
 
 
@@ -76,7 +76,7 @@ def made(
             print(f"warning: {name}: cannot be made, {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
 
-FIGURES: dict[str, Entry[Figure]] = {
+FIGURES: dict[str, Entry[Picture]] = {
     "skeinformer_figure1": Entry(
         skeinformer.figure1, ("spectral_norm",), "spectral norm error over d (Skeinformer, Figure 1)"
     ),

@@ -90,3 +90,6 @@ ROWS: tuple[PaperRow, ...] = (
     PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/ simple row normalization", "skeinformer_simple_row_normalization"),
     PaperRow(SKEIN, "Tables 1, 2", "Skeinformer w/o pilot sampling reutilization", "skeinformer_no_pilot_reuse"),
 )
+
+NAMES = {row.variant: row.row for row in reversed(ROWS) if row.variant}
+"""What the papers' tables call a variant: the first of them, where several have it."""

@@ -16,7 +16,7 @@ ROOMS = {
     "operations on tensors": r"attention_zoo\.ops(\..*)?",
     "mechanisms": r"attention_zoo(\.lucidrains\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
-    "words": r"bench\.(errors|schema|quiet)",
+    "words": r"bench\.(errors|papers|schema|quiet)",
     "records": r"bench\.records(\..*)?",
     "a cell's mechanism": r"bench\.mechanism",
     "folders of trained models": r"bench\.saved",
@@ -34,7 +34,7 @@ ROOMS = {
     "frame": r"analysis\.(batches|frame|gate_cost|learned|peers|published|table|trained)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|papers|parameters|status|wait|zoo_page))?",
+    "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|parameters|status|wait|zoo_page))?",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 from bench.records.statistics import Comparison, Crossover, Overtaking, overtakings
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
 
     One panel per baseline and pass. Bars are 95 % intervals over rounds; the pale band around 1 is where a
@@ -28,23 +28,23 @@ def figure(frame: pd.DataFrame) -> Figure:
         MissingRecords: nothing was compared.
     """
     data, notes = _select(frame)
-    styles = style.styles(data, data["series"])
+    styles = looks.styles(data, data["series"])
     # Hollow means a tie here, not a variant.
-    properties = {name: {**look, "markerfacecolor": look["color"]} for name, look in styles.items()}
+    properties = {name: {**one, "markerfacecolor": one["color"]} for name, one in styles.items()}
     measured = data[data["metric"] == "speedup"]
     panels = list(measured.groupby(["baseline", "pass"], sort=True))
-    drawn, axes = style.panels(1, len(panels))
+    drawn, axes = page.panels(1, len(panels))
     for panel, ((baseline, name), rows) in zip(axes[0], panels, strict=True):
-        style.title(panel, f"over {baseline}, {style.PASSES[name]}")
+        page.title(panel, f"over {page.shown(baseline)}, {style.PASSES[name]}")
         failed = data[(data["status"] != "ok") & (data["baseline"] == baseline) & (data["pass"] == name)]
         _draw(panel, rows, properties)
         style.gaps(panel, failed, "seq_len", properties)
         style.length_axis(panel, [*rows["seq_len"], *failed["seq_len"]])
     style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     cells = _of_cells(frame, measured)
     text = [_EXPLANATION, style.conditions(cells), style.functions(cells), *notes]
-    style.caption(drawn, " ".join(filter(None, text)))
+    page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
 
@@ -116,7 +116,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]])
         # value / high <= value <= value / low is the same as low <= 1 <= high.
         axes.fill_between(lengths, value / high, value / low, color=look["color"], alpha=0.15, linewidth=0)
         ties = group[group["verdict"] == "tie"]
-        hollow = {**look, "markerfacecolor": "white", "linestyle": "none"}
+        hollow = {**look, "markerfacecolor": "white", "linestyle": "none", "label": ""}
         axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
     marked = _overtakings(rows) if rows["series"].nunique() <= MOST_MARKED else []
     for line, each in enumerate(marked):
@@ -134,6 +134,6 @@ def _mark(axes: Axes, crossover: Crossover, colour: str, lengths: pd.Series, lin
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
         color=colour,
-        fontsize=6,
+        fontsize=page.SMALLEST,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
     )

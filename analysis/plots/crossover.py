@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
 # What a curve over the length is of; a panel is of a pass and a direction.
@@ -23,7 +23,7 @@ DTYPES = {"float32": "-", "bfloat16": "--", "float64": ":"}
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
 
     A column per direction and a row per pass, each of two panels: the speeds with their 95 % intervals over rounds, and
@@ -39,29 +39,31 @@ def figure(frame: pd.DataFrame) -> Figure:
     speeds = _over_best(timed)
     speeds = speeds[~speeds["exact_softmax"]]
     failed = frame[(frame["bench"] == "compare") & (frame["status"] != "ok")].assign(series=_ALL)
-    looks = style.styles(speeds, speeds["series"])
+    properties = looks.styles(speeds, speeds["series"])
     passes = [name for name in style.PASSES if (speeds["pass"] == name).any()]
     directions = sorted(set(speeds["causal"]))
     most = int(speeds.groupby(PANEL)["series"].nunique().max())
-    heights = (HEIGHT, 0.5 + ROW * most) * len(passes)
-    drawn, axes = style.panels(len(heights), len(directions), share_y=False, heights=heights)
-    for above, below, name in zip(axes[::2], axes[1::2], passes, strict=True):
-        for upper, lower, causal in zip(above, below, directions, strict=True):
+    columns = page.beside(len(directions), NAMED)
+    lines = [(name, directions[i : i + columns]) for name in passes for i in range(0, len(directions), columns)]
+    heights = (page.height(HEIGHT, columns), 0.5 + ROW * most) * len(lines)
+    drawn, axes = page.panels(len(heights), columns, share_y=False, heights=heights)
+    for above, below, (name, across) in zip(axes[::2], axes[1::2], lines, strict=True):
+        for upper, lower, causal in zip(above, below, across, strict=True):
             upper.sharey(above[0])
-            style.title(upper, f"{'causal' if causal else 'not causal'}, {style.PASSES[name]}")
+            page.title(upper, f"{'causal' if causal else 'not causal'}, {style.PASSES[name]}")
             here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
             gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
-            _draw(upper, here, looks)
+            _draw(upper, here, properties)
             style.gaps(upper, gone, "seq_len", {_ALL: _GREY})
-            _draw_crossings(lower, here, looks)
+            _draw_crossings(lower, here, properties)
             for panel, label in ((upper, ""), (lower, _LENGTH)):
                 style.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
         style.log_axis(above[0].yaxis, "speed over the best exact softmax")
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
-    dashes = {name: _GREY | {"linestyle": DTYPES[name]} for name in dtypes}
-    style.legend(drawn, {**looks, **(dashes if len(dashes) > 1 else {})})
+    dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
+    page.legend(drawn, {**properties, **(dashes if len(dashes) > 1 else {})})
     text = [_EXPLANATION, _winners(speeds), style.conditions(timed), style.functions(timed), *notes]
-    style.caption(drawn, " ".join(filter(None, text)))
+    page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
 
@@ -87,9 +89,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 # A cell that did not measure is a gap of all lines.
-_ALL, _GREY = "all", {"color": "0.35", "marker": "", "linestyle": "-"}
-# Inches: of a panel of speeds, and of a line among the crossings.
-HEIGHT, ROW = 3.4, 0.2
+_ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
+# Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
+HEIGHT, ROW, NAMED = 3.4, 0.2, 2.6
 _LENGTH = "context length n (tokens)"
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
@@ -168,13 +170,14 @@ def _winners(speeds: pd.DataFrame) -> str:
     return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
 
 
-def _draw(axes: Axes, speeds: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
+def _draw(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     axes.axhline(1, color="0.4", linewidth=0.8, zorder=1)
     for (name, dtype), rows in speeds.groupby(["series", "dtype"], sort=True):
-        style.errorbar(axes, rows, "seq_len", {**looks[name], "linestyle": DTYPES[dtype], "linewidth": 1.1})
+        look = {"label": f"{properties[name]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
+        style.errorbar(axes, rows, "seq_len", properties[name] | look)
 
 
-def _draw_crossings(axes: Axes, speeds: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
+def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     """A row per mechanism, the earliest first: the length from which it is ahead for good, or that there is none."""
     fates = {curve: _fate(rows) for curve, rows in speeds.groupby(["series", "dtype"])}
     names = sorted(
@@ -183,18 +186,20 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, looks: dict[str, dict[str,
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     for (name, dtype), (length, crossed) in fates.items():
         at = names.index(name) + (dtypes.index(dtype) - (len(dtypes) - 1) / 2) / (len(dtypes) + 0.4)
-        text = {"fontsize": 5.5, "color": looks[name]["color"], "va": "center", "gid": "crossover"}
+        text = {"fontsize": page.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
         if crossed is None:
             words = "behind throughout" if length else "ahead throughout"
             axes.text(0.02, at, words, transform=axes.get_yaxis_transform(), **text)
             continue
         low, high = max(crossed.low, 1), min(crossed.high, 2 * speeds["seq_len"].max())
-        axes.plot([low, high], [at, at], color=text["color"], linewidth=0.9, linestyle=DTYPES[dtype])
-        axes.plot([length], [at], gid="crossover", **{**looks[name], "markersize": 4, "linestyle": "none"})
+        own = properties[name] | {"label": f"{properties[name]['label']} {dtype}"}
+        bar = own | {"marker": None, "linewidth": 0.9, "linestyle": DTYPES[dtype]}
+        axes.plot([low, high], [at, at], gid="crossover interval", **bar)
+        axes.plot([length], [at], gid="crossover", **own | {"markersize": 4, "linestyle": "none"})
         words = f"{'until ' if crossed.faster == 'a' else ''}{length:,.0f}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0}
         axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox=box, **text)
-    axes.set_yticks(range(len(names)), [style.shortened(name) for name in names], fontsize=6)
+    axes.set_yticks(range(len(names)), [page.shown(name) for name in names], fontsize=page.SMALLEST)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 # Metric, title, label, and factor from the frame's unit to that of the label.
 PANELS = (
@@ -20,7 +20,7 @@ _EXPLANATION = (
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Time per token in µs and bytes of the state in MiB, both over context length, a line per series.
 
     A cell that ran out of memory or is unsupported is marked above the panels at its length.
@@ -36,17 +36,17 @@ def figure(frame: pd.DataFrame) -> Figure:
         raise MissingRecords("needs an ok record of bench=decode")
     data, notes = settle(data)
     data, older = newest(data.assign(series=series(data)), ["series", "seq_len", "metric"])
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
 
-    drawn, axes = style.panels(1, len(PANELS), share_y=False)
+    drawn, axes = page.panels(1, len(PANELS), share_y=False)
     for panel, (metric, title, label, scale) in zip(axes[0], PANELS, strict=True):
-        style.title(panel, title)
+        page.title(panel, title)
         for of_series, rows in data[data["metric"] == metric].groupby("series"):
             style.errorbar(panel, rows, "seq_len", properties[of_series], scale)
         style.gaps(panel, data, "seq_len", properties)
         style.length_axis(panel, data["seq_len"])
         style.log_axis(panel.yaxis, label)
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     sentences = [_EXPLANATION, style.conditions(data), style.functions(data), *notes, *older]
-    style.caption(drawn, " ".join(filter(None, sentences)))
+    page.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.learned import learned, panels
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 LOSS = ("validation_loss", "loss (nats)")
 RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
@@ -23,7 +23,7 @@ _EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which ever
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Two panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
 
     Of several learning rates each mechanism has the best (`analysis.learned`).
@@ -35,26 +35,26 @@ def figure(frame: pd.DataFrame) -> Figure:
         MissingRecords: no cell of the benchmark ended ok.
     """
     data, notes = learned(frame)
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     groups = panels(data[data["status"] == "ok"])
-    drawn, axes = style.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
+    drawn, axes = page.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
     for ((kind, seq_len), rows), *pair in zip(groups, axes[::2], axes[1::2], strict=True):
         right = RIGHT_TOKENS if (rows["inputs"] == "language_modelling").all() else RIGHT
         for panel, (metric, label) in zip(pair, (LOSS, right), strict=True):
-            style.title(panel, f"{kind}, n = {seq_len:,}")
+            page.title(panel, f"{kind}, n = {seq_len:,}")
             for name, of_series in rows.groupby("series"):
                 style.curves(panel, by_step(of_series, metric), properties[name])
             panel.set_xlabel("step")
             panel.set_ylabel(label)
         style.value_axis(pair[0].yaxis, LOSS[1])
         pair[1].set_ylim(-3, 103)
-    style.legend(drawn, properties)
-    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
+    page.legend(drawn, properties)
+    page.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
     return drawn
 
 
 @style.literal
-def sudden(frame: pd.DataFrame) -> Figure:
+def sudden(frame: pd.DataFrame) -> Picture:
     """Figure 5 of PolySketchFormer (ICML): right examples of copying and induction over the steps of training.
 
     A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
@@ -66,11 +66,11 @@ def sudden(frame: pd.DataFrame) -> Figure:
         MissingRecords: neither task was learned.
     """
     data, notes = learned(frame, SUDDEN)
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     groups = panels(data)
-    drawn, axes = style.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=2.0)
+    drawn, axes = page.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=2.0)
     for panel, name in zip(axes[0], properties, strict=True):
-        style.title(panel, name)
+        page.title(panel, page.shown(name))
     for row, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         for panel, (name, look) in zip(row, properties.items(), strict=True):
             _small(panel, rows[rows["series"] == name], look | {"marker": None})
@@ -78,7 +78,7 @@ def sudden(frame: pd.DataFrame) -> Figure:
     for panel in axes[-1]:
         panel.set_xlabel("step")
     explanation = f"Examples of the validation split of which every answer is right. {_SEEDS}"
-    style.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
+    page.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
     return drawn
 
 
@@ -99,5 +99,5 @@ def _small(panel: Axes, rows: pd.DataFrame, look: dict[str, Any]) -> None:
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     for line, word in enumerate(words or ["not run"] * ok.empty):
         at = (0.04, 0.86 - 0.12 * line)
-        panel.annotate(word, at, xycoords="axes fraction", size=6, bbox=box, gid="gap")
+        panel.annotate(word, at, xycoords="axes fraction", size=page.SMALLEST, bbox=box, gid="gap")
     panel.set_ylim(-3, 103)

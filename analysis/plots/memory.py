@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.plots import scaling
+from analysis.plots.page import Picture
 
 
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Peak memory above the baseline (inputs and parameters) in MiB over context length, one panel per pass.
 
     A cell that ran out of memory or is unsupported is marked above the panel at its length.

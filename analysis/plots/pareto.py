@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle, variants
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
+ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error belong together only where these agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
 _MISSING = (
@@ -22,7 +23,7 @@ _MISSING = (
 
 
 @style.literal
-def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Figure:
+def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
     """Latency per token over relative spectral norm error, one panel for each function that is approximated.
 
     Errors of approximations of different functions do not compare, so they never share a panel. The front
@@ -48,14 +49,14 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
 
     everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
-    properties = style.styles(everything, everything["series"])
-    drawn, axes = style.panels(1, len(panels))
+    properties = looks.styles(everything, everything["series"])
+    drawn, axes = page.panels(1, len(panels))
     for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
         _draw(panel, points, exact, properties)
     style.log_axis(axes[0, 0].yaxis, f"{style.PASSES[measured_pass]} latency (µs/token)")
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
-    style.caption(
+    page.caption(
         drawn,
         " ".join(filter(None, [_EXPLANATION, f"{style.machine(everything)}.", style.disturbed(everything), *notes])),
     )
@@ -64,8 +65,8 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
 
 _EXPLANATION = (
     "Lower left is better. Error: mean relative spectral norm error with its standard error; latency: median "
-    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey: points that nothing beats in "
-    "both, exact mechanisms included."
+    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey: points that nothing shown "
+    "beats in both, exact mechanisms included."
 )
 
 
@@ -132,7 +133,7 @@ def _function(rows: pd.DataFrame) -> list[str]:
 
 def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     for name, row in _by_series(exact):
-        axes.axhline(row["value"], **{**properties[name], "marker": None, "linestyle": ":"})
+        style.level(axes, row, {**properties[name], "marker": None, "linestyle": ":"})
     best = front(points, exact["value"].min() if len(exact) else np.inf)
     # A front may be a single point.
     shade: dict[str, Any] = {"color": "0.6", "linewidth": 3, "marker": "o", "markersize": 11, "alpha": 0.5}
@@ -144,14 +145,14 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
         }
         look: dict[str, Any] = {**properties[name], **bars, "linestyle": "none"}
         axes.errorbar(row["error"], row["value"], **look)
-        text = style.shortened(name) if pd.isna(row["size"]) else str(row["size"])
-        axes.annotate(text, (row["error"], row["value"]), (4, 4), textcoords="offset points", fontsize=6)
+        text = page.shown(name) if pd.isna(row["size"]) else str(row["size"])
+        axes.annotate(text, (row["error"], row["value"]), (4, 4), textcoords="offset points", fontsize=page.SMALLEST)
     causal = "causal" if points["causal"].iloc[0] else "not causal"
-    style.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
+    page.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
     # Room for the words at the rightmost point, and for one tick at least.
     low, high = (points[name].fillna(points["error"]) for name in ("error_low", "error_high"))
     axes.set_xlim(low.min() / 1.5, high.max() * 2)
-    style.log_axis(axes.xaxis, r"relative error $\|BV - R\|_2\,/\,\|BV\|_2$")
+    style.log_axis(axes.xaxis, ERROR)
 
 
 def _by_series(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:

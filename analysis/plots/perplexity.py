@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.learned import learned, over_seeds, panels
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 TASK = "language_modelling"
 BASELINES: dict[str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ BINS = 24
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Figure 2 of PolySketchFormer (ICML): test perplexity over context length, a panel for each text.
 
     The table `polysketchformer_tables2_3` has the paper's numbers beside ours.
@@ -35,30 +35,30 @@ def figure(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame, [TASK])
     values = over_seeds(data, "perplexity")
-    properties = style.styles(data, data["series"])
-    drawn, axes = style.grid(data["kind"].nunique())
+    properties = looks.styles(data, data["series"])
+    drawn, axes = page.grid(data["kind"].nunique())
     shown: dict[str, dict[str, Any]] = {}
     for panel, (kind, rows) in zip(axes, data.groupby("kind"), strict=True):
-        style.title(panel, kind)
+        page.title(panel, kind)
         for name, of_series in values[values["kind"] == kind].groupby("series"):
             style.errorbar(panel, of_series, "seq_len", properties[name])
         for name, look in BASELINES.items():
             losses = rows[rows["metric"] == f"{name}_loss"].groupby("seq_len")["value"].median()
             if len(losses):
-                panel.plot(losses.index, _perplexity(losses), gid=name, marker="_", **look)
+                panel.plot(losses.index, _perplexity(losses), gid=name, label=name, marker="_", **look)
                 shown[name] = look
         style.gaps(panel, rows, "seq_len", properties)
         style.length_axis(panel, rows["seq_len"])
         style.value_axis(panel.yaxis, "test perplexity")
-    style.legend(drawn, properties | shown)
+    page.legend(drawn, properties | shown)
     explanation = "Perplexity of a token on the test split: medians over seeds, bars from the least to the greatest."
     baselines = ["Grey: n-grams with Kneser-Ney discounts, of the same training and test text."] if shown else []
-    style.caption(drawn, " ".join([explanation, *baselines, _trained_on(data), *notes, style.conditions(data)]))
+    page.caption(drawn, " ".join([explanation, *baselines, _trained_on(data), *notes, style.conditions(data)]))
     return drawn
 
 
 @style.literal
-def by_position(frame: pd.DataFrame) -> Figure:
+def by_position(frame: pd.DataFrame) -> Picture:
     """Test perplexity over the position within the context, a panel for each text and context length.
 
     Args:
@@ -69,22 +69,22 @@ def by_position(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame, [TASK])
     rows = data[data["metric"] == "loss_by_position"]
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     groups = panels(rows)
-    drawn, axes = style.grid(len(groups))
+    drawn, axes = page.grid(len(groups))
     for panel, ((kind, seq_len), of_panel) in zip(axes, groups, strict=True):
-        style.title(panel, f"{kind}, n = {seq_len:,}")
+        page.title(panel, f"{kind}, n = {seq_len:,}")
         for name, of_series in of_panel.groupby("series"):
             binned = {cell: _binned(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()}
             style.curves(panel, _perplexity(pd.DataFrame(binned)), properties[name])
         style.log_axis(panel.xaxis, "position (tokens before it, and itself)")
         style.value_axis(panel.yaxis, "test perplexity")
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     explanation = (
         "Perplexity on the test split of the tokens at a position, over bins of positions that grow with it. Thick "
         "lines: medians over seeds; thin ones: each seed."
     )
-    style.caption(drawn, " ".join([explanation, _trained_on(data), *notes, style.conditions(data)]))
+    page.caption(drawn, " ".join([explanation, _trained_on(data), *notes, style.conditions(data)]))
     return drawn
 
 

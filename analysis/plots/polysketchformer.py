@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.plots import scaling
+from analysis.plots.page import Picture
 
 
-def figure1(frame: pd.DataFrame) -> Figure:
+def figure1(frame: pd.DataFrame) -> Picture:
     """Figure 1: latency per token in µs/token over context length; a line per mechanism, a panel per pass.
 
     The paper times whole training steps of a model; here it is the attention alone. Bars are 95 % intervals

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import newest
 from analysis.learned import PANEL, learned, over_seeds, panels, work
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 from analysis.plots.pareto import front
 
 # What the time of a step depends on.
@@ -30,7 +30,7 @@ MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
 
     The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
@@ -44,28 +44,34 @@ def figure(frame: pd.DataFrame) -> Figure:
     """
     data, notes = learned(frame)
     points = _points(frame, data)
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     # Without lines, variants of one mechanism look alike.
     numbers = {name: number for number, name in enumerate(properties, 1)}
     groups = panels(points)
-    drawn, axes = style.grid(len(groups))
+    drawn, axes = page.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
-        style.title(panel, f"{kind}, n = {seq_len:,}")
+        page.title(panel, f"{kind}, n = {seq_len:,}")
         measured = rows["step_ms"].notna().all()
         _draw(
             panel, rows if measured else rows.assign(**{name: rows[own] for name, own in _WHILE}), properties, numbers
         )
         style.value_axis(panel.xaxis, MEASURED if measured else TRAINING)
         style.value_axis(panel.yaxis, "test loss (nats)")
-    style.legend(drawn, {f"{numbers[name]} {name}": {**look, "linestyle": "none"} for name, look in properties.items()})
-    style.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
+    page.legend(
+        drawn,
+        {
+            name: {**look, "label": f"{numbers[name]} {look['label']}", "linestyle": "none"}
+            for name, look in properties.items()
+        },
+    )
+    page.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
     return drawn
 
 
 _EXPLANATION = (
     "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
     "median with its 95% interval, while training the median of all steps and seeds, with bars over seeds. Cells are "
-    "minutes apart. Grey: what nothing beats in both."
+    "minutes apart. Grey: what nothing shown beats in both."
 )
 _TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
 _TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
@@ -100,4 +106,4 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
         look: dict[str, Any] = {**properties[row["series"]], **bars, "linestyle": "none"}
         axes.errorbar(row["step_ms"], row["value"], capsize=2, **look)
         at = (row["step_ms"], row["value"])
-        axes.annotate(str(numbers[row["series"]]), at, (4, 4), textcoords="offset points", fontsize=6)
+        axes.annotate(str(numbers[row["series"]]), at, (4, 4), textcoords="offset points", fontsize=page.SMALLEST)

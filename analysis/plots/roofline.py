@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
 HEIGHT = 3.6  # inches, without the caption: most points are in the upper decade
@@ -30,7 +30,7 @@ _EXPLANATION = (
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """FLOP/s over FLOP/byte, a panel with and one without a causal mask, doubly logarithmic, below the device's roof.
 
     A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
@@ -42,22 +42,22 @@ def figure(frame: pd.DataFrame) -> Figure:
         MissingRecords: no cell of the benchmark ended ok.
     """
     data, notes = _select(frame)
-    points, properties = _points(data), style.styles(data, data["series"])
+    points, properties = _points(data), looks.styles(data, data["series"])
     gemm, copied = (data.loc[data["metric"] == name, "value"].median() for name in ("gemm", "copy"))
     points = points.assign(marker=_sizes(points["seq_len"]))
     masks = sorted(set(points["causal"]))
-    drawn, axes = style.panels(1, len(masks))
+    drawn, axes = page.panels(1, len(masks))
     drawn.set_size_inches(drawn.get_figwidth(), HEIGHT)
     for panel, causal in zip(axes[0], masks, strict=True):
-        style.title(panel, "causal" if causal else "not causal")
+        page.title(panel, "causal" if causal else "not causal")
         _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
     # The rows of panels share this axis: its limits are known once all are drawn.
     floor = np.min(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
     style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
-    style.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
+    page.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
     text = [_EXPLANATION, *_sentences(data, points, gemm), style.conditions(data), *notes]
-    style.caption(drawn, " ".join(text))
+    page.caption(drawn, " ".join(text))
     return drawn
 
 
@@ -135,14 +135,14 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
     roof = _roof(x, gemm, copied) / 1e9
     axes.plot(x, roof, color="0.2", linewidth=1.6, zorder=1, gid="roof")
     axes.plot(x, LOW * roof, color="0.6", linewidth=0.8, linestyle=":", zorder=1, gid="low")
-    words: dict[str, Any] = {"fontsize": 6, "color": "0.3", "textcoords": "offset points"}
+    words: dict[str, Any] = {"fontsize": page.SMALLEST, "color": "0.3", "textcoords": "offset points"}
     axes.annotate(f"{gemm / 1e9:,.3g} GFLOP/s", (ridge, roof[1]), (2, 3), ha="left", **words)
     axes.annotate(f"{copied / 1e9:,.3g} GB/s", (np.sqrt(left * ridge), (roof[0] * roof[1]) ** 0.5), (5, -6), **words)
     axes.annotate(f"{LOW:.0%}", (ridge, LOW * roof[1]), (2, 2), ha="left", **words)
     heights = _roof(points["intensity"], gemm, copied) / 1e11
     points = points.assign(**{name: points[name] * heights for name in ("share", "low", "high")})
     for name, rows in points.sort_values("seq_len").groupby("series"):
-        joined = {**properties[name], "marker": None, "linewidth": 0.7, "alpha": 0.6}
+        joined = {**properties[name], "marker": None, "label": "", "linewidth": 0.7, "alpha": 0.6}
         axes.plot(rows["intensity"], rows["share"], zorder=2, **joined)
     for row in points.itertuples():
         look = {**properties[row.series], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.5}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 
 @style.literal
-def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Figure:
+def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Picture:
     """One panel per pass, one line per series, doubly logarithmic, with marked gaps.
 
     Args:
@@ -29,22 +29,22 @@ def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanat
         raise MissingRecords(f"needs an ok record of bench={bench}")
     data, notes = settle(data)
     data, older = newest(data.assign(series=series(data)), ["series", "seq_len", "pass"])
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     passes = [name for name in style.PASSES if (data["pass"] == name).any()]
     # A logarithmic axis has no place for a peak that the measuring method did not see.
     unseen = (data["value"] <= 0).sum()
     if unseen:
         notes.append(f"Values of 0 ({unseen}) have no place on a logarithmic axis.")
 
-    drawn, axes = style.panels(1, len(passes))
+    drawn, axes = page.panels(1, len(passes))
     for panel, name in zip(axes[0], passes, strict=True):
-        style.title(panel, style.PASSES[name])
+        page.title(panel, style.PASSES[name])
         for of_series, rows in data[(data["pass"] == name) & (data["value"] > 0)].groupby("series"):
             style.errorbar(panel, rows, "seq_len", properties[of_series], scale)
         style.gaps(panel, data[data["pass"].isna() | (data["pass"] == name)], "seq_len", properties)
         style.length_axis(panel, data["seq_len"])
     style.log_axis(axes[0, 0].yaxis, label)
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     functions = style.functions(data)
-    style.caption(drawn, " ".join(filter(None, [explanation, style.conditions(data), functions, *notes, *older])))
+    page.caption(drawn, " ".join(filter(None, [explanation, style.conditions(data), functions, *notes, *older])))
     return drawn

@@ -6,17 +6,22 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle_each
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 PAPER_LENGTHS = (1024, 4096)
 ORDER = ("initialised", "pretrained")
 LABELS = {
-    "absolute": r"spectral norm error $\|BV - R\|_2$",
-    "relative": r"relative error $\|BV - R\|_2\,/\,\|BV\|_2$",
+    "absolute": "spectral norm error ‖BV − R‖",
+    "relative": "relative error ‖BV − R‖ / ‖BV‖",
 }
+
+
+FAR = 10
+"""Times the greatest of the others: what is above has no place on the same axis."""
+_FAR_ABOVE = "Above a panel, with an arrow: a mechanism whose errors lie far above its axis, and from where to where."
 
 
 class Cost(NamedTuple):
@@ -91,7 +96,7 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @style.literal
-def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Figure:
+def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
     """Section 5, Figure 1: spectral norm error over the number of features d.
 
     A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
@@ -112,31 +117,35 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     recorded = sorted(set(measured["seq_len"]))
     lengths = [length for length in recorded if length in PAPER_LENGTHS] or recorded
     data = data[data["seq_len"].isin(lengths)]
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
-    room = data[data["status"] != "ok"].groupby(["kind", "seq_len"])["series"].nunique().max()
+    far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
+    failed = data[(data["status"] != "ok") | _beyond(data, far)]
+    lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
 
-    figure, axes = style.panels(len(kinds), len(lengths))
+    figure, axes = page.panels(len(kinds), len(lengths), share_y=False)
     for i, kind in enumerate(kinds):
         for j, length in enumerate(lengths):
             panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
             if (panel["status"] != "ok").all():
                 axes[i, j].set_axis_off()
                 continue
-            style.title(axes[i, j], f"{kind}, n = {length}")
-            _draw(axes[i, j], panel, sizes, properties, 0 if pd.isna(room) else int(room))
-        style.log_axis(axes[i, 0].yaxis, LABELS[metric])
-    style.legend(figure, properties)
+            page.title(axes[i, j], f"{kind}, n = {length}")
+            room = max((count for (row, _), count in lines.items() if row == kind), default=0)
+            _draw(axes[i, j], panel, sizes, properties, room, far[kind])
+            style.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
+    page.legend(figure, properties)
     trials = " or ".join(f"{n:,}" for n in sorted(set(measured["samples"])))
     text = [
         "Approximations of softmax attention: mean and standard error over sequences, heads and draws "
         f"({trials} values for each point). A mechanism without a size d is a horizontal line.",
+        *([_FAR_ABOVE] if any(far.values()) else []),
         style.conditions(data),
         *notes,
     ]
-    style.caption(figure, " ".join(text))
+    page.caption(figure, " ".join(text))
     return figure
 
 
@@ -153,16 +162,44 @@ def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     return data, notes + older
 
 
-def _draw(axes: Axes, panel: pd.DataFrame, sizes: list[int], properties: dict[str, dict[str, Any]], room: int) -> None:
+def _far(rows: pd.DataFrame) -> set[str]:
+    """The series that lie so far above two or more others that these could not be told apart beside them."""
+    ranges = rows.groupby("series")["value"].agg(["min", "max"]).sort_values("min")
+    jumps = (ranges["min"] > FAR * ranges["max"].cummax().shift()).to_numpy()
+    first = next((i for i, jump in enumerate(jumps) if jump and i > 1), len(ranges))
+    return set(ranges.index[first:])
+
+
+def _beyond(data: pd.DataFrame, far: dict[str, set[str]]) -> pd.Series:
+    """Which rows are of a series that is far above the others of its kind."""
+    return pd.Series([name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)],
+                     index=data.index)  # fmt: skip
+
+
+def _draw(
+    axes: Axes,
+    panel: pd.DataFrame,
+    sizes: list[int],
+    properties: dict[str, dict[str, Any]],
+    room: int,
+    far: set[str],
+) -> None:
+    """One panel, with room for so many lines above it, where what is `far` has one."""
+    beyond = {}
     for name, rows in panel[panel["status"] == "ok"].groupby("series"):
         sized = rows["features"].notna()
         if sized.any():
             style.errorbar(axes, rows[sized], "features", properties[name])
         for row in rows[~sized].itertuples():
-            axes.axhline(row.value, **{**properties[name], "marker": None})
-            axes.axhspan(row.low, row.high, color=properties[name]["color"], alpha=0.2, linewidth=0)
+            style.level(axes, row, {**properties[name], "marker": None})
+        if name in far:
+            low, high = (f"{end:.3g}" for end in (rows["value"].min(), rows["value"].max()))
+            beyond[name] = (rows["features"].fillna(sizes[-1]).to_numpy(float), f"↑ {low} to {high}")
+    if far:
+        near = panel[~panel["series"].isin(far)]
+        axes.set_ylim(0.95 * near[["low", "value"]].min(axis=None), near[["high", "value"]].max(axis=None) / 0.95)
     failed = panel[panel["status"] != "ok"].astype({"features": object})
     # What has no size is missing all along the axis.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
-    style.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room)
+    style.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
     style.length_axis(axes, sizes, "number of features d")

@@ -10,32 +10,33 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, settle_each
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {
-    "kernel": r"$\langle\phi'(q), \phi'(k)\rangle$ (Theorem 1.1)",
-    "sketch": r"before squaring: $\langle L, R\rangle$ (Theorem 2.2)",
+    "kernel": "⟨φ′(q), φ′(k)⟩ (Theorem 1.1)",
+    "sketch": "before squaring: ⟨L, R⟩ (Theorem 2.2)",
 }
 _COLOURS = dict(zip(("gaussian", "srht", "learned"), sns.color_palette("colorblind").as_hex(), strict=False))
 _MARKERS = {4: "o", 8: "s"}
 # What else of the mechanism changes its sketch; the rest is about blocks and normalisers.
 _DISTINGUISHING = ("qk_layernorm", "scale", "per_head")
+_EXPECTED = "gaussian, p = 4, expected"
 _THEORY: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1}
 _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
-    r"$\propto 1/\sqrt{r}$": (-0.5, {"color": "0.55", "linestyle": ":", "linewidth": 1}),
-    r"$\propto 1/r$": (-1.0, {"color": "0.55", "linestyle": "-.", "linewidth": 1}),
+    "∝ 1/√r": (-0.5, {"color": "0.55", "linestyle": ":", "linewidth": 1}),
+    "∝ 1/r": (-1.0, {"color": "0.55", "linestyle": "-.", "linewidth": 1}),
 }
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
 
-    Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bands are
+    Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
     standard errors. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no sketch and no line.
 
     Args:
@@ -48,19 +49,19 @@ def figure(frame: pd.DataFrame) -> Figure:
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]))
     properties = _styles(data)
-    drawn, axes = style.panels(len(kinds), len(QUANTITIES))
+    drawn, axes = page.panels(len(kinds), len(QUANTITIES), least=2.5)
     for i, kind in enumerate(kinds):
         for j, (quantity, title) in enumerate(QUANTITIES.items()):
             panel = data[data["kind"] == kind]
-            style.title(axes[i, j], f"{kind}, {title}")
+            page.title(axes[i, j], f"{kind}, {title}")
             _draw(axes[i, j], panel, quantity, properties)
             style.length_axis(axes[i, j], data["features"].dropna(), "sketch size r")
         style.log_axis(axes[i, 0].yaxis, "relative error (root mean square)")
-    lines = {name: {**look, "marker": None} for name, (_, look) in _REFERENCES.items()}
+    lines = {name: {**look, "label": name, "marker": None} for name, (_, look) in _REFERENCES.items()}
     if (measured["metric"] == "kernel_expected").any():
-        lines = {"gaussian, p = 4, expected": {**_THEORY, "marker": None}} | lines
-    style.legend(drawn, properties | lines)
-    style.caption(drawn, " ".join([_explanation(measured), style.conditions(measured), *notes]))
+        lines = {_EXPECTED: {**_THEORY, "marker": None}} | lines
+    page.legend(drawn, properties | lines)
+    page.caption(drawn, " ".join([_explanation(measured), style.conditions(measured), *notes]))
     return drawn
 
 
@@ -133,15 +134,12 @@ def _names(data: pd.DataFrame) -> list[str]:
 def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """The sketch decides the colour, its degree the marker; all of them are one mechanism."""
     properties = {}
-    for name, text in sorted(set(zip(data["series"], data["hyperparameters"], strict=True))):
+    for _, name, text in sorted(set(zip(data["place"], data["series"], data["hyperparameters"], strict=True))):
         settings = json.loads(text)
-        properties[name] = {
-            "color": _COLOURS[settings["sketch"]],
-            "marker": _MARKERS.get(settings["degree"], "^"),
-            "markersize": 4,
-            "linestyle": "-",
-            "markerfacecolor": "white" if settings["degree"] > 4 else _COLOURS[settings["sketch"]],
-        }
+        drawn = looks.look(name, _COLOURS[settings["sketch"]], _MARKERS.get(settings["degree"], "^"))
+        properties[name] = drawn | {"markersize": 4}
+        if settings["degree"] > 4:
+            properties[name]["markerfacecolor"] = "white"
     return properties
 
 
@@ -158,24 +156,18 @@ def _exponent(line: pd.DataFrame) -> Interval | None:
 def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, dict[str, Any]]) -> None:
     lines = []
     for name, line in _lines(panel, quantity):
-        sizes = line["features"].to_numpy(float)
-        axes.plot(sizes, line["value"], **properties[name])
-        axes.fill_between(
-            sizes, line["low"], line["high"], color=properties[name]["color"], alpha=0.25, linewidth=0, gid="band"
-        )
+        style.errorbar(axes, line, "features", properties[name])
         exponent = _exponent(line)
         if exponent:
-            lines.append(
-                (f"{name}: $r^{{{exponent.median:.2f}}}$ [{exponent.low:.2f}, {exponent.high:.2f}]", properties[name])
-            )
+            lines.append((f"{name}: {exponent.median:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]", properties[name]))
     for lane, (text, look) in enumerate(lines):
         axes.annotate(
             text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
-            ha="right", fontsize=6, color=look["color"], gid="exponent",
+            ha="right", fontsize=page.SMALLEST, color=look["color"], gid="exponent",
         )  # fmt: skip
     expected = panel[panel["metric"] == f"{quantity}_expected"].sort_values("features")
     for _, line in expected.groupby("series"):
-        axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, gid="expected")
+        axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, label=_EXPECTED, gid="expected")
     _references(axes, panel[panel["metric"] == f"{quantity}_error"])
     style.gaps(axes, panel, "features", properties)
 
@@ -195,7 +187,7 @@ def _explanation(measured: pd.DataFrame) -> str:
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
         f"and its standard error over {trials} trials (a sequence and a draw each). Expected: the root of the expected "
         "square given these inputs, in closed form. Numbers: exponent of r, with 95% bootstrap interval. Theorem 1.1 "
-        r"bounds the error by O(1/$\sqrt{r}$), which leads at large r; the bias of the square and higher moments fall "
+        "bounds the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall "
         "faster, and lead at small r.",
         f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",
     ]

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords
 from analysis.learned import PANEL, learned
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 
 GROUPS = {
     ("5.1", "5.2"): ("single powers", ("polynomial_p2", "polynomial_p4", "polynomial_p8")),
@@ -33,7 +33,7 @@ _EXPLANATION = (
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Figures 5.1 to 5.8, those of them whose mechanisms were trained: a row for each two, with a legend of its own.
 
     Of several lengths it shows the one with the most runs. The table `thesis_losses` has the thesis' final losses.
@@ -53,28 +53,28 @@ def figure(frame: pd.DataFrame) -> Figure:
     others = data[PANEL].drop_duplicates().shape[0] - 1
     data = data[(data["kind"] == kind) & (data["seq_len"] == seq_len)]
     groups = {titles: group for titles, group in GROUPS.items() if data["attention"].isin(group[1]).any()}
-    drawn, axes = style.panels(len(groups), 2, share_y=False, width=4.2)
+    drawn, axes = page.panels(len(groups), 2, share_y=False, width=4.2, least=2.5)
     for pair, (numbers, (words, names)) in zip(axes, groups.items(), strict=True):
         rows = data[data["attention"].isin(names)]
-        looks = _looks(rows, names)
+        properties = _looks(rows, names)
         for panel, number in zip(pair, numbers, strict=True):
-            style.title(panel, f"Figure {number}: {words}")
+            page.title(panel, f"Figure {number}: {words}")
             panel.set_xlabel("step")
-        _draw(pair, rows, looks)
-        style.inner_legend(pair[1], looks)
+        _draw(pair, rows, properties)
+        page.inner_legend(pair[1], properties)
     left_out = [f"Other lengths and settings are left out ({others})."] if others else []
     text = [f"Reversal of {seq_len} tokens (the thesis: 50). {_EXPLANATION}", *notes, *left_out, style.conditions(data)]
-    style.caption(drawn, " ".join(text))
+    page.caption(drawn, " ".join(text))
     return drawn
 
 
-def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, looks: dict[str, dict[str, Any]]) -> None:
+def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     """The start in the first panel, the rest in the second."""
     for name, of_series in rows.groupby("series"):
         curves = pd.DataFrame({cell: _points(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
         first = min(FIRST, curves.index[-1] // 2)
         for panel, part in zip(pair, (curves[curves.index <= first], curves[curves.index > first]), strict=True):
-            style.curves(panel, part, looks[name])
+            style.curves(panel, part, properties[name])
     pair[0].set_ylabel("loss (nats)")
     style.log_axis(pair[1].yaxis, "loss (nats)")
 
@@ -88,10 +88,10 @@ def _points(losses: Any) -> pd.Series:
 
 def _looks(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Of one mechanism's degrees, shades from light to dark; of several mechanisms, each one's own look."""
-    looks = style.styles(rows, rows["series"])
-    if rows["mechanism"].nunique() == 1 and len(looks) > 1:
-        order = sorted(looks, key=lambda name: names.index(name.split()[0]))
+    properties = looks.styles(rows, rows["series"])
+    if rows["mechanism"].nunique() == 1 and len(properties) > 1:
+        order = sorted(properties, key=lambda name: names.index(name.split()[0]))
         shades = sns.color_palette("flare", len(order)).as_hex()
-        looks = {name: looks[name] | {"color": shade, "linestyle": "-", "markerfacecolor": shade}
-                 for name, shade in zip(order, shades, strict=True)}  # fmt: skip
-    return looks
+        properties = {name: looks.look(name, shade, properties[name]["marker"], variant)
+                      for variant, (name, shade) in enumerate(zip(order, shades, strict=True))}  # fmt: skip
+    return properties

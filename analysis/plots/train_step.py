@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from analysis.frame import MissingRecords, newest, series, settle
 from analysis.learned import named, with_settings
-from analysis.plots import style
+from analysis.plots import looks, page, style
+from analysis.plots.page import Picture
 from analysis.published import beside
 
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 
 
 @style.literal
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame) -> Picture:
     """Figure 4 of PolySketchFormer (ICML): steps per second over context length, as many tokens in each step.
 
     The table `polysketchformer_table4` has the paper's numbers beside ours.
@@ -26,20 +26,20 @@ def figure(frame: pd.DataFrame) -> Figure:
         MissingRecords: no step of training was measured.
     """
     data, notes = _select(frame)
-    properties = style.styles(data, data["series"])
+    properties = looks.styles(data, data["series"])
     groups = list(data.groupby("bench", sort=False))
-    drawn, axes = style.panels(1, len(groups))
+    drawn, axes = page.panels(1, len(groups))
     for panel, (bench, rows) in zip(axes[0], groups, strict=True):
-        style.title(panel, f"training, {BENCHES[bench]}")
+        page.title(panel, f"training, {BENCHES[bench]}")
         for name, of_series in rows[rows["metric"] == "steps_per_second"].groupby("series"):
             style.errorbar(panel, of_series, "seq_len", properties[name])
         style.gaps(panel, rows, "seq_len", properties)
         style.length_axis(panel, rows["seq_len"])
     style.log_axis(axes[0, 0].yaxis, "steps/s")
-    style.legend(drawn, properties)
+    page.legend(drawn, properties)
     explanation = "Steps of training a whole model per second: medians with 95% bootstrap intervals."
     text = [explanation, style.conditions(data), style.functions(data), *notes]
-    style.caption(drawn, " ".join(filter(None, text)))
+    page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
 

@@ -26,8 +26,8 @@ import analysis
 from analysis.frame import MissingRecords, load, tidy
 from analysis.plots import compare as comparison
 from analysis.plots import decode as decoding
+from analysis.plots import files, looks, pareto, polysketchformer, skeinformer
 from analysis.plots import memory as peak_memory
-from analysis.plots import pareto, polysketchformer, skeinformer, style
 from analysis.registry import FIGURES
 
 
@@ -259,7 +259,7 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
     cells += [train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks]
     cells += [train_step("performer", 16, rng)]
     figure = FIGURES[name](tidy(cells))
-    style.save(figure, tmp_path, name)
+    files.save(figure, tmp_path, name)
     for axes in figure.axes:
         assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
 
@@ -362,7 +362,7 @@ def _with_tie(rng):
 
 
 def test_every_mechanism_looks_different():
-    assert len(set(style.MECHANISMS.values())) == len(style.MECHANISMS)
+    assert len({*looks.MECHANISMS.values(), *looks.OTHERS}) == len(looks.MECHANISMS) + len(looks.OTHERS)
 
 
 def test_twelve_variants_of_a_mechanism_differ(rng):
@@ -372,17 +372,17 @@ def test_twelve_variants_of_a_mechanism_differ(rng):
         dataclasses.replace(source, config={**source.config, "label": label})
         for source, label in zip(sources, labels, strict=True)
     )
-    looks = style.styles(frame, frame["attention"]).values()
-    assert len({(look["linestyle"], look["markerfacecolor"]) for look in looks}) == 12
-    assert len({(look["color"], look["marker"]) for look in looks}) == 1
+    found = looks.styles(frame, frame["attention"]).values()
+    assert len({(look["linestyle"], look["markerfacecolor"]) for look in found}) == 12
+    assert len({(look["color"], look["marker"]) for look in found}) == 1
 
 
 def test_a_mechanism_has_one_look_in_all_figures(frame):
-    looks = {}
+    found = {}
     for draw in (FIGURES["polysketchformer_figure1"], FIGURES["memory"], FIGURES["compare"]):
         for name, handle in legend(draw(frame)).items():
-            looks.setdefault(name, set()).add((handle.get_color(), handle.get_marker()))
-    assert all(len(seen) == 1 for seen in looks.values())
+            found.setdefault(name, set()).add((handle.get_color(), handle.get_marker()))
+    assert all(len(seen) == 1 for seen in found.values())
 
 
 def test_an_unknown_mechanism_is_drawn(rng):

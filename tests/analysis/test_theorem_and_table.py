@@ -35,21 +35,21 @@ def records(rng):
     ]
 
 
-def test_lines_bands_and_theory_are_those_of_the_records(records):
+def test_lines_bars_and_theory_are_those_of_the_records(records):
     figure = theorem.figure(tidy(records))
     assert [axes.get_title().split(",")[0] for axes in figure.axes] == ["gaussian"] * 2 + ["pretrained"] * 2
     handles = {handle.get_label(): handle for handle in figure.legends[0].legend_handles}
     look = handles["gaussian, p = 4"]
-    axes, curve = line(figure, "pretrained, $", look.get_color(), look.get_marker())
+    axes, curve = line(figure, "pretrained, ⟨", look.get_color(), look.get_marker())
     chosen = [r for r in records if "sketch=gaussian degree=4" in r.config["label"] and "weights" in r.config["inputs"]]
     squares = [np.square(r.measurements["kernel_error"]).mean(1) for r in chosen]
     np.testing.assert_allclose(curve.get_xdata(), SIZES)
     np.testing.assert_allclose(curve.get_ydata(), [np.sqrt(one.mean()) for one in squares])
     (expected,) = marked(axes, "expected")
     np.testing.assert_allclose(expected.get_ydata(), [4 * r**-0.5 for r in SIZES])
-    band = marked(axes, "band")[0].get_paths()[0].vertices
+    (bars,) = (each[2][0] for each in axes.containers if each[0] is curve)
     error = squares[0].std(ddof=1) / 8**0.5 / (2 * np.sqrt(squares[0].mean()))
-    assert band[band[:, 0] == 8, 1].max() == pytest.approx(np.sqrt(squares[0].mean()) + error)
+    assert bars.get_segments()[0][:, 1].max() == pytest.approx(np.sqrt(squares[0].mean()) + error)
     for axes in figure.axes:
         assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlabel() == "sketch size r"
         slopes = [

@@ -1,0 +1,126 @@
+"""Figures as files: pictures, their captions, and the numbers that they show."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+
+from analysis.plots.page import Picture
+from bench.records.store import write_atomically
+
+RESOLUTION = 200  # dots per inch of the PNG
+_NOTHING_OF_TODAY: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+FORMATS = (*_NOTHING_OF_TODAY, "csv")
+DEFAULT = ("png", "svg")
+
+COLUMNS = ("panel", "series", "line", "x", "x_low", "x_high", "y", "y_low", "y_high", "status", "x_axis", "y_axis")
+_TEXTS = ("panel", "series", "x_axis", "y_axis")
+
+
+def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
+    """Write `name` in each of the formats, `csv` being its numbers; the same figure gives the same bytes.
+
+    A caption that does not stand under the picture is written beside it, to `name`.txt.
+
+    Returns:
+        The files written.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    contents = {suffix: _csv(figure) if suffix == "csv" else _picture(figure, suffix) for suffix in formats}
+    if not figure.captioned:
+        contents["txt"] = (figure.caption.replace(r"\$", "$") + "\n").encode()
+    paths = []
+    for suffix, content in contents.items():
+        path = Path(out_dir) / f"{name}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+        paths.append(path)
+    return paths
+
+
+def numbers(figure: Picture) -> pd.DataFrame:
+    """What the panels show: a row for each point of each series, in the units of the axes.
+
+    Returns:
+        `COLUMNS`: the panel's title, the series, which `line` of it (`seed` or `median` where it has several), the
+        point with the ends of its bars, or the status of a cell that did not measure, and what the axes are. A line
+        at one height has no x.
+    """
+    rows = [
+        {"panel": axes.get_title(), "x_axis": axes.get_xlabel(), "y_axis": _shared_label(axes), **row}
+        for axes in figure.axes
+        if axes.axison
+        for rows in (_bars, _lines, _levels, _gaps)
+        for row in rows(axes)
+    ]
+    points = pd.DataFrame(rows, columns=list(COLUMNS))
+    return points.replace({name: {r"\\\$": "$", r"\s": " "} for name in _TEXTS}, regex=True)
+
+
+def _picture(figure: Picture, suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix, dpi=RESOLUTION, metadata=_NOTHING_OF_TODAY[suffix])
+    return buffer.getvalue()
+
+
+def _csv(figure: Picture) -> bytes:
+    return numbers(figure).to_csv(index=False).encode()
+
+
+def _bars(axes: Axes) -> Iterator[dict[str, Any]]:
+    """Points with bars."""
+    for container in axes.containers:
+        if not isinstance(container, ErrorbarContainer):
+            continue
+        points, _, bars = container
+        names = [name for name, drawn in (("x", container.has_xerr), ("y", container.has_yerr)) if drawn]
+        ends = {name: [path.vertices[:, "xy".index(name)] for path in bar.get_paths()]
+                for name, bar in zip(names, bars, strict=True)}  # fmt: skip
+        for i, (x, y) in enumerate(np.asarray(points.get_xydata())):
+            both = {f"{name}_{end}": ends[name][i][side] for name in names for side, end in enumerate(("low", "high"))}
+            yield {"series": container.get_label(), "x": x, "y": y, **both}
+
+
+def _lines(axes: Axes) -> Iterator[dict[str, Any]]:
+    """Points without."""
+    for line in axes.lines:
+        if not str(line.get_label()).startswith("_") and line.get_gid() not in ("gap", "level"):
+            for x, y in np.asarray(line.get_xydata()):
+                yield {"series": line.get_label(), "line": line.get_gid(), "x": x, "y": y}
+
+
+def _levels(axes: Axes) -> Iterator[dict[str, Any]]:
+    """Lines at one height, each with its band."""
+    lines = [line for line in axes.lines if line.get_gid() == "level"]
+    bands = [patch for patch in axes.patches if patch.get_gid() == "level"]
+    for line, band in zip(lines, bands, strict=True):
+        low, high = band.get_y(), band.get_y() + band.get_height()  # type: ignore[attr-defined]
+        yield {"series": line.get_label(), "y": np.atleast_1d(line.get_ydata())[0], "y_low": low, "y_high": high}
+
+
+def _gaps(axes: Axes) -> Iterator[dict[str, Any]]:
+    """What did not measure."""
+    lines = [line for line in axes.lines if line.get_gid() == "gap"]
+    words = [text for text in axes.texts if text.get_gid() == "gap"]
+    # A gap that is a word alone has no place.
+    for line, word in zip(lines, words, strict=False):
+        for x, _ in np.asarray(line.get_xydata()):
+            yield {"series": line.get_label(), "x": x, "status": word.get_text()}
+
+
+def _shared_label(axes: Axes) -> str:
+    labels = (other.get_ylabel() for other in axes.get_shared_y_axes().get_siblings(axes))
+    return axes.get_ylabel() or next((label for label in labels if label), "")

@@ -1,0 +1,94 @@
+"""How series are told apart: a colour and marker for each mechanism, dashes and fill for each of its variants.
+
+Named mechanisms differ in colour by a CIE Lab distance of 10 or more to every eye: with all cones, and as Machado,
+Oliveira and Fernandes (2009, A Physiologically-based Model for Simulation of Color Vision Deficiency) simulate eyes
+that lack one kind. Their markers differ too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.colors import to_hex, to_rgb
+
+from analysis.plots.page import in_a_column, shown
+
+_COLOURS = dict(
+    zip(
+        ("blue", "orange", "green", "red", "pink", "brown", "rose", "grey", "yellow", "sky"),
+        sns.color_palette("colorblind").as_hex(),
+        strict=True,
+    )
+)
+
+MECHANISMS: dict[str, tuple[str, str]] = {
+    "softmax": ("#000000", "o"),
+    "flash": (_COLOURS["blue"], "s"),
+    "polynomial": (_COLOURS["orange"], "D"),
+    "polynomial_square": (_COLOURS["brown"], "d"),
+    "polysketch": (_COLOURS["red"], "^"),
+    "linear": (_COLOURS["sky"], "v"),
+    "performer": (_COLOURS["green"], "P"),
+    "linformer": (_COLOURS["pink"], "X"),
+    "skeinformer": ("#882255", "*"),
+    # Found by a search for the largest of the smallest distances to all others.
+    "informer": ("#7f7a39", "<"),
+    "v_mean": ("#ababab", "h"),
+    "nystromformer": ("#484706", ">"),
+    "bigbird": ("#701ce4", "p"),
+    "reformer": ("#163215", "8"),
+}
+# For mechanisms that somebody adds: stars and triangles that no other has.
+OTHERS = [
+    (_COLOURS[colour], marker)
+    for marker in ((4, 1, 0), (6, 1, 0), (3, 1, 0), (4, 1, 45))
+    for colour in ("pink", "brown", "sky", "grey")
+]
+_LINES = ("-", "--", ":", "-.")
+
+
+def styles(frame: pd.DataFrame, names: pd.Series) -> dict[str, dict[str, Any]]:
+    """Line2D properties for each series, in the order that was asked for, else by name.
+
+    Args:
+        frame: rows with `attention`, `mechanism` and `place`.
+        names: the name of each row's series.
+    """
+    looks = _mechanisms(set(frame["mechanism"]))
+    properties: dict[str, dict[str, Any]] = {}
+    for mechanism, variants in names.groupby(frame["mechanism"]).unique().items():
+        for i, name in enumerate(sorted(variants)):
+            properties[name] = look(name, *looks[mechanism], i)
+    places = frame["place"].groupby(names).min()
+    return {name: properties[name] for name in sorted(properties, key=lambda name: (places[name], name))}
+
+
+def look(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:
+    """Line2D properties of one series; the first twelve variants of a colour and marker differ in dashes or fill."""
+    return {
+        "label": shown(name),
+        "color": colour,
+        "marker": marker,
+        "linestyle": _LINES[variant % len(_LINES)],
+        # Three fills, shifted after each round of dashes.
+        "markerfacecolor": (colour, "white", _tint(colour))[(variant + variant // len(_LINES)) % 3],
+        "markersize": (5 if isinstance(marker, str) and marker != "*" else 8) * (0.8 if in_a_column() else 1),
+    }
+
+
+def _mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
+    """A look for each; of those that have none of their own, the name's, or the next that is free."""
+    looks: dict[str, tuple[str, Any]] = {name: MECHANISMS[name] for name in names & MECHANISMS.keys()}
+    for name in sorted(names - MECHANISMS.keys()):
+        first = zlib.crc32(name.encode())
+        turns = [OTHERS[(first + step) % len(OTHERS)] for step in range(len(OTHERS))]
+        looks[name] = next((one for one in turns if one not in looks.values()), turns[0])
+    return looks
+
+
+def _tint(colour: str) -> str:
+    red, green, blue = (0.6 + 0.4 * part for part in to_rgb(colour))
+    return to_hex((red, green, blue))

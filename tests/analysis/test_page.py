@@ -1,0 +1,226 @@
+"""Figures fit into the columns of papers, with text that can be read there, in files that venues take."""
+
+import dataclasses
+import functools
+import re
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from synthetic_records import latency, spectral
+
+from analysis.frame import MissingRecords, choose, load, tidy
+from analysis.plots import compare, crossover, files, looks, polysketchformer, skeinformer
+from analysis.plots.page import page, shown
+from analysis.registry import FIGURES
+from bench.papers import NAMES
+
+
+@pytest.fixture(scope="module")
+def frame(synthetic_results):
+    return load(synthetic_results)
+
+
+@pytest.fixture(scope="module")
+def drawn(frame):
+    """Figures by name, each drawn once."""
+    return functools.cache(lambda name: FIGURES[name](frame))
+
+
+OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
+
+
+@pytest.mark.parametrize(
+    ("column", "inches", "name"),
+    [*(("single", 3.25, name) for name in FIGURES), *(("double", 6.75, name) for name in OVER_BOTH)],
+)
+def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, name, frame):
+    with page(column, captions=False):
+        figure = FIGURES[name](frame)
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
+    assert box.x1 < inches and box.y1 < figure.get_figheight()
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    # The narrowest of the usual columns has 3.03 inches.
+    assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
+    # Formulas have indices, which are smaller.
+    assert not [text.get_text() for text in texts if re.search(r"(?<!\\)\$", text.get_text())]
+    assert figure.caption and figure.caption not in [text.get_text() for text in texts]
+
+
+def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path, monkeypatch):
+    monkeypatch.setitem(mpl.rcParams, "pdf.compression", 0)
+    with page("single", captions=False):
+        figure, again = skeinformer.figure1(frame), skeinformer.figure1(frame)
+    (pdf, caption) = files.save(figure, tmp_path, "one", ["pdf"])
+    content = pdf.read_bytes()
+    assert b"/FontFile2" in content and b"/Type3" not in content
+    assert b"/MediaBox [ 0 0 234 " in content
+    sizes = [float(size) for size in re.findall(rb"/F\d+ ([\d.]+) Tf", content)]
+    assert len(sizes) > 20 and min(sizes) >= 6
+    assert caption.name == "one.txt" and "mean and standard error" in caption.read_text()
+    assert files.save(again, tmp_path / "again", "one", ["pdf"])[0].read_bytes() == content
+
+
+def test_what_no_column_is_has_no_page():
+    for width in ("triple", "1", "nan", "-3"):
+        with pytest.raises(ValueError, match="single, double or inches from 2 to 20"), page(width):
+            pass
+    with pytest.raises(ValueError, match="code or papers"), page(names="mine"):
+        pass
+
+
+def test_panels_that_do_not_fit_go_on_below_with_the_same_axis(frame):
+    with page("single"):
+        figure = FIGURES["copying_induction"](frame)
+    rows = [axes for axes in figure.axes if axes.get_shared_y_axes().joined(axes, figure.axes[0])]
+    assert len({round(axes.get_subplotspec().rowspan.start) for axes in rows}) > 1
+    first = [axes for axes in rows if axes.get_subplotspec().is_first_col()]
+    assert len({axes.get_ylabel() for axes in first}) == 1 and first[0].get_ylabel()
+
+
+def test_numbers_are_those_of_the_records(frame, tmp_path):
+    figure = polysketchformer.figure1(frame)
+    (path,) = files.save(figure, tmp_path, "numbers", ["csv"])
+    drawn = pd.read_csv(path)
+    assert set(drawn["x_axis"]) == {"context length n (tokens)"} and set(drawn["y_axis"]) == {
+        "latency per token (µs/token)"
+    }
+    one = drawn[(drawn["panel"] == "forward") & (drawn["series"] == "softmax")].sort_values("x")
+    rows = frame[
+        (frame["metric"] == "latency_per_token") & (frame["attention"] == "softmax") & (frame["pass"] == "forward")
+    ]
+    measured = one[one["status"].isna()]
+    for column, of in (("x", "seq_len"), ("y", "value"), ("y_low", "low"), ("y_high", "high")):
+        np.testing.assert_allclose(measured[column], rows.sort_values("seq_len")[of].astype(float))
+    assert one.loc[one["status"] == "OOM", "x"].tolist() == [16384, 32768]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_numbers_and_their_bars_hold_them(name, drawn):
+    numbers = files.numbers(drawn(name))
+    assert numbers["y"].notna().sum() > 0 and list(numbers) == list(files.COLUMNS)
+    points = numbers.dropna(subset=["y", "y_low"])
+    assert ((points["y_low"] <= points["y"] * (1 + 1e-12)) & (points["y"] <= points["y_high"] * (1 + 1e-12))).all()
+
+
+def test_a_series_far_above_the_others_leaves_the_axis_to_them(rng):
+    def cells(factor):
+        records = [
+            spectral(label, 1024, d, rng) for label in ("skeinformer", "informer", "linformer") for d in (16, 64)
+        ]
+        data = tidy(records)
+        far = data["attention"] == "linformer"
+        data.loc[far, ["value", "low", "high"]] *= factor
+        return data
+
+    near, above = (skeinformer.figure1(cells(factor)) for factor in (1, 1e4))
+    drawn = files.numbers(above)
+    others = drawn[drawn["series"] != "linformer"]
+    low, high = above.axes[0].get_ylim()
+    assert others["y_low"].min() / 1.5 < low < others["y_low"].min()
+    assert others["y_high"].max() < high < 1.5 * others["y_high"].max()
+    words = [text.get_text() for text in above.axes[0].texts if text.get_gid() == "beyond"]
+    assert len(words) == 1 and words[0].startswith("↑ ") and "with an arrow" in above.caption
+    assert not [text for text in near.axes[0].texts if text.get_gid() == "beyond"]
+    assert drawn.loc[drawn["series"] == "linformer", "y"].min() > 10 * others["y"].max(), "its numbers are not lost"
+
+
+def test_chosen_mechanisms_stand_in_the_order_asked_for(frame):
+    def named(figure):
+        return [handle.get_label() for handle in figure.legends[0].legend_handles]
+
+    chosen = choose(frame, ["softmax", "polysketch*", "flash"])
+    expected = ["softmax", "polysketch_learned_local_r64", "polysketch_random_r32", "flash"]
+    assert named(polysketchformer.figure1(chosen)) == expected
+    assert named(skeinformer.figure1(choose(frame, ["v_mean", "informer"]))) == ["v_mean", "informer"]
+    with pytest.raises(MissingRecords, match=r"mechanisms=sotfmax: .* there are flash, informer"):
+        choose(frame, ["flash", "sotfmax"])
+
+
+def test_choosing_changes_no_number(frame):
+    """What speeds are over stays, though it is not drawn."""
+    whole, chosen = (files.numbers(crossover.figure(data)) for data in (frame, choose(frame, ["performer"])))
+    assert set(chosen["series"]) - {"all"} == {"performer float32"}
+    of_whole = whole[whole["series"] == "performer float32"]
+    pd.testing.assert_frame_equal(
+        chosen[chosen["line"].isna() & chosen["status"].isna()].reset_index(drop=True),
+        of_whole[of_whole["line"].isna()].reset_index(drop=True),
+    )
+    drawn = files.numbers(compare.figure(choose(frame, ["performer"])))
+    assert set(drawn["series"]) == {"performer"}
+
+
+def test_papers_names_are_what_a_reader_of_the_paper_looks_for(frame):
+    with page(names="papers"):
+        labels = [handle.get_label() for handle in polysketchformer.figure1(frame).legends[0].legend_handles]
+        assert shown("polysketch_random_r32 dtype=bfloat16") == "Polysketch (random, r = 32) dtype=bfloat16"
+    assert labels[:2] == ["FlashAttention", "linformer"] and "Polysketch (learned + local, r = 64)" in labels
+    assert shown("flash") == "flash"
+    assert len(set(NAMES.values())) == len(NAMES), "no two variants have one name"
+
+
+# Machado, Oliveira and Fernandes 2009, table of matrices for severity 1.0; they act on linear RGB.
+EYES = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+# IEC 61966-2-1, to CIE XYZ.
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour, eye):
+    """CIE L*a*b* of what an eye makes of a colour."""
+    srgb = np.array(to_rgb(colour))
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    t = XYZ @ np.clip(np.array(EYES[eye]) @ linear, 0, 1) / XYZ.sum(1)
+    x, y, z = np.where(t > (6 / 29) ** 3, np.cbrt(t), t / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def apart(one, other):
+    return min(np.linalg.norm(lab(one, eye) - lab(other, eye)) for eye in EYES)
+
+
+def test_mechanisms_differ_for_every_eye_in_colour_and_in_marker():
+    assert apart("#ff0000", "#00ff00") < np.linalg.norm(lab("#ff0000", "all cones") - lab("#00ff00", "all cones"))
+    assert lab("#ffffff", "all cones") == pytest.approx([100, 0, 0], abs=0.1)
+    own = [*looks.MECHANISMS.values()]
+    for i, (colour, marker) in enumerate(own):
+        for other, its_marker in own[:i]:
+            assert apart(colour, other) >= 10 and marker != its_marker, (colour, other)
+    for i, (colour, marker) in enumerate(looks.OTHERS):
+        for other, its_marker in [*own, *looks.OTHERS[:i]]:
+            assert marker != its_marker or apart(colour, other) >= 10, (colour, marker)
+
+
+def test_no_two_mechanisms_of_a_figure_look_alike(rng):
+    names = [f"mine_{i}" for i in range(len(looks.OTHERS))]
+    source = latency("flash", 512, rng)
+    changes = [{"label": name, "attention": {"name": name}} for name in names]
+    frame = tidy(dataclasses.replace(source, config=source.config | change) for change in changes)
+    found = looks.styles(frame, frame["attention"])
+    assert len({(look["color"], look["marker"]) for look in found.values()}) == len(names)
+    # The one that stands alone looks as it does beside a few others.
+    alone = looks.styles(frame[frame["attention"] == "mine_0"], frame.loc[frame["attention"] == "mine_0", "attention"])
+    few = looks.styles(frame[frame["attention"] != "mine_9"], frame.loc[frame["attention"] != "mine_9", "attention"])
+    assert alone["mine_0"]["marker"] == few["mine_0"]["marker"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_two_series_of_a_legend_look_alike_to_any_eye(name, drawn):
+    figure = drawn(name)
+    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
+        looks = [
+            (handle.get_marker(), handle.get_linestyle(), handle.get_color(), handle.get_markerfacecolor())
+            for handle in legend.legend_handles
+        ]
+        for i, (*shape, colour, fill) in enumerate(looks):
+            for *other_shape, other, other_fill in looks[:i]:
+                assert shape != other_shape or max(apart(colour, other), apart(fill, other_fill)) >= 10
