@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from bench.errors import bounded
 from bench.measures.summary import headline, quantities
 from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
 
-COLUMNS = ("status", "bench", "attention", "n", "batch", "result")
+COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "result")
 LONGEST_NAME = 100
 # What the points of a curve need not have in common.
 NOT_OF_A_CURVE = ("seq_len", "batch_size")
@@ -73,8 +74,14 @@ def _comparisons(record: Record) -> list[Comparison]:
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
-    words = *names, str(config["seq_len"]), str(config["batch_size"]), _result(record)
+    sizes = str(config["seq_len"]), str(config["batch_size"])
+    words = *names, *sizes, "causal" if config["causal"] else "not causal", _inputs(config["inputs"]), _result(record)
     return (record.status, *map(in_cell, words))
+
+
+def _inputs(inputs: dict[str, Any]) -> str:
+    """Where query, key and value come from, and of a model which weights it has."""
+    return ": ".join(str(inputs[key]) for key in ("name", "weights") if inputs.get(key))
 
 
 def _result(record: Record) -> str:

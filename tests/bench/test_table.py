@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synthetic_records import compare, latency, under
+from synthetic_records import compare, latency, spectral, under
 
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
@@ -78,6 +78,19 @@ def test_verdicts_and_reasons_are_in_the_table(rng):
     assert "polysketch_random_r32 2x [" in text and "flash: faster" in text
     assert "no \\| memory" in text
     assert line(failed).startswith("oom  latency  softmax  2048")
+
+
+def test_a_row_says_which_weights_inputs_and_mask_it_has(rng):
+    rows = [spectral("skeinformer", 1024, 16, rng, weights) for weights in ("initialised", "pretrained")]
+    rows += [spectral("skeinformer", 1024, 16, rng), latency("flash", 512, rng)]
+    columns = [[cell.strip() for cell in row.split(" | ")] for row in table(rows).splitlines()]
+    inputs, mask = columns[0].index("inputs"), columns[0].index("mask")
+    assert [row[inputs] for row in columns[2:]] == [
+        "pretrained: initialised",
+        "pretrained: pretrained",
+        *["gaussian"] * 2,
+    ]
+    assert [row[mask] for row in columns[2:]] == ["not causal"] * 3 + ["causal"]
 
 
 def test_a_cell_that_was_disturbed_says_by_what(rng):
