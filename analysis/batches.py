@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest, settle
+from analysis.frame import MissingRecords, by_what, marked, newest, settle
 from analysis.published import published
 
 
@@ -38,4 +38,5 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     paper = published("largest_batch")
     theirs = paper.pivot(index="attention", columns="at", values="printed")[list(dict.fromkeys(paper["at"]))]
     theirs.columns = [f"Skeinformer, {task}" for task in theirs.columns]
-    return ours.join(theirs).reset_index()
+    disturbed = {attention: by_what(own) for attention, own in cells.groupby("attention")}
+    return marked(ours.join(theirs).reset_index(), (disturbed[attention] for attention in ours.index))

@@ -264,6 +264,18 @@ def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return pd.concat(parts), notes
 
 
+def by_what(rows: pd.DataFrame) -> str | None:
+    """What disturbed the machine while any of the rows was measured; None where nothing did."""
+    causes = {cause for text in rows["disturbance"].dropna() for cause in text.split("; ")}
+    return "; ".join(sorted(causes)) or None
+
+
+def marked(table: pd.DataFrame, disturbed: Iterable[str | None]) -> pd.DataFrame:
+    """The table with a column `disturbed` that says of each row by what it was, where any was."""
+    column = pd.Series(list(disturbed), index=table.index, dtype=object)
+    return table.assign(disturbed=column) if column.notna().any() else table
+
+
 def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """One row for each combination of keys, from the newest cell: others had older code or fewer repeats.
 

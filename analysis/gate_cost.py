@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords
+from analysis.frame import MissingRecords, by_what, marked
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +22,7 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
     if cells.empty:
         raise MissingRecords("needs ok records that say how long their check took")
     cells = cells.assign(share=100 * cells["check_s"] / cells["duration_s"])
-    rows = []
+    rows, disturbed = [], []
     for (bench, measured_pass, length), group in cells.groupby(["bench", "pass", "seq_len"], dropna=False):
         most = group.loc[group["share"].idxmax()]
         rows.append(
@@ -37,4 +37,5 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
                 "of": most["attention"],
             }
         )
-    return pd.DataFrame(rows)
+        disturbed.append(by_what(group))
+    return marked(pd.DataFrame(rows), disturbed)

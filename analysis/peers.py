@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest
+from analysis.frame import MissingRecords, marked, newest
 from bench.records.statistics import ratio_interval
 
 # The variant with the same work or the nearest to it, by that of the package: `attention_zoo.lucidrains` says how near.
@@ -44,7 +44,7 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])
     rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
     columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "verdict", "mib", "peer_mib"]
-    return rows[columns].reset_index(drop=True)
+    return marked(rows[columns].reset_index(drop=True), rows["disturbance"])
 
 
 def _of(frame: pd.DataFrame, bench: str, metric: str) -> pd.DataFrame:

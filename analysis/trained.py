@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.frame import series
+from analysis.frame import by_what, marked, series
 from analysis.learned import PANEL, learned, over_seeds
 from analysis.published import beside
 
@@ -101,5 +101,8 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     for name, (metric, factor) in metrics.items():
         values = over_seeds(data, metric).set_index(keys)
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
-    table = pd.DataFrame(columns).reset_index().rename(columns={"kind": "task", "seq_len": "n"})
+    disturbed = {key: by_what(own) for key, own in cells.groupby(keys)}
+    table = pd.DataFrame(columns)
+    table = marked(table, (disturbed[key] for key in table.index))
+    table = table.reset_index().rename(columns={"kind": "task", "seq_len": "n"})
     return table.drop(columns="series") if sizes else table.rename(columns={"series": "attention"})

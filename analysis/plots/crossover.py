@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.frame import MissingRecords, newest, series, settle
+from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
 from bench.records.statistics import Crossover, crossover, ratio_interval
@@ -85,7 +85,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = best.join(over_best).join(over_flash, on=["cell_id", "entry"]).join(_crossovers(best), on=CURVE)
     order = ["causal", "pass", "series", "dtype", "seq_len"]
     columns = [*order, *over_flash, "best", *over_best, *_CROSSED]
-    return rows.sort_values(order)[columns].rename(columns={"series": "attention"}).reset_index(drop=True)
+    rows = rows.sort_values(order).reset_index(drop=True)
+    return marked(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
 
 
 # A cell that did not measure is a gap of all lines.

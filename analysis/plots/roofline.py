@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.frame import MissingRecords, newest, series, settle
+from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
 
@@ -96,7 +96,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     }
     ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
     scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
-    return points.assign(ceiling=ceiling, **scaled)[list(columns)].rename(columns=columns).reset_index(drop=True)
+    table = points.assign(ceiling=ceiling, **scaled)[list(columns)].rename(columns=columns).reset_index(drop=True)
+    return marked(table, points["disturbance"])
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -120,7 +121,7 @@ def _points(data: pd.DataFrame) -> pd.DataFrame:
     measured = data[data["status"] == "ok"]
     values = measured.pivot(index="cell_id", columns="metric", values="value")
     shares = measured[measured["metric"] == "share"].set_index("cell_id")
-    words = ["attention", "series", "features", "causal", "seq_len", "low", "high", "verdict"]
+    words = ["attention", "series", "features", "causal", "seq_len", "low", "high", "verdict", "disturbance"]
     return shares[words].rename(columns={"verdict": "bound"}).join(values)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.frame import MissingRecords, newest, series, settle_each
+from analysis.frame import MissingRecords, by_what, marked, newest, series, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
 
@@ -73,7 +73,7 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
     cells, _ = newest(cells[~cells["causal"].astype(bool)], ["attention", "seq_len", "metric"])
     if cells.empty:
         raise MissingRecords(f"needs ok records of bench=flops at head_dim={PAPER_HEAD_DIM}, d={PAPER_FEATURES}")
-    rows = []
+    rows, disturbed = [], []
     for mechanism, paper in TABLE_3.items():
         for (label, n), cell in cells[cells["mechanism"] == mechanism].groupby(["attention", "seq_len"]):
             leading = paper.factor * n * (n if paper.quadratic else PAPER_FEATURES) * PAPER_HEAD_DIM
@@ -92,7 +92,8 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
                     "what ours counts": paper.ours,
                 }
             )
-    return pd.DataFrame(rows)
+            disturbed.append(by_what(cell))
+    return marked(pd.DataFrame(rows), disturbed)
 
 
 @style.literal

@@ -11,7 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from analysis.frame import MissingRecords, newest, settle_each
+from analysis.frame import MissingRecords, by_what, marked, newest, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
 from bench.records.statistics import Interval, power_law
@@ -75,7 +75,7 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
         MissingRecords: no error of a sketch was measured at two sizes or more.
     """
     data, _ = _select(frame)
-    rows = []
+    rows, disturbed = [], []
     for (kind, quantity), panel in [
         ((k, q), data[data["kind"] == k]) for k in sorted(set(data["kind"])) for q in QUANTITIES
     ]:
@@ -94,9 +94,10 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                         "trials": line["samples"].min(),
                     }
                 )
+                disturbed.append(by_what(line))
     if not rows:
         raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
-    return pd.DataFrame(rows)
+    return marked(pd.DataFrame(rows), disturbed)
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest, series, settle
+from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.learned import named, with_settings
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -69,7 +69,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "high": rows["high"],
         }
     )
-    return beside(ours, "steps_per_second")
+    return beside(marked(ours, rows["disturbance"]), "steps_per_second")
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -7,6 +7,7 @@ from synthetic_records import latency
 
 from analysis.__main__ import main
 from analysis.registry import FIGURES, TABLES
+from analysis.table import latex
 from bench.records.store import Store
 
 
@@ -44,6 +45,41 @@ def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp
     assert capsys.readouterr().out == "skeinformer_table3: skipped, needs records of bench=flops\n"
 
 
+def test_a_figure_for_a_paper(synthetic_results, tmp_path, capsys):
+    arguments = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "memory"]
+    arguments += ["--formats", "pdf,csv", "--width", "single", "--captions", "txt", "--names", "papers"]
+    assert main([*arguments, "--mechanisms", "softmax", "polysketch*"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"memory.pdf", "memory.csv", "memory.txt"}
+    numbers = pd.read_csv(tmp_path / "memory.csv")
+    named = ["Softmax", "Polysketch (learned + local, r = 64)", "Polysketch (random, r = 32)"]
+    assert sorted(set(numbers["series"])) == sorted(named)
+    assert (tmp_path / "memory.txt").read_text().startswith("Peak memory above that of inputs and parameters.")
+    assert main([*arguments, "--mechanisms", "sofmax"]) == 1
+    assert "mechanisms=sofmax: has no records; there are flash, " in capsys.readouterr().err
+
+
+def test_a_table_for_a_paper(synthetic_results, tmp_path):
+    arguments = ["tables", "--results", str(synthetic_results), "--out", str(tmp_path), "--names", "papers"]
+    arguments += ["--table", "polysketchformer_table4", "--formats", "tex,csv", "--mechanisms", "polysketch*", "flash"]
+    assert main(arguments) == 0
+    numbers = pd.read_csv(tmp_path / "polysketchformer_table4.csv")
+    named = ["Polysketch (learned + local, r = 64)", "Polysketch (random, r = 32)", "FlashAttention"]
+    assert list(dict.fromkeys(numbers["attention"])) == named
+    lines = (tmp_path / "polysketchformer_table4.tex").read_text().splitlines()
+    assert lines[0].startswith(r"\begin{tabular}{lr") and lines[-1] == r"\end{tabular}"
+    assert [line for line in lines if line.endswith("rule")] == [r"\toprule", r"\midrule", r"\bottomrule"]
+    rows = [line for line in lines if line.endswith(r" \\")]
+    assert len(rows) == 1 + len(numbers) and {row.count(" & ") for row in rows} == {len(numbers.columns) - 1}
+
+
+def test_what_latex_would_act_upon_is_text_in_it():
+    table = pd.DataFrame({"a_b": ["50 % of $x^2 & \\{~}#", "<|>"], "µs": [1.5, 2]})
+    _, _, head, _, first, second, *_ = latex(table).splitlines()
+    assert head == r"a\_b & \textmu{}s \\"
+    assert first == r"50 \% of \$x\textasciicircum{}2 \& \textbackslash{}\{\textasciitilde{}\}\# & 1.5 \\"
+    assert second == r"\textless{}\textbar{}\textgreater{} & 2 \\"
+
+
 def test_list_names_every_figure_and_table(synthetic_results, one_cell, capsys):
     assert main(["list", "--results", str(synthetic_results)]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -71,7 +107,18 @@ def test_no_records_is_one_line(tmp_path, capsys):
     assert error.count("\n") == 1 and error.startswith("analysis: results_dir=") and "missing" in error
 
 
-@pytest.mark.parametrize("arguments", [[], ["paint"], ["figures", "--figure", "nothing"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["paint"],
+        ["figures", "--figure", "nothing"],
+        ["figures", "--width", "triple"],
+        ["figures", "--formats", "png,gif"],
+        ["tables", "--formats", "svg"],
+        ["tables", "--names", "mine"],
+    ],
+)
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)

@@ -28,7 +28,7 @@ from analysis.plots import compare as comparison
 from analysis.plots import decode as decoding
 from analysis.plots import files, looks, pareto, polysketchformer, skeinformer
 from analysis.plots import memory as peak_memory
-from analysis.registry import FIGURES
+from analysis.registry import FIGURES, TABLES
 
 
 @pytest.fixture(scope="module")
@@ -419,6 +419,21 @@ def test_a_caption_names_the_cells_that_were_disturbed(rng):
     assert said in text
     many = [under(record, "other processes: 2 cores") for record in records]
     assert "flash at n = 4k and 3 more." in caption(polysketchformer.figure1(tidy(many)))
+
+
+def test_every_table_says_which_rows_were_disturbed():
+    records = good()
+    quiet, loud = tidy(records), tidy([under(record, "other processes: 1.3 cores") for record in records])
+    for name, table in TABLES.items():
+        assert "disturbed" not in table(quiet), name
+        assert "other processes: 1.3 cores" in set(table(loud)["disturbed"]), name
+    pd.testing.assert_frame_equal(TABLES["peers"](loud).drop(columns="disturbed"), TABLES["peers"](quiet))
+    (one,) = (
+        record for record in records if record.config["bench"]["name"] == "roofline" and record.config["seq_len"] == 512
+    )
+    mixed = tidy([under(record, "the hypervisor: 2 s") if record is one else record for record in records])
+    shares = TABLES["roofline_shares"](mixed).set_index("n")["disturbed"]
+    assert shares[512] == "the hypervisor: 2 s" and pd.isna(shares[1024])
 
 
 @pytest.mark.parametrize("name", FIGURES)
