@@ -26,7 +26,7 @@ def mime_types(notebook):
     return [mime for cell in notebook.cells for output in cell.get("outputs", []) for mime in output.get("data", {})]
 
 
-@pytest.mark.parametrize(("name", "figures"), [("speed_and_memory", 3), ("approximation_error", 3)])
+@pytest.mark.parametrize(("name", "figures"), [("speed_and_memory", 4), ("approximation_error", 4)])
 def test_a_notebook_draws_its_figures_from_records(name, figures, synthetic_results, monkeypatch):
     monkeypatch.setenv("RESULTS_DIR", str(synthetic_results))
     shown = mime_types(execute(name, NOTEBOOKS))
