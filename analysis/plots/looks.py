@@ -57,7 +57,7 @@ def styles(frame: pd.DataFrame, names: pd.Series) -> dict[str, dict[str, Any]]:
         frame: rows with `attention`, `mechanism` and `place`.
         names: the name of each row's series.
     """
-    looks = _mechanisms(set(frame["mechanism"]))
+    looks = _mechanisms(set(frame["mechanism"].dropna()))
     properties: dict[str, dict[str, Any]] = {}
     for mechanism, variants in names.groupby(frame["mechanism"]).unique().items():
         for i, name in enumerate(sorted(variants)):
