@@ -26,8 +26,14 @@ def frame(synthetic_results):
 
 @pytest.fixture(scope="module")
 def drawn(frame):
-    """Figures by name, each drawn once."""
-    return functools.cache(lambda name: FIGURES[name](frame))
+    """Figures by column and name, each drawn once."""
+
+    @functools.cache
+    def draw(column, name):
+        with page(column, captions=False):
+            return FIGURES[name](frame)
+
+    return draw
 
 
 OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
@@ -37,9 +43,8 @@ OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
     ("column", "inches", "name"),
     [*(("single", 3.25, name) for name in FIGURES), *(("double", 6.75, name) for name in OVER_BOTH)],
 )
-def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, name, frame):
-    with page(column, captions=False):
-        figure = FIGURES[name](frame)
+def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, name, drawn):
+    figure = drawn(column, name)
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
@@ -102,7 +107,7 @@ def test_numbers_are_those_of_the_records(frame, tmp_path):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_has_numbers_and_their_bars_hold_them(name, drawn):
-    numbers = files.numbers(drawn(name))
+    numbers = files.numbers(drawn("single", name))
     assert numbers["y"].notna().sum() > 0 and list(numbers) == list(files.COLUMNS)
     points = numbers.dropna(subset=["y", "y_low"])
     assert ((points["y_low"] <= points["y"] * (1 + 1e-12)) & (points["y"] <= points["y_high"] * (1 + 1e-12))).all()
@@ -215,7 +220,7 @@ def test_no_two_mechanisms_of_a_figure_look_alike(rng):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_two_series_of_a_legend_look_alike_to_any_eye(name, drawn):
-    figure = drawn(name)
+    figure = drawn("single", name)
     for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
         looks = [
             (handle.get_marker(), handle.get_linestyle(), handle.get_color(), handle.get_markerfacecolor())
