@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -21,10 +21,13 @@ from filelock import FileLock
 from bench.errors import bounded, one_line, say
 from bench.measures import flatten
 from bench.measures.progress import Point
-from bench.measures.summary import benchmark, curves, features, summarise
+from bench.measures.summary import curves, headline, summarise
 from bench.quiet import QUIET
-from bench.records.record import FAILED, Record, RecordError
+from bench.records.record import Record, RecordError
 from bench.records.store import latest
+from bench.table import table
+from bench.tracking import local, views
+from bench.tracking.lines import lines, names, step
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,27 +41,26 @@ LOGGERS = {"alembic": logging.WARNING, "sqlalchemy": logging.CRITICAL, "mlflow":
 MAX_PARAMS, MAX_METRICS, MAX_VALUE, MAX_NOTE = 100, 900, 500, 8000
 # Of a curve.
 MAX_POINTS = 200
-# Unsupported and out of memory are findings; what failed is to be looked into or run again.
-_RUN_STATUS = dict.fromkeys(FAILED, "FAILED") | {"interrupted": "KILLED"}
+# Lines of a sweep: MLflow's pages list and draw so many.
+MAX_LINES = 100
+# Runs that are written to this machine's store in one transaction: 3 s, and what a killed mirror loses.
+BATCH = 100
+# Of the files in a sweep's folder.
+FIGURES = (".png", ".svg", ".pdf")
+_RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
 
 
 class TrackingError(RuntimeError):
     """The mirror could not be written, in one line; the records are unharmed and can be mirrored later."""
 
 
-def _step(record: Record) -> int:
-    """The axis that the paper's figure has: the number of features for errors, else the length."""
-    size = features(record) if benchmark(record).axis == "features" else None
-    return size or record.config["seq_len"]
-
-
 class Mirror:
     """An MLflow experiment that shows the records of `results_dir`.
 
-    Its runs are flat: one per record (tag `kind=cell`) and, per sweep, one for each mechanism's curves over
-    `seq_len` (`kind=curve`) and one for figures and tables (`kind=summary`). The store is
-    `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed
-    one left half-written, and raises `TrackingError` for whatever goes wrong.
+    A sweep is a run with its figures and its table (tag `kind=summary`); below it are one for each record (`kind=cell`)
+    and one for each mechanism's curves over `seq_len` (`kind=curve`). The store is `results_dir/mlflow.db` unless
+    `uri` names another. Every method holds a file lock, repairs what a killed one left half-written, and raises
+    `TrackingError` for whatever goes wrong.
     """
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
@@ -94,8 +96,10 @@ class Mirror:
         # A sweep calls this cell by cell: it need not read all runs each time.
         cell_ids = {record.cell_id for record in by_id.values()}
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
+        called = names(by_id.values())
         with self._writing() as experiment:
             written = 0
+            parents = {run.data.tags["sweep_id"]: run.info.run_id for run in experiment.search("tags.kind = 'summary'")}
             runs: dict[str, Run] = {}
             for run in experiment.search("tags.kind = 'cell'" + one_cell):
                 record_id = run.data.tags["record_id"]
@@ -105,13 +109,32 @@ class Mirror:
                 else:
                     runs[record_id] = run
             for record_id, record in by_id.items():
-                superseded = str(record_id not in standing).lower()
+                tags = {"superseded": str(record_id not in standing).lower()}
                 if record_id not in runs:
-                    written += experiment.write_cell(record, superseded)
-                elif runs[record_id].data.tags.get("superseded") != superseded:
-                    experiment.client.set_tag(runs[record_id].info.run_id, "superseded", superseded)
+                    written += experiment.write_cell(record, called[record_id], tags, parents.get(record.sweep_id))
+                    if written % BATCH == 0:
+                        experiment.commit()
+                else:  # of one cell alone nobody knows which names are taken
+                    name = {} if one_cell else {"mlflow.runName": _text(called[record_id])}
+                    experiment.retag(runs[record_id], tags | name)
             experiment.end_live(by_cell, one_cell)
             return written
+
+    def complete(self, records: Iterable[Record]) -> int:
+        """Mirror records, and each sweep of several cells that has no summary; returns how many records were new."""
+        records = list(records)
+        written = self.sync(records)
+        with self._writing() as experiment:
+            told = {run.data.tags["sweep_id"] for run in experiment.search("tags.kind = 'summary'")}
+        sweeps: dict[str, list[Record]] = defaultdict(list)
+        for record in latest(records).values():
+            sweeps[record.sweep_id].append(record)
+        for sweep_id, own in sweeps.items():
+            if len(own) > 1 and sweep_id not in told:
+                drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
+                figures = [path for path in drawn if path.suffix in FIGURES]
+                self.summary(sweep_id, own, figures, table(own))
+        return written
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured; its record's run will have all of them."""
@@ -136,11 +159,18 @@ class Mirror:
                 return
             for run in runs:
                 experiment.client.delete_run(run.info.run_id)
-            # The pages list the newest run first and draw the first ten: these start when the sweep ended.
+            # The pages list the newest run first: these start when the sweep ended.
             ended = max((_milliseconds(record.ended) for record in standing), default=0)
-            for line, on_line in _lines(standing).items():
-                experiment.write_curve(line, on_line, tags, ended)
-            experiment.write_summary(standing, figures, table, tags, ended)
+            with experiment.summary(standing, figures, table, tags, ended) as parent:
+                drawn = sorted(lines(standing).items(), key=lambda item: -len(item[1]))
+                if len(drawn) > MAX_LINES:
+                    say(f"MLflow mirror: sweep {sweep_id[:12]}: curves for {MAX_LINES} of {len(drawn)} lines")
+                named = {run.info.run_name for run in experiment.search(views.CURVES)}
+                for line, on_line in drawn[:MAX_LINES]:
+                    name = f"{line} (sweep {sweep_id[:6]})" if line in named else line
+                    experiment.write_curve(name, on_line, {**tags, "mlflow.parentRunId": parent}, ended)
+                for run in experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'"):
+                    experiment.retag(run, {"mlflow.parentRunId": parent})
 
     @contextmanager
     def _writing(self) -> Iterator[_Experiment]:
@@ -148,7 +178,12 @@ class Mirror:
         with self._failing():
             os.stat(self.results_dir)  # one that is away is not made anew
             with FileLock(self.results_dir / "mlflow.lock", timeout=LOCK_TIMEOUT_S):
-                yield self._open()
+                client_class = _client_class()
+                if self.database and not self.database.exists():
+                    local.create(self.database, self.artifacts_uri)
+                client = client_class(self.uri)
+                with local.transaction(client) if self.database else nullcontext(_nothing) as commit:
+                    yield self._open(client, commit)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -160,23 +195,28 @@ class Mirror:
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TrackingError(f"MLflow mirror of {self.results_dir}: {first_line}") from error
 
-    def _open(self) -> _Experiment:
-        client_class = _client_class()
-        if self.database and not self.database.exists():
-            _create_database(self.database, self.artifacts_uri)
-        client = client_class(self.uri)
+    def _open(self, client: MlflowClient, commit: Callable[[], None]) -> _Experiment:
         experiment = client.get_experiment_by_name(self.experiment)
         self._beat()
         if experiment is None:
             # A server keeps its artifacts itself.
             location = None if self.uri.startswith("http") else self.artifacts_uri
-            return _Experiment(client, client.create_experiment(self.experiment, location), self._beat)
+            experiment = client.get_experiment(client.create_experiment(self.experiment, location))
         if experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
-        return _Experiment(client, experiment.experiment_id, self._beat)
+        if self.database and experiment.artifact_location != self.artifacts_uri:
+            local.move(client, experiment, self.artifacts_uri)
+        for key, value in views.tags(experiment.experiment_id).items():
+            if experiment.tags.get(key) != value:
+                client.set_experiment_tag(experiment.experiment_id, key, value)
+        return _Experiment(client, experiment.experiment_id, self._beat, commit)
 
     def _beat(self) -> None:
         self.beats += 1
+
+
+def _nothing() -> None:
+    """What there is to commit on a server."""
 
 
 def _client_class() -> type[MlflowClient]:
@@ -188,16 +228,6 @@ def _client_class() -> type[MlflowClient]:
     return MlflowClient
 
 
-def _create_database(path: Path, artifacts_uri: str) -> None:
-    """Migrate under another name, then rename: a migration that is killed half-way cannot be continued."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    unfinished = path.with_name(f".{path.name}.tmp")
-    unfinished.unlink(missing_ok=True)
-    SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts_uri).engine.dispose()
-    os.replace(unfinished, path)
-
-
 @dataclass(frozen=True)
 class _Experiment:
     """The MLflow experiment, and how its three kinds of runs are written."""
@@ -205,6 +235,7 @@ class _Experiment:
     client: MlflowClient
     id: str
     beat: Callable[[], None]
+    commit: Callable[[], None]
 
     def search(self, query: str) -> list[Run]:
         # All pages before any change: MLflow's page tokens are offsets.
@@ -222,7 +253,8 @@ class _Experiment:
 
         live = next(iter(self.search(f"tags.kind = 'live' AND tags.cell_id = '{cell_id}'")), None)
         if live is None:
-            tags = {"kind": "live", "cell_id": cell_id, "attention": _text(config["label"])}
+            tags = {"kind": "live", "cell_id": cell_id, "status": "running"}
+            tags |= {"attention": _text(config["label"]), "bench": _text(config["bench"]["name"])}
             name = f"{config['label']} n={config['seq_len']} {config['bench']['name']}, running"
             live = self.client.create_run(self.id, tags=tags, run_name=_text(name))
             self._log(live.info.run_id, [], params=flatten(config))
@@ -246,20 +278,25 @@ class _Experiment:
             if record is not None and record.status == "ok":
                 self.client.delete_run(live.info.run_id)
             elif record is not None and live.info.status == "RUNNING":
-                self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FINISHED"))
+                self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FAILED"))
 
-    def write_cell(self, record: Record, superseded: str) -> bool:
+    def retag(self, run: Run, tags: Mapping[str, str]) -> None:
+        """Set the tags that are not so."""
+        from mlflow.entities import RunTag
+
+        if new := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
+            self.client.log_batch(run.info.run_id, tags=new)
+            self.beat()
+
+    def write_cell(self, record: Record, name: str, more: Mapping[str, str], parent: str | None) -> bool:
         """Returns whether MLflow takes it."""
         from mlflow.exceptions import MlflowException
 
-        d = features(record) if "features" in record.measurements else None
-        size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
-        name = f"{record.config['label']} {size} {record.config['bench']['name']}"
         told, reason = _told(record)
-        tags = _cell_tags(record, reason) | {"kind": "cell", "superseded": superseded}
+        tags = {**_cell_tags(record, reason), **more, "kind": "cell"} | _below(parent)
         times = _milliseconds(record.started), _milliseconds(record.ended)
         try:
-            with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FINISHED")) as run_id:
+            with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FAILED")) as run_id:
                 metrics = [*_metrics(record, told), *(_curves(record) if told else ())]
                 self._log(run_id, metrics, params=flatten(record.config))
         except MlflowException as error:
@@ -269,31 +306,50 @@ class _Experiment:
             return False
         return True
 
-    def write_curve(self, line: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
-        tags = {**sweep, "kind": "curve", "attention": _text(records[0].config["label"])}
-        with self._run(line, tags, ended, ended) as run_id:
-            self._log(run_id, [metric for record in records for metric in _metrics(record, _told(record)[0])])
+    def write_curve(self, name: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
+        """One line: where cells differ in their seeds alone, their mean."""
+        from mlflow.entities import Metric
 
-    def write_summary(
+        values: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for record in records:
+            for metric in _metrics(record, _told(record)[0]):
+                values[metric.key, metric.step].append(metric.value)
+        metrics = [Metric(key, fmean(found), ended, at) for (key, at), found in values.items()]
+        first, *others = (flatten(record.config) for record in records)
+        shared = {key: first[key] for key in first if all(other.get(key, ...) == first[key] for other in others)}
+        benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
+        tags = {**sweep, "kind": "curve", "attention": _text(records[0].config["label"]), "bench": _text(benches)}
+        with self._run(name, tags, ended, ended) as run_id:
+            self._log(run_id, metrics, params=shared)
+
+    @contextmanager
+    def summary(
         self,
         records: Sequence[Record],
         figures: Sequence[Path],
         table: str,
         sweep: Mapping[str, str],
         ended: int,
-    ) -> None:
+    ) -> Iterator[str]:
+        """The run of a sweep, unfinished until all below it is written."""
         # The page of a run shows its note, rendered.
+        counts = Counter(record.status for record in records)
+        result = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
         tags = {**sweep, "kind": "summary", "mlflow.note.content": table[:MAX_NOTE]}
+        tags |= {"bench": _text(benches), "status": "ok" if counts.keys() == {"ok"} else "mixed", "result": result}
         cells = [
             {"cell_id": record.cell_id, "record_id": record.record_id, "status": record.status} for record in records
         ]
-        with self._run(f"summary of sweep {sweep['sweep_id'][:12]}", tags, ended, ended) as run_id:
-            for status, count in Counter(record.status for record in records).items():
+        name = f"sweep {sweep['sweep_id'][:6]}: {len(records)} cells, {benches}"
+        with self._run(name, tags, ended + 1, ended + 1) as run_id:
+            for status, count in counts.items():
                 self.client.log_metric(run_id, f"status/{status}", count, timestamp=ended)
             for figure in figures:
                 self.client.log_artifact(run_id, str(figure), "figures")
             self.client.log_text(run_id, table, "table.md")
             self.client.log_dict(run_id, {"cells": cells}, "cells.json")
+            yield run_id
 
     @contextmanager
     def _run(
@@ -331,7 +387,7 @@ def _told(record: Record) -> tuple[dict[str, float], str | None]:
 def _metrics(record: Record, told: Mapping[str, float]) -> list[Metric]:
     from mlflow.entities import Metric
 
-    at = _milliseconds(record.ended), _step(record)
+    at = _milliseconds(record.ended), step(record)
     return [Metric(_metric_name(key), value, *at) for key, value in told.items()]
 
 
@@ -353,6 +409,7 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
         "attempt": record.attempt,
         "status": record.status,
         "reason": reason,
+        "result": _result(record),
         "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
@@ -364,54 +421,20 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
     return {key: _text(value) for key, value in tags.items() if value is not None}
 
 
+def _result(record: Record) -> str | None:
+    """What its line in the table says."""
+    try:
+        return headline(record) if record.status == "ok" else record.reason
+    except RecordError:  # which is the reason
+        return None
+
+
+def _below(parent: str | None) -> dict[str, str]:
+    return {"mlflow.parentRunId": parent} if parent else {}
+
+
 def _text(value: Any) -> str:
     return bounded(str(value), MAX_VALUE)
-
-
-def _lines(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The ok records by the line of a plot that they are on: the mechanism, and what sets its lines apart."""
-    by_label: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.status == "ok":
-            by_label[record.config["label"]].append(record)
-    lines: dict[str, list[Record]] = defaultdict(list)
-    for label, own in by_label.items():
-        configs = [_comparable(record) for record in own]
-        at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-        for record, config in zip(own, configs, strict=True):
-            at_step[record.config["bench"]["name"], _step(record)].append(config)
-        axes = _axes_apart(list(at_step.values()))
-        for record, config in zip(own, configs, strict=True):
-            lines[" ".join([label, *(f"{key}={config.get(key)}" for key in axes)])].append(record)
-    return lines
-
-
-def _comparable(record: Record) -> dict[str, Any]:
-    """The settings of a cell that can tell lines apart: tokens instead of a batch size that follows the length."""
-    config = flatten(record.config)
-    config["tokens"] = config.pop("batch_size") * config["seq_len"]
-    return {key: value for key, value in config.items() if not key.startswith("bench.")}
-
-
-def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """A few settings that tell apart all cells of one mechanism and benchmark at one step: each time the best one."""
-    mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
-    keys = sorted({key for cells in mixed for cell in cells for key in cell})
-    axes: list[str] = []
-    while mixed := [cells for cells in mixed if len(cells) > 1]:
-        split = {key: [part for cells in mixed for part in _by(key, cells)] for key in keys}
-        best = min(keys, key=lambda key: sum(math.comb(len(part), 2) for part in split[key]))
-        axes.append(best)
-        mixed = split[best]
-    return sorted(axes)
-
-
-def _by(key: str, cells: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
-    """The cells in parts that have the same value."""
-    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for cell in cells:
-        parts[repr(cell.get(key, ...))].append(cell)
-    return parts.values()
 
 
 def _digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote
 
 import psutil
 
 from bench.quiet import QUIET
+from bench.records.store import Store
+from bench.tracking import views
 from bench.tracking.mirror import Mirror, TrackingError
 
 # Not configurable: MLflow has no authentication.
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _require_free(options.port)
             mirror = Mirror(options.results)
             experiment_id = mirror.create()
+            _mirror_all(mirror)
             with serving(mirror, options.port) as server:
                 print(_pages(options.port, experiment_id), flush=True)
                 status = server.wait()
@@ -92,10 +94,19 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
         _end_group(server)
 
 
+def _mirror_all(mirror: Mirror) -> None:
+    """Bring what records there are into the store; sweeps that wrote none there are seen too."""
+    store = Store(mirror.results_dir)
+    names = store.names()
+    if names:
+        print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)
+        mirror.complete(store.read(names))
+
+
 def _pages(port: int, experiment_id: str) -> str:
-    runs = f"http://{HOST}:{port}/#/experiments/{experiment_id}/runs"
-    curves = quote("tags.kind = 'curve'")
-    return f"runs:   {runs}\ncurves: {runs}?searchFilter={curves}&compareRunsMode=CHART\nCtrl-C stops the server."
+    server = f"http://{HOST}:{port}"
+    pages = [f"{name + ':':8}{server}{views.address(name, experiment_id)}" for name in ("runs", "curves")]
+    return "\n".join([*pages, "Ctrl-C stops the server."])
 
 
 def _require_free(port: int) -> None:

@@ -1,0 +1,100 @@
+"""The lines of a plot that cells are on, and names that tell cells apart."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.errors import bounded
+from bench.measures import flatten
+from bench.measures.summary import benchmark, features
+from bench.records.record import Record
+
+# Characters of a setting in a name.
+MAX_SETTING = 40
+
+
+def step(record: Record) -> int:
+    """The axis that the paper's figure has: the number of features for errors, else the length."""
+    size = features(record) if benchmark(record).axis == "features" else None
+    return size or record.config["seq_len"]
+
+
+def names(records: Iterable[Record]) -> dict[str, str]:
+    """A name for each record, by its id: what it measures and, where others do too, what tells it apart from them."""
+    by_title: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_title[_title(record)].append(record)
+    return dict(item for title, alike in by_title.items() for item in _names(title, alike))
+
+
+def _title(record: Record) -> str:
+    d = features(record) if "features" in record.measurements else None
+    size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
+    return f"{record.config['label']} {size} {record.config['bench']['name']}"
+
+
+def _names(title: str, records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    configs = [{**flatten(record.config), "attempt": record.attempt} for record in records]
+    axes = _axes_apart([configs])
+    told = [" ".join([title, *_settings(config, axes)]) for config in configs]
+    often = Counter(told)
+    for record, name in zip(records, told, strict=True):
+        yield record.record_id, name if often[name] == 1 else f"{name} {record.record_id[:6]}"
+
+
+def _settings(config: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+    return (f"{key}={bounded(str(config.get(key)), MAX_SETTING)}" for key in keys)
+
+
+def lines(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The ok records by the line of a plot that they are on: the mechanism, and what sets its lines apart."""
+    by_label: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.status == "ok":
+            by_label[record.config["label"]].append(record)
+    found: dict[str, list[Record]] = defaultdict(list)
+    for label, own in by_label.items():
+        configs = [_comparable(record) for record in own]
+        at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+        for record, config in zip(own, configs, strict=True):
+            at_step[record.config["bench"]["name"], step(record)].append(config)
+        axes = _axes_apart(list(at_step.values()))
+        for record, config in zip(own, configs, strict=True):
+            found[" ".join([label, *_settings(config, axes)])].append(record)
+    return found
+
+
+def _comparable(record: Record) -> dict[str, Any]:
+    """The settings that can tell lines apart: no seed, and tokens for a batch size that follows the length."""
+    config = flatten(record.config)
+    config["tokens"] = config.pop("batch_size") * config["seq_len"]
+    return {key: value for key, value in config.items() if not key.startswith("bench.") and key != "seed"}
+
+
+def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """A few settings that tell apart all cells of one mechanism and benchmark at one step: each time the best one."""
+    mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
+    keys = sorted({key for cells in mixed for cell in cells for key in cell}, key=_plainness)
+    axes: list[str] = []
+    while mixed := [cells for cells in mixed if len(cells) > 1]:
+        split = {key: [part for cells in mixed for part in _by(key, cells)] for key in keys}
+        best = min(keys, key=lambda key: sum(math.comb(len(part), 2) for part in split[key]))
+        axes.append(best)
+        mixed = split[best]
+    return sorted(axes)
+
+
+def _plainness(key: str) -> tuple[int, bool, str]:
+    """Of settings that tell the same apart, `causal` says more than what follows from it inside of a group."""
+    return key.count("."), not key.endswith(".name"), key
+
+
+def _by(key: str, cells: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    """The cells in parts that have the same value."""
+    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        parts[repr(cell.get(key, ...))].append(cell)
+    return parts.values()

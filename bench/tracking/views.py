@@ -1,0 +1,112 @@
+"""What the pages of MLflow show first: saved views of the experiment, with their addresses, and its description.
+
+MLflow's pages read a view from the tag `mlflow.sharedViewState.NAME` of an experiment when the address says
+`viewStateShareKey=NAME` and nothing else that a view holds. Its fields are those of the page's own state
+(`ExperimentPageUIState`, and `RunsChartsLineCardConfig` for a chart).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import Any
+from urllib.parse import urlencode
+
+# What mechanisms are compared by, as far as a sweep has measured it; the charts of all else follow below.
+FIGURES = {
+    "latency_ms/forward": "latency, forward (ms)",
+    "latency_ms/backward": "latency, backward (ms)",
+    "latency_ms/forward_backward": "latency, forward and backward (ms)",
+    "decode_us_per_token": "decoding (µs per token)",
+    "peak_mib/forward": "peak memory, forward (MiB)",
+    "peak_mib/backward": "peak memory, backward (MiB)",
+    "peak_mib/forward_backward": "peak memory, forward and backward (MiB)",
+    "spectral_norm/relative": "error of the output (relative spectral norm)",
+    "sketch_error/gram_error": "error of the sketch",
+    "loss/test": "loss (nats)",
+}
+SECTION = "Latency, memory, error"
+COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
+_COLUMNS = {
+    "selectedColumns": COLUMNS,
+    "columnOrder": ["attributes.`Run Name`", *COLUMNS],
+    "columnWidths": {"attributes.`Run Name`": 380, "tags.`result`": 380},
+}
+CURVES = "tags.kind = 'curve'"
+DESCRIPTION = """\
+**Runs**: one row per sweep, newest first. Its name opens the sweep's table and figures (*Artifacts*); the arrow before
+it opens its cells, with mechanism, length, status and result.
+
+**Mechanisms compared**: [latency, memory and error over length]({curves}), one line each. For some of them only, write
+`attributes.run_name IN ('flash', 'performer')` into the search box, or click the eye before a run.
+
+A failed cell keeps its reason in the tag `reason`. The records in the results folder are the truth, these pages a copy.
+"""
+
+
+def address(name: str, experiment_id: str) -> str:
+    """Of a saved view, after the server's own; `workflowType` chooses the pages for training, not those for chats."""
+    mode = "CHART" if name == "curves" else "TABLE"
+    state = urlencode({"viewStateShareKey": name, "workflowType": "machine_learning", "compareRunsMode": mode})
+    return f"/#/experiments/{experiment_id}/runs?{state}"
+
+
+def tags(experiment_id: str) -> dict[str, str]:
+    """The tags of the experiment that hold its views and its description."""
+    views = {"runs": _runs(), "curves": _curves()}
+    saved = {f"mlflow.sharedViewState.{name}": _packed(view) for name, view in views.items()}
+    return {**saved, "mlflow.note.content": DESCRIPTION.format(curves=address("curves", experiment_id)[1:])}
+
+
+def _runs() -> dict[str, Any]:
+    # Only in the order of their times are runs shown below their parents.
+    order = {"orderByKey": "attributes.start_time", "orderByAsc": False}
+    return {**order, **_COLUMNS, "searchFilter": "tags.kind != 'curve'"}
+
+
+def _curves() -> dict[str, Any]:
+    return {
+        "searchFilter": CURVES,
+        "orderByKey": "tags.`attention`",  # by anything but their times, that is without the sweeps above them
+        "orderByAsc": True,
+        **_COLUMNS,
+        "runsHiddenMode": "SHOW_ALL",
+        "hideEmptyCharts": True,
+        "compareRunCharts": [_chart(metric, title) for metric, title in FIGURES.items()],
+        "compareRunSections": [
+            {
+                "uuid": SECTION,
+                "name": SECTION,
+                "display": True,
+                "isReordered": True,
+                "deleted": False,
+                "isGenerated": False,
+            }
+        ],
+    }
+
+
+def _chart(metric: str, title: str) -> dict[str, Any]:
+    return {
+        "uuid": metric,
+        "type": "LINE",
+        "metricSectionId": SECTION,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": 100,
+        "displayName": title,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "useGlobalXaxisKey": False,
+        "xAxisScaleType": "log",
+        "scaleType": "log",
+        "lineSmoothness": 0,
+        "displayPoints": True,
+    }
+
+
+def _packed(view: dict[str, Any]) -> str:
+    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(view).encode())).decode()
