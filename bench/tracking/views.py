@@ -14,32 +14,39 @@ from typing import Any
 from urllib.parse import urlencode
 
 # What mechanisms are compared by, as far as a sweep has measured it; the charts of all else follow below.
-FIGURES = {
-    "latency_ms/forward": "latency, forward (ms)",
-    "latency_ms/backward": "latency, backward (ms)",
-    "latency_ms/forward_backward": "latency, forward and backward (ms)",
-    "decode_us_per_token": "decoding (µs per token)",
-    "peak_mib/forward": "peak memory, forward (MiB)",
-    "peak_mib/backward": "peak memory, backward (MiB)",
-    "peak_mib/forward_backward": "peak memory, forward and backward (MiB)",
-    "spectral_norm/relative": "error of the output (relative spectral norm)",
-    "sketch_error/gram_error": "error of the sketch",
-    "loss/test": "loss (nats)",
-}
+FIGURES = (
+    "latency_ms/forward",
+    "peak_mib/forward",
+    "spectral_norm/relative",
+    "latency_ms/forward_backward",
+    "peak_mib/forward_backward",
+    "sketch_error/sketch",
+    "latency_ms/backward",
+    "peak_mib/backward",
+    "decode_us_per_token",
+    "loss/test",
+)
 SECTION = "Latency, memory, error"
 COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
 _COLUMNS = {
     "selectedColumns": COLUMNS,
     "columnOrder": ["attributes.`Run Name`", *COLUMNS],
-    "columnWidths": {"attributes.`Run Name`": 380, "tags.`result`": 380},
+    "columnWidths": {
+        "attributes.`Run Name`": 320,
+        "attributes.`Created`": 130,
+        "params.`seq_len`": 80,
+        "tags.`bench`": 120,
+        "tags.`status`": 80,
+        "tags.`result`": 300,
+    },
 }
 CURVES = "tags.kind = 'curve'"
 DESCRIPTION = """\
 **Runs**: one row per sweep, newest first. Its name opens the sweep's table and figures (*Artifacts*); the arrow before
 it opens its cells, with mechanism, length, status and result.
 
-**Mechanisms compared**: [latency, memory and error over length]({curves}), one line each. For some of them only, write
-`attributes.run_name IN ('flash', 'performer')` into the search box, or click the eye before a run.
+**Mechanisms compared**: [latency, memory and error over length]({curves}), one line each. For some of them only, click
+the eye before those that are not wanted, or add `AND tags.attention != 'performer'` to the filter.
 
 A failed cell keeps its reason in the tag `reason`. The records in the results folder are the truth, these pages a copy.
 """
@@ -71,9 +78,10 @@ def _curves() -> dict[str, Any]:
         "orderByKey": "tags.`attention`",  # by anything but their times, that is without the sweeps above them
         "orderByAsc": True,
         **_COLUMNS,
+        "isAccordionReordered": True,  # else in alphabetical order
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
-        "compareRunCharts": [_chart(metric, title) for metric, title in FIGURES.items()],
+        "compareRunCharts": [_chart(metric) for metric in FIGURES],
         "compareRunSections": [
             {
                 "uuid": SECTION,
@@ -87,7 +95,7 @@ def _curves() -> dict[str, Any]:
     }
 
 
-def _chart(metric: str, title: str) -> dict[str, Any]:
+def _chart(metric: str) -> dict[str, Any]:
     return {
         "uuid": metric,
         "type": "LINE",
@@ -95,7 +103,6 @@ def _chart(metric: str, title: str) -> dict[str, Any]:
         "deleted": False,
         "isGenerated": False,
         "runsCountToCompare": 100,
-        "displayName": title,
         "metricKey": metric,
         "selectedMetricKeys": [metric],
         "xAxisKey": "step",
