@@ -166,9 +166,11 @@ class Mirror:
                 if len(drawn) > MAX_LINES:
                     say(f"MLflow mirror: sweep {sweep_id[:12]}: curves for {MAX_LINES} of {len(drawn)} lines")
                 named = {run.info.run_name for run in experiment.search(views.CURVES)}
+                ranks = {line: rank for rank, line in enumerate(sorted(line for line, _ in drawn))}
                 for line, on_line in drawn[:MAX_LINES]:
                     name = f"{line} (sweep {sweep_id[:6]})" if line in named else line
-                    experiment.write_curve(name, on_line, {**tags, "mlflow.parentRunId": parent}, ended)
+                    own = {"mlflow.parentRunId": parent, "mlflow.runColor": views.colour(ranks[line])}
+                    experiment.write_curve(name, on_line, {**tags, **own}, ended)
                 for run in experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'"):
                     experiment.retag(run, {"mlflow.parentRunId": parent})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from colorsys import hls_to_rgb
 from typing import Any
 from urllib.parse import urlencode
 
@@ -50,6 +51,12 @@ the eye before those that are not wanted, or add `AND tags.attention != 'perform
 
 A failed cell keeps its reason in the tag `reason`. The records in the results folder are the truth, these pages a copy.
 """
+
+
+def colour(number: int) -> str:
+    """Of a line: hues far apart from one number to the next; MLflow's own are drawn by lot, and some twice."""
+    parts = hls_to_rgb(number * 0.618 % 1, (0.35, 0.55)[number % 2], 0.8)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def address(name: str, experiment_id: str) -> str:
