@@ -103,7 +103,9 @@ def _changes(folder: Path) -> dict[str, Stamp]:
         with os.scandir(folder) as files:
             for file in files:
                 with contextlib.suppress(FileNotFoundError):
-                    status = file.stat()
+                    # What a link says that leads nowhere is to be read, and named.
+                    dangling = file.is_symlink() and not os.path.exists(file)
+                    status = file.stat(follow_symlinks=not dangling)
                     changes[file.name] = [status.st_size, status.st_mtime_ns]
     return changes
 

@@ -12,7 +12,7 @@ import analysis
 from analysis.__main__ import main
 from analysis.frame import tidy
 from analysis.registry import FIGURES, TABLES, made
-from bench.records import archive
+from bench.records import archive, index
 from bench.records.store import Store
 from bench.table import crossovers, line, table
 from bench.tracking.mirror import Mirror, _create_database
@@ -65,6 +65,7 @@ def test_what_is_no_record_is_one_line_and_costs_no_other(kind, tmp_path):
     message = spoil(store, kind)
     loaded, lines = said(store.load)
     assert loaded == [neighbour] and len(lines) == 1
+    assert said(index.entries, store)[1] == lines
     assert_plain(lines)
     path, _, reason = lines[0].rpartition(": skipped, ")
     assert path.startswith(str(store.records_dir)) and message in reason
