@@ -1,3 +1,4 @@
+import base64
 import dataclasses
 import json
 import math
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from bench.measures import flatten
 from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
-from bench.tracking import local
+from bench.tracking import local, views
 from bench.tracking.mirror import Mirror, TrackingError
 
 SWEEP = "5a3e" * 16
@@ -393,6 +395,107 @@ def test_a_torn_summary_is_written_again_and_another_sweep_left_alone(results_di
     for kind in ("curve", "summary"):
         found = Counter((run.data.tags["sweep_id"], run.info.status) for run in runs_of(results_dir, kind))
         assert found == {(SWEEP, "FINISHED"): 1, ("other", "FINISHED"): 1}
+
+
+def test_a_sweep_is_one_row_with_its_cells_and_curves_below_it(results_dir):
+    records = [a_record(number, label=label) for number, label in enumerate(["flash", "performer"])]
+    other = a_record(9, sweep_id="9" * 64)
+    mirror = Mirror(results_dir)
+    mirror.sync([*records, other])
+    mirror.summary(SWEEP, records, [], "")
+    (summary,) = runs_of(results_dir, "summary")
+    late = a_record(10, label="softmax")
+    mirror.sync([late])
+    parents = {run.data.tags["record_id"]: run.data.tags.get("mlflow.parentRunId") for run in runs_of(results_dir)}
+    own = {record.record_id: summary.info.run_id for record in [*records, late]}
+    assert parents == own | {other.record_id: None}
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(results_dir, "curve")} == {summary.info.run_id}
+    assert summary.data.tags["result"] == "2 ok"
+    starts = [run.info.start_time for kind in ("cell", "curve") for run in runs_of(results_dir, kind)]
+    assert summary.info.start_time > max(starts), "the newest run is listed first"
+
+
+def test_what_records_there_are_is_mirrored_with_a_summary_for_each_sweep(results_dir):
+    records = [a_record(number, seq_len=seq_len) for number, seq_len in enumerate([512, 1024])]
+    alone = a_record(7, sweep_id="7" * 64)
+    folder = results_dir / "sweeps" / SWEEP
+    folder.mkdir(parents=True)
+    (folder / "latency.png").write_bytes(b"pixels")
+    mirror = Mirror(results_dir)
+    assert mirror.complete([*records, alone]) == 3
+    (summary,) = runs_of(results_dir, "summary")
+    artifacts = results_dir / "mlartifacts" / summary.info.run_id / "artifacts"
+    assert (artifacts / "figures" / "latency.png").read_bytes() == b"pixels"
+    assert "flash" in (artifacts / "table.md").read_text()
+    assert mirror.complete([*records, alone]) == 0
+    assert [run.info.run_id for run in runs_of(results_dir, "summary")] == [summary.info.run_id]
+
+
+def test_artifacts_are_found_where_the_folder_has_moved(results_dir, tmp_path_factory):
+    mirror = Mirror(results_dir)
+    mirror.sync([a_record(1)])
+    mirror.summary(SWEEP, [a_record(1), a_record(2)], [], "the table")
+    moved = tmp_path_factory.mktemp("elsewhere") / "a longer name"
+    shutil.move(results_dir, moved)
+    Mirror(moved).create()
+    (summary,) = runs_of(moved, "summary")
+    assert {item.path for item in client_of(moved).list_artifacts(summary.info.run_id)} == {"table.md", "cells.json"}
+    assert {run.info.artifact_uri for run in runs_of(moved)} == {
+        f"{(moved / 'mlartifacts').as_uri()}/{run.info.run_id}/artifacts" for run in runs_of(moved)
+    }
+    results_dir.mkdir()
+
+
+def test_runs_of_cells_that_differ_have_names_that_differ(results_dir):
+    records = [
+        a_record(1, config={"causal": True, "inputs": {"name": "gaussian"}}),
+        a_record(2, config={"causal": False, "inputs": {"name": "gaussian"}}),
+        a_record(3, config={"causal": False, "inputs": {"name": "pretrained", "layer": 3}}),
+        a_record(4, seq_len=512, status="timeout", cell_id="c" * 64),
+        a_record(5, seq_len=512, attempt=2, cell_id="c" * 64),
+        a_record(6, seq_len=256),
+        a_record(7, seq_len=256, machine={"cpu_model": "another"}),
+    ]
+    mirror = Mirror(results_dir)
+    for record in records:
+        mirror.sync([record])
+    mirror.sync(records)
+    names = {int(run.data.tags["record_id"][::-1], 16): run.info.run_name for run in runs_of(results_dir)}
+    assert len(set(names.values())) == 7
+    assert names[1] == "flash n=1024 latency causal=True inputs.name=gaussian"
+    assert names[3] == "flash n=1024 latency causal=False inputs.name=pretrained"
+    assert names[5] == "flash n=512 latency attempt=2"
+
+
+def test_seeds_are_on_one_line_and_lines_are_bounded(results_dir, capsys, monkeypatch):
+    monkeypatch.setattr("bench.tracking.mirror.MAX_LINES", 2)
+    measured = [{"loss": float(seed)} for seed in range(3)]
+    records = [
+        a_record(seed, bench="training", measurements=loss, config={"seed": seed}) for seed, loss in enumerate(measured)
+    ]
+    records += [a_record(10 + number, label=f"other{number}") for number in range(3)]
+    Mirror(results_dir).summary(SWEEP, records, [], "")
+    curves = {run.info.run_name: run for run in runs_of(results_dir, "curve")}
+    assert len(curves) == 2 and curves["flash"].data.metrics == {"loss": 1.0}
+    assert curves["flash"].data.params["dtype"] == "float32" and "seed" not in curves["flash"].data.params
+    assert curves["flash"].data.tags["bench"] == "training"
+    assert "2 of 4 lines" in capsys.readouterr().err
+
+
+def test_curves_of_two_sweeps_have_names_of_their_own(results_dir):
+    for sweep in (SWEEP, "9" * 64):
+        Mirror(results_dir).summary(sweep, [a_record(1, sweep_id=sweep)], [], "")
+    assert {run.info.run_name for run in runs_of(results_dir, "curve")} == {"flash", "flash (sweep 999999)"}
+
+
+def test_the_experiment_says_where_to_click_and_holds_its_views(results_dir):
+    experiment = Mirror(results_dir).create()
+    tags = client_of(results_dir).get_experiment(experiment).tags
+    assert views.address("curves", experiment)[1:] in tags["mlflow.note.content"]
+    packed = tags["mlflow.sharedViewState.curves"].removeprefix("deflate;")
+    view = json.loads(zlib.decompress(base64.b64decode(packed)))
+    assert {chart["scaleType"] for chart in view["compareRunCharts"]} == {"log"}
+    assert view["searchFilter"] == views.CURVES
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------
