@@ -15,7 +15,8 @@ from analysis.registry import FIGURES, TABLES, made
 from bench.records import archive, index
 from bench.records.store import Store
 from bench.table import crossovers, line, table
-from bench.tracking.mirror import Mirror, _create_database
+from bench.tracking import local
+from bench.tracking.mirror import Mirror
 
 UNUSABLE, EXTREME = unusable(), extreme()
 
@@ -216,7 +217,7 @@ def test_what_mlflow_refuses_is_named_and_costs_no_other(tmp_path, monkeypatch, 
 
     import bench.tracking.mirror as module
 
-    _create_database(tmp_path / "mlflow.db", "file:///nowhere")
+    local.create(tmp_path / "mlflow.db", "file:///nowhere")
     capsys.readouterr()
     records = good()
     refused = records[1]
