@@ -225,12 +225,15 @@ class Attention(nn.Module):
             self._absorb(state, key, value, key_padding_mask)
         return out, state
 
-    def step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(
+        self, query: Tensor, key: Tensor, value: Tensor, state: State, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """One token in, one out: the row that the causal `forward` of the whole sequence would have added.
 
         Args:
             query: `(batch, heads, 1, head_dim)`; so are `key` and `value`.
             state: of the tokens before; it is updated in place and returned.
+            key_padding_mask: bool `(batch, 1)`, True where the token is padding, whose output means nothing.
 
         Raises:
             ValueError: the token or the state has another shape, dtype or device, or the sequence is full.
@@ -239,7 +242,10 @@ class Attention(nn.Module):
         self._check_step(query, key, value, state)
         inference = torch.is_inference_mode_enabled()  # to leave it where it is not entered takes as long as a product
         with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.no_grad():
-            return self._next(state, query, key, value), state
+            if key_padding_mask is None:
+                return self._next(state, query, key, value), state
+            self._absorb(state, key, value, key_padding_mask)
+            return self._read(state, query), state
 
     def _next(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Absorb a token, and the output that belongs to it."""

@@ -93,6 +93,9 @@ class Linear(Attention):
     def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return state.next(self.features(torch.cat([query, key], 2)), value, bias=self.eps)
 
+    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
+        return state.read(self.features(query), self.eps)
+
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
         from attention_zoo.ops.decoding.triton import step_linear
 

@@ -219,6 +219,9 @@ class Performer(Attention):
         both, log_scale = self._stable_features(torch.cat([query, key], 2))  # of two tokens as fast as of one
         return state.next(both, value, log_scale[..., 1:])
 
+    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
+        return state.read(self._stable_features(query)[0])
+
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
         from attention_zoo.ops.decoding.triton import step_exponential
 

@@ -382,7 +382,9 @@ class Polysketch(Attention):
     def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
         return tiles.refusal_of(query)
 
-    def _read(self, state: BlockState, query: Tensor) -> Tensor:
+    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
+        if isinstance(state, FeatureSums):
+            return state.read(self.features(query), self.bias)
         exact_query, _ = self._local_inputs(query, query)
         return state.read(exact_query, self.features(query), self.degree, self.bias)
 

@@ -7,22 +7,26 @@ Once something is registered, `save_pretrained` saves the mechanisms too, and `f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, hyperparameters, info, list_attentions
+from attention_zoo.base import Attention, UnsupportedError, attention_class, hyperparameters, info, list_attentions
 from attention_zoo.checks import check_int, require
 from attention_zoo.hf import checkpoints
 from attention_zoo.hf.implementation import Implementation
 from attention_zoo.hf.masks import key_mask
+from attention_zoo.softmax import Softmax
 
 __all__ = ["attach", "register"]
 
 # transformers takes every name with one of these in it for an implementation of its own, and loads that one.
 RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
+PROBE = "attention_zoo_probe"
 _REGISTERED: dict[str, Implementation] = {}
 
 
@@ -56,6 +60,9 @@ def register(
     """
     interface, masks = _interfaces()
     checkpoints.install(_register_saved)
+    from attention_zoo.hf import cache
+
+    cache.install()
     if name is None:
         alone = attention is None and not hyperparameters_given
         require("name", name, alone, "given where an attention or its hyperparameters are")
@@ -79,8 +86,15 @@ def register(
     masks.register(name, key_mask)
 
 
-def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None, **settings: Any) -> list[Attention]:
-    """Swap the attention of every layer, and make the mechanisms now, before an optimizer looks for parameters.
+def attach(
+    model: Any,
+    name: str,
+    *,
+    layers: Sequence[int] | None = None,
+    example: Mapping[str, Tensor] | None = None,
+    **settings: Any,
+) -> list[Attention]:
+    """Swap the attention of every layer or of some, and make the mechanisms before an optimizer looks for parameters.
 
     One forward pass makes them and shows that they are called: a model outside transformers' attention interface
     (GPT-J, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of the
@@ -90,6 +104,8 @@ def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None
     Args:
         model: a `PreTrainedModel`, or a part of one.
         name: as in `register`, which is called with `settings` unless there are none and the name is known.
+        layers: which attention modules, in the order of their calls, from 0; the others keep theirs (those with a
+            sliding window, say), now and when the model's implementation is set again. None is all of them.
         example: arguments of the forward pass; None is a few tokens.
         **settings: further arguments of `register`.
 
@@ -102,27 +118,85 @@ def attach(model: Any, name: str, *, example: Mapping[str, Tensor] | None = None
     """
     if settings or name not in _REGISTERED:
         register(name, **settings)
-    implementation, before = _REGISTERED[name], model.config._attn_implementation
-    modes = [(module, module.training) for module in model.modules()]
-    called: dict[nn.Module, Attention] = {}
+    implementation, called = _REGISTERED[name], dict[nn.Module, Attention]()
+    inputs = example or _few_tokens(model)
+    modules = None if layers is None else _chosen(model, layers, inputs)
     implementation.called = called
     try:
-        model.set_attn_implementation(name)
-        with torch.no_grad():
-            model.eval()(**(example or _few_tokens(model)))
-        if not called:
-            kind = type(model).__name__
-            raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
-    except BaseException:
-        model.set_attn_implementation(before)
-        raise
+        with _implementation(model, name, modules):
+            _call(model, inputs)
+            if not called:
+                kind = type(model).__name__
+                raise UnsupportedError(f"{kind} does not call its attention through transformers' AttentionInterface")
     finally:
         implementation.called = None
-        for module, mode in modes:
-            module.training = mode
     for module, made in called.items():
         made.train(module.training)
     return list(called.values())
+
+
+@contextmanager
+def _implementation(model: Any, name: str, modules: Sequence[nn.Module] | None) -> Iterator[None]:
+    """Set it, of a model or of some of its attention modules; what was set before comes back after an error."""
+    before = model.config._attn_implementation, [module.config for module in modules or ()]
+    try:
+        if modules is None:
+            model.set_attn_implementation(name)
+        for module in modules or ():
+            config: Any = copy.copy(module.config)
+            config._attn_implementation = name
+            module.config = config
+        yield
+    except BaseException:
+        model.set_attn_implementation(before[0])
+        for module, config in zip(modules or (), before[1], strict=True):
+            module.config = config
+        raise
+
+
+def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> list[nn.Module]:
+    """The attention modules of these places in the order of their calls."""
+    found = dict[nn.Module, None]()
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
+    before = [config._attn_implementation for config in configs]
+    interface, masks = _interfaces()
+
+    def note(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        found[module] = None
+        return interface()["sdpa"](module, *arguments, **keywords)
+
+    interface.register(PROBE, note)
+    masks.register(PROBE, masks()["sdpa"])
+    try:
+        for config in configs:
+            config._attn_implementation = PROBE
+        _call(model, inputs)
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation = implementation
+    modules = list(found)
+    known = len(set(layers)) == len(layers) > 0 and all(0 <= check_int("layers", i, 0) < len(modules) for i in layers)
+    require("layers", list(layers), known, f"different numbers of attention modules, 0 to {len(modules) - 1}")
+    return [modules[i] for i in sorted(layers)]
+
+
+@torch.no_grad()
+def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
+    """A forward pass that changes nothing."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()(**inputs)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def decodes_from_state(name: str | None) -> bool:
+    """Whether layers of this `attn_implementation` generate from a state; softmax does from the keys of any cache."""
+    if name not in _REGISTERED:
+        return False
+    attention = _REGISTERED[name].attention
+    return info(attention).decode and not issubclass(attention_class(attention), Softmax)
 
 
 def _register_saved(name: str, *, seed: int, max_seq_len: int | None, **settings: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_zoo.base import Attention, UnsupportedError, create, hyperparameters, info
-from attention_zoo.hf.masks import attend
+from attention_zoo.hf.masks import MARK, attend
 from attention_zoo.softmax import Softmax
 
 # What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
@@ -73,7 +73,9 @@ class Implementation:
         Returns:
             The output, `(batch, queries, heads, head_dim)`, and no weights.
         """
-        self._refuse(module, key, value, sliding_window, kwargs)
+        layer = getattr(key, MARK, None)
+        keys = key.shape[2] + (layer.get_seq_length() if layer else 0)
+        self._refuse(module, key, value, keys, sliding_window, kwargs)
         if attention_mask is not None and attention_mask.ndim == 2:
             # A static cache has room for more keys than there are.
             key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
@@ -86,16 +88,26 @@ class Implementation:
         query = query if math.isclose(ratio, 1) else query * ratio
         groups = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
-        return attend(attention, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+        if layer is None:
+            out = attend(attention, query, key, value, attention_mask)
+        else:
+            out = layer.attend(attention, query, key, value, attention_mask)
+        return out.transpose(1, 2).contiguous(), None
 
     def _refuse(
-        self, module: nn.Module, key: Tensor, value: Tensor, sliding_window: int | None, kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        key: Tensor,
+        value: Tensor,
+        keys: int,
+        sliding_window: int | None,
+        kwargs: dict[str, Any],
     ) -> None:
         for name in REFUSED:
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}: {type(module).__name__} needs it, {self.attention} has no such thing")
-        if sliding_window is not None and key.shape[2] > sliding_window:
-            raise UnsupportedError(f"sliding_window={sliding_window}: {self.attention} sees all {key.shape[2]} keys")
+        if sliding_window is not None and keys > sliding_window:
+            raise UnsupportedError(f"sliding_window={sliding_window}: {self.attention} sees all {keys} keys")
         if value.shape[-1] != key.shape[-1]:
             raise UnsupportedError(f"head_dim: values have {value.shape[-1]}, keys {key.shape[-1]}; must be the same")
 

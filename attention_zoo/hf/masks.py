@@ -13,6 +13,9 @@ from attention_zoo.base import Attention, UnsupportedError
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.softmax import Softmax
 
+# A model hands the keys that a cache returns to its attention, and nothing else of the cache: they name its layer.
+MARK = "attention_zoo_layer"
+
 
 def key_mask(
     *,
@@ -71,7 +74,8 @@ def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask
     """
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None:
-        mask = mask.bool() if mask.ndim == 2 else _visible(mask).expand(len(query), 1, queries, keys)
+        mask = visible_of(mask)
+        mask = mask if mask.ndim == 2 else mask.expand(len(query), 1, queries, keys)
     if not attention.causal or queries == keys:
         return attention(query, key, value, key_padding(mask, attention.causal))
     numbers = f"{keys} keys for {queries} queries"
@@ -106,8 +110,14 @@ def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
     return padding if padding.any() else None
 
 
-def _visible(mask: Tensor) -> Tensor:
-    """A 4-dimensional mask as bool, True where visible; one of floats is what is added to the scores."""
+def visible_of(mask: Tensor) -> Tensor:
+    """A mask as bool, True where visible; one of four dimensions and floats is what is added to the scores.
+
+    Raises:
+        UnsupportedError: it differs between heads, or does more than hide.
+    """
+    if mask.ndim == 2:
+        return mask.bool()
     if mask.shape[1] != 1:
         raise UnsupportedError("attention_mask: differs between heads")
     if mask.dtype == torch.bool:

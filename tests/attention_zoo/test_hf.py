@@ -21,6 +21,8 @@ from bench.inputs import models
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
+from attention_zoo.hf.cache import StateCache  # noqa: E402
+
 hf.register()
 
 HEADS, HEAD_DIM, LAYERS, LENGTH, VOCABULARY = 4, 8, 3, 11, 40
@@ -868,17 +870,113 @@ def test_softmax_reads_on_in_chunks(masked):
         assert_same(torch.cat(parts, 1), expected)
 
 
-@pytest.mark.parametrize("name", ["polysketch", "linear"])
-def test_other_mechanisms_generate_without_a_cache(name):
-    model, inputs = tiny("llama", head="ForCausalLM"), batch_of("llama", "none")
+WITH_STATES = ["linear", "performer", "polynomial", "polynomial_square", "polysketch", "v_mean"]
+HEADS_OF = {"llama": "ForCausalLM", "qwen2": "ForCausalLM", "gpt2": "LMHeadModel"}
+
+
+@pytest.mark.parametrize("kind, name", [("llama", name) for name in WITH_STATES] + [("gpt2", "polysketch")])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_generating_from_states_is_generating_from_all_tokens(kind, name, padding):
+    model, inputs = tiny(kind, head=HEADS_OF[kind]), batch_of(kind, padding)
     hf.attach(model, name)
-    ids = inputs["input_ids"]
-    for _ in range(6):
+    expected = generate(model, inputs, use_cache=False)
+    for given in ({}, {"prefill_chunk_size": 4}):
+        assert torch.equal(generate(model, inputs, **given), expected), given
+    beams = {"num_beams": 3, "num_return_sequences": 2}
+    assert torch.equal(generate(model, inputs, **beams), generate(model, inputs, use_cache=False, **beams))
+
+
+@pytest.mark.parametrize("name", [*WITH_STATES, "polysketch_local"])
+def test_a_cache_of_states_reads_on_in_chunks_with_padding_wherever_it_is(name):
+    """Padding in a later chunk, too, as where a conversation of several goes on."""
+    model, ids = tiny("llama").double(), tokens()
+    settings = {"attention": "polysketch", "local": True, "block_size": 4} if name == "polysketch_local" else {}
+    hf.attach(model, name, **settings)
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :5] = mask[0, 7:9] = 0
+    expected = output(model, {"input_ids": ids, "attention_mask": mask})
+    state, parts, seen = StateCache(model), [], 0
+    for part in ids.split((4, 1, 5, 1), dim=1):
+        seen += part.shape[1]
         with torch.no_grad():
-            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(generate(model, inputs, use_cache=False), ids)
-    with pytest.raises(UnsupportedError, match=f"12 keys for 1 queries: {name} .*use_cache=False"):
+            parts.append(model(part, attention_mask=mask[:, :seen], past_key_values=state).last_hidden_state)
+    assert state.get_seq_length() == LENGTH
+    torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], expected, rtol=1e-9, atol=1e-9)
+    assert model(ids, past_key_values=transformers.DynamicCache()).last_hidden_state.isfinite().all()
+
+
+def test_a_conversation_goes_on_from_its_states():
+    model, ids = tiny("llama", head="ForCausalLM"), tokens(length=6)
+    hf.attach(model, "polysketch")
+    state = StateCache(model)
+    first = generate(model, {"input_ids": ids}, past_key_values=state)
+    longer = {"input_ids": torch.cat([first, tokens(length=3)], 1)}
+    assert torch.equal(generate(model, longer, past_key_values=state), generate(model, longer, use_cache=False))
+
+
+def test_sequences_are_chosen_and_repeated_in_every_state():
+    model, ids = tiny("llama"), tokens(batch=3)
+    hf.attach(model, "polysketch", layers=[0, 2])
+    order = torch.tensor([2, 0])
+    outputs = []
+    for start in (ids, ids[order].repeat_interleave(2, 0)):
+        state = StateCache(model)
+        with torch.no_grad():
+            model(start, past_key_values=state)
+            if start is ids:
+                state.batch_select_indices(order)
+                state.batch_repeat_interleave(2)
+            outputs.append(model(tokens(batch=4, length=1), past_key_values=state).last_hidden_state)
+    torch.testing.assert_close(*outputs)
+    state.reset()
+    assert state.get_seq_length() == 0
+
+
+def test_a_mechanism_without_a_state_generates_without_a_cache():
+    model, inputs = tiny("llama", head="ForCausalLM"), batch_of("llama", "none")
+    hf.attach(model, "reformer")
+    assert generate(model, inputs, use_cache=False).shape[1] == LENGTH + 6
+    with pytest.raises(UnsupportedError, match=r"12 keys for 1 queries: reformer .*use_cache=False"):
         generate(model, inputs)
+
+
+# --- Some layers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_softmax_in_some_layers_is_the_same_model(kind):
+    model, inputs = tiny(kind), batch_of(kind, "right")
+    expected = output(model, inputs)
+    assert len(hf.attach(model, "softmax", layers=[2, 0])) == 2
+    assert_same(output(model, inputs), expected)
+    hf.attach(model, "v_mean", layers=[1])  # the places are those of all layers still
+    assert not torch.allclose(output(model, inputs), expected)
+
+
+def test_layers_with_a_window_keep_their_attention():
+    model, inputs = tiny("modernbert", local_attention=4), batch_of("modernbert", "right")
+    expected = output(model, inputs)
+    with pytest.raises(UnsupportedError, match="sliding_window"):
+        hf.attach(model, "softmax")
+    hf.attach(model, "softmax", layers=[0])
+    assert_same(output(model, inputs), expected)
+    with pytest.raises(UnsupportedError, match="sliding_window"):
+        hf.attach(model, "softmax", layers=[1])
+    assert_same(output(model, inputs), expected)
+
+
+@pytest.mark.parametrize("layers", [[], [3], [0, 0], [-1], ["first"]])
+def test_places_that_no_layer_has_are_refused(layers):
+    with pytest.raises(ValueError, match=r"^layers="):
+        hf.attach(tiny("llama"), "softmax", layers=layers)
+
+
+def test_states_and_caches_of_keys_stand_beside_each_other():
+    model, inputs = tiny("gpt2", head="LMHeadModel"), batch_of("gpt2", "left")
+    hf.attach(model, "polysketch", layers=[0, 2])
+    kinds = [type(layer).__name__ for layer in StateCache(model).layers]
+    assert kinds == ["StateLayer", "DynamicLayer", "StateLayer"]
+    assert torch.equal(generate(model, inputs), generate(model, inputs, use_cache=False))
 
 
 # --- The example ----------------------------------------------------------------------------------

@@ -26,6 +26,16 @@ class State:
         self.batch_size, self.device, self.dtype = batch_size, device, dtype
         self.length = 0
 
+    def select(self, items: Tensor) -> None:
+        """Keep these sequences of the batch, in this order, some perhaps several times: 1-d int64."""
+        for name, part in vars(self).items():
+            if isinstance(part, State):
+                part.select(items)
+            elif isinstance(part, Tensor):  # of the batch, or of the batch and its heads
+                by_item = part.unflatten(0, (self.batch_size, -1)).index_select(0, items.to(part.device))
+                setattr(self, name, by_item.flatten(0, 1))
+        self.batch_size = len(items)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors held, spare capacity included."""

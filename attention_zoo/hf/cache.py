@@ -1,0 +1,138 @@
+"""Decoding in models: a cache of transformers that keeps the state of each layer's mechanism instead of its keys.
+
+`generate` makes it by itself; a loop of one's own passes `past_key_values=StateCache(model)`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.generation import GenerationMixin
+
+from attention_zoo.base import Attention
+from attention_zoo.hf.masks import MARK, key_padding, visible_of
+from attention_zoo.ops.decoding.states import State
+
+
+class StateLayer(CacheLayerMixin):
+    """The state of one layer: of a size that does not grow, where the mechanism has such a one."""
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The mechanism makes the state."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The new keys and values alone, marked as this layer's; `attend` adds them to the state."""
+        self.is_initialized = True
+        setattr(key_states, MARK, self)
+        return key_states, value_states
+
+    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """The outputs of the new tokens, `(batch, heads, tokens, head_dim)`, whose state is kept.
+
+        Args:
+            attention: the layer's mechanism, one that decodes.
+            query: of the new tokens, `(batch, heads, tokens, head_dim)`; so are `key` and `value`.
+            mask: `(batch, seen)`, True at tokens, or `(batch, 1, tokens, seen)`, True where visible; None sees all.
+
+        Raises:
+            UnsupportedError: the mask is more than padding.
+        """
+        tokens = query.shape[2]
+        mask = None if mask is None else visible_of(mask)[..., -tokens:]
+        padding = key_padding(mask, causal=True)
+        if self.state is None:
+            out, self.state = attention.prefill(query, key, value, padding)
+            return out
+        outputs = []
+        for i in range(tokens):
+            token = slice(i, i + 1)
+            own = None if padding is None or not padding[:, i].any() else padding[:, token]
+            new_query, new_key, new_value = (x[:, :, token] for x in (query, key, value))
+            outputs.append(attention.step(new_query, new_key, new_value, self.state, own)[0])
+        return torch.cat(outputs, 2)
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding among them."""
+        return 0 if self.state is None else self.state.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """A mask tells of all tokens seen."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No bound of its own."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.state = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Choose sequences, as a beam search does."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these sequences, in this order."""
+        if self.state is not None:
+            self.state.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each sequence so many times."""
+        if self.state is not None:
+            self.state.select(torch.arange(self.state.batch_size).repeat_interleave(repeats))
+
+
+class StateCache(Cache):
+    """A cache of states for the layers of a model whose mechanism decodes from one, of keys and values for the others.
+
+    Args:
+        model: one whose layers attend by mechanisms of the zoo.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        others = DynamicCache(config=model.config).layers  # type: ignore[arg-type]
+        kept = dict(_layers(model))
+        length = max([len(others), *(index + 1 for index in kept)], default=0)
+        others += [DynamicLayer() for _ in range(length - len(others))]
+        super().__init__([StateLayer() if kept.get(i) else other for i, other in enumerate(others)])
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[int, bool]]:
+    """The number of each attention module, and whether its mechanism is to decode from a state."""
+    from attention_zoo.hf import decodes_from_state
+
+    for module in model.modules():
+        index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
+        if isinstance(index, int) and config is not None:
+            yield index, decodes_from_state(getattr(config, "_attn_implementation", None))
+
+
+@functools.cache
+def install() -> None:
+    """Let `generate` make a `StateCache` where it would make a cache of keys, and a layer decodes from a state."""
+    prepare: Callable[..., Any] = GenerationMixin._prepare_cache_for_generation
+
+    @functools.wraps(prepare)
+    def prepare_states(
+        self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        given = model_kwargs.get("past_key_values")
+        prepared = prepare(self, generation_config, model_kwargs, *args, **kwargs)
+        made = model_kwargs.get("past_key_values")
+        wanted = given is None and type(made) is DynamicCache and not generation_config.is_assistant
+        if wanted and any(from_state for _, from_state in _layers(self)):
+            model_kwargs["past_key_values"] = StateCache(self)
+        return prepared
+
+    GenerationMixin._prepare_cache_for_generation = prepare_states  # type: ignore[method-assign]
