@@ -63,7 +63,8 @@ def key_mask(
     if attention_mask is None:
         return torch.ones(common["batch_size"], seen, dtype=torch.bool, device=common["device"]) if is_cached else None
     tokens = F.pad(attention_mask, (0, seen - attention_mask.shape[1]))
-    return tokens if is_cached or not tokens.all() else None
+    # Compiled code does not look into a mask to see whether it is needed.
+    return tokens if is_cached or torch.compiler.is_compiling() or not tokens.all() else None
 
 
 def attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -105,6 +106,11 @@ def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
         return None if mask is None else ~mask
     padding = ~mask.any(2)[:, 0]
     queries, keys = mask.shape[2:]
+    if torch.compiler.is_compiling():
+        raise UnsupportedError(
+            "attention_mask: compiled code cannot see whether it is more than padding; pass one of (batch, keys), which"
+            " may be all ones, instead of none with use_cache=False"
+        )
     if not torch.equal(visible_keys(queries, keys, causal, padding, mask.device).expand_as(mask), mask):
         raise UnsupportedError(f"attention_mask: is more than padding of keys with is_causal={causal}")
     return padding if padding.any() else None
