@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs lint bench-check figures tables ui pack unpack gpu-pack list site clean
+.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ kernels: $(INSTALLED)  ## compile every Triton kernel for sm_80, sm_90 and sm_10
 docs: $(INSTALLED)  ## write docs/zoo.md, every mechanism, variant and paper row, and docs/parameters.md, the models' sizes
 	$(BIN)/python -m bench.zoo_page
 	$(BIN)/python -m bench.parameters
+
+models: $(INSTALLED)  ## try every mechanism in small models of transformers, write docs/models.md (5 minutes)
+	$(BIN)/python -m bench.models_page
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(BIN)/ruff format --check .

@@ -34,7 +34,7 @@ ROOMS = {
     "frame": r"analysis\.(batches|frame|gate_cost|learned|peers|published|table|trained)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|parameters|status|wait|zoo_page))?",
+    "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|models_page|parameters|status|wait|zoo_page))?",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

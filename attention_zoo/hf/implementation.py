@@ -79,6 +79,8 @@ class Implementation:
         if attention_mask is not None and attention_mask.ndim == 2:
             # A static cache has room for more keys than there are.
             key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
+        # Under autocast rotary embeddings are float32, and values are not.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
         if causal is None:
             raise UnsupportedError(f"is_causal: {type(module).__name__} does not say whether it is")
