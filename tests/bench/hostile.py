@@ -76,7 +76,6 @@ SENTENCES = {
     "results_dir=a,b": "results_dir='b': must have one value",
     "bench.passes=[sideways]": "bench.passes='sideways'",
     "bench.passes=[]": "bench.passes=[]",
-    "bench.passes=forward": "bench.passes='forward'",
     "bench.memory_limit=-1": "bench.memory_limit=-1",
     "bench=spectral_norm bench.num_features=0": "bench.num_features=0",
     "bench=compare": "attention=flash: bench=compare needs two or more",
