@@ -75,7 +75,13 @@ def _row(record: Record) -> tuple[str, ...]:
     config = record.config
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
     sizes = str(config["seq_len"]), str(config["batch_size"])
-    words = *names, *sizes, "causal" if config.get("causal") else "not causal", _inputs(config["inputs"]), _result(record)
+    words = (
+        *names,
+        *sizes,
+        "causal" if config.get("causal") else "not causal",
+        _inputs(config["inputs"]),
+        _result(record),
+    )
     return (record.status, *map(in_cell, words))
 
 

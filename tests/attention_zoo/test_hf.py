@@ -965,6 +965,13 @@ def test_layers_with_a_window_keep_their_attention():
     assert_same(output(model, inputs), expected)
 
 
+def test_a_window_that_ends_while_a_state_grows_is_refused():
+    model, inputs = tiny("mistral", head="ForCausalLM", sliding_window=LENGTH + 2), batch_of("llama", "none")
+    hf.attach(model, "polysketch", layers=[1])
+    with pytest.raises(UnsupportedError, match=r"^sliding_window=13: polysketch sees all 14 keys"):
+        generate(model, inputs)
+
+
 @pytest.mark.parametrize("layers", [[], [3], [0, 0], [-1], ["first"]])
 def test_places_that_no_layer_has_are_refused(layers):
     with pytest.raises(ValueError, match=r"^layers="):

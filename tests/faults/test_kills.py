@@ -74,6 +74,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, bat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.commands
 def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path):
     survive_kills(tmp_path, 3, random.Random(0), cells=2, attention="odd_family")

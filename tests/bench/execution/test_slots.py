@@ -11,6 +11,7 @@ from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
@@ -246,15 +247,12 @@ def test_what_a_killed_sweep_measured_keeps_its_device_until_it_is_gone(tmp_path
         sweep = subprocess.Popen(command(*arguments, *TINY), cwd=ROOT, env=env, stderr=stderr)
     lock = own_slots / "machine.lock"
     try:
-        # The sweep, the server of its children, and one of these.
-        wait_until(lambda: holder(lock) and len(family(str(tmp_path))) == 3)
-        others = [each for each in family(str(tmp_path)) if each.pid != sweep.pid]
-        for each in others:
+        wait_until(lambda: holder(lock) and below(sweep.pid, 2))
+        ((server,), (child,)) = (below(sweep.pid, depth) for depth in (1, 2))
+        for each in (server, child):
             each.suspend()
         sweep.kill()
         sweep.wait()
-        (child,) = (each for each in others if each.ppid() in {other.pid for other in others})
-        (server,) = (each for each in others if each.pid != child.pid)
         server.kill()
         wait_until(lambda: len(family(str(tmp_path))) == 1)
         assert holder(lock)["pid"] == sweep.pid
@@ -263,6 +261,12 @@ def test_what_a_killed_sweep_measured_keeps_its_device_until_it_is_gone(tmp_path
     finally:
         for each in family(str(tmp_path)):
             each.kill()
+
+
+def below(pid, depth):
+    """The children of a process, or the children of these: servers, and what they forked."""
+    children = psutil.Process(pid).children()
+    return children if depth == 1 else [each for child in children for each in child.children()]
 
 
 @pytest.mark.commands
