@@ -33,6 +33,12 @@ class Executed(NamedTuple):
     backend: str | None = None
 
 
+# Powers, exponentials and sums over keys leave float16's range, of at most 65504.
+WIDE_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+# For weights between 0 and 1 of scores in range, and sums that are made in float32.
+ALL_DTYPES = (*WIDE_DTYPES, torch.float16)
+
+
 @dataclass(frozen=True)
 class AttentionInfo:
     """What a mechanism is and what it can do.
@@ -66,7 +72,7 @@ class AttentionInfo:
     package: str | None = None
     devices: tuple[str, ...] = ("cpu", "cuda")
     implementations: tuple[str, ...] = ("reference",)
-    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = WIDE_DTYPES
 
     def __post_init__(self) -> None:
         if self.approximates is None:

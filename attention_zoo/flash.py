@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_zoo.base import AttentionInfo, UnsupportedError, register
+from attention_zoo.base import ALL_DTYPES, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_choice
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
@@ -63,6 +63,7 @@ class Flash(Softmax):
         exact=True,
         complexity="O(n^2 h)",
         decode=True,
+        dtypes=ALL_DTYPES,
         implementations=("reference", "fused"),
     )
 

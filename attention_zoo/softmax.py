@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import ALL, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import ALL, ALL_DTYPES, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_float, require
 from attention_zoo.dense import DenseAttention
 from attention_zoo.ops.masking import masked_softmax
@@ -33,6 +33,7 @@ class Softmax(DenseAttention):
         exact=True,
         complexity="O(n^2 h)",
         decode=True,
+        dtypes=ALL_DTYPES,
     )
 
     def __init__(self, *, scale: float | None = None, dropout: float = 0.0, **common: Any) -> None:

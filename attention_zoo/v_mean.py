@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.masking import visible_keys, zero_padding
 
@@ -80,6 +80,7 @@ class VMean(Attention):
         random=False,
         complexity="O(n h)",
         decode=True,
+        dtypes=ALL_DTYPES,
     )
 
     def __init__(self, **common: Any) -> None:
