@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -55,6 +56,9 @@ def test_the_wheel_measures_and_draws_in_another_folder(elsewhere):
     folder, run = elsewhere
     where = run("python", "-c", "import attention_zoo, bench, analysis; print(attention_zoo, bench, analysis)")
     assert where.stdout.count("/environment/") == 3, where.stderr
+    copied = "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE))
+    ran = run("python", "-c", copied)
+    assert copied.count("import") >= 3 and ran.returncode == 0, ran.stderr
     told = run("attention-zoo", "--version")
     assert told.stdout.split() == ["attention-zoo", VERSION]
     assert "polysketch_learned_local_r32" in run("attention-zoo", "list").stdout.split()
