@@ -347,7 +347,7 @@ def tracking():
 
 def benchmarks():
     """Settings of the benchmarks and the inputs."""
-    for value in ["[sideways]", "[]", "forward", "[forward,sideways]", "null", "5", "[[forward]]"]:
+    for value in ["[sideways]", "[]", "sideways", "[forward,sideways]", "null", "5", "[[forward]]"]:
         yield words("bench.passes", f"bench.passes={value}")
     for value in ["-1", "abc", "nan", "inf", "1e300", "[1]"]:
         yield words("bench.memory_limit", f"bench.memory_limit={value}")

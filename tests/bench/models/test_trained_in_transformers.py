@@ -136,5 +136,5 @@ def test_each_kind_of_model_has_its_class(tmp_path):
 
 def test_models_need_no_transformers():
     needs = {module for module in FILES if "transformers" in sources._imported(FILES[module], module)}
-    assert {module for module in needs if module.startswith(("bench.models", "bench.saved"))} == {"bench.models.hf"}
+    assert {module for module in needs if module.startswith(("bench.models.", "bench.saved"))} == {"bench.models.hf"}
     assert bench.models.hf.__name__ in needs
