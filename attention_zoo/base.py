@@ -250,7 +250,9 @@ class Attention(nn.Module):
         with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.no_grad():
             if key_padding_mask is None:
                 return self._next(state, query, key, value), state
+            self._check_shapes(query, key, value, key_padding_mask)
             self._absorb(state, key, value, key_padding_mask)
+            self.executed = Executed("reference")
             return self._read(state, query), state
 
     def _next(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

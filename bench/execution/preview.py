@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from bench.errors import bounded
 from bench.execution.rehearsal import rehearse
-from bench.execution.reruns import stands
-from bench.execution.sweep import Sweep
+from bench.execution.sweep import Sweep, outstanding
 from bench.plan.cell import Cell
 from bench.records import index
 from bench.records.durations import OF_SIZE, Durations, duration
-from bench.records.store import Store, latest
+from bench.records.store import Store
 
 # Lines of cells; those that differ in a pass or a seed, say, share one.
 MOST = 50
@@ -25,8 +24,8 @@ def preview(sweep: Sweep) -> str:
         ConfigError: a cell that a mechanism or the inputs refuse.
     """
     store = Store(sweep.settings.results_dir)
-    standing, rerun = latest(index.of_cells(store, (cell.cell_id for cell in sweep.cells))), sweep.settings.rerun
-    missing = [cell for cell in sweep.cells if rerun == "all" or not stands(standing.get(cell.cell_id), rerun)]
+    attempts = index.of_cells(store, (cell.cell_id for cell in sweep.cells))
+    missing, _ = outstanding(store, sweep, attempts)
     missing = rehearse(missing, store.root / "inputs", elsewhere=bool(sweep.executor.place.name))
     ended = [record for record in store.load() if record.status == "ok"]
     durations = Durations((record.config, record.duration_s) for record in ended)

@@ -100,13 +100,8 @@ def run_sweep(
     store = Store(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
     attempts = _attempts(store, sweep)
-    file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
-    rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
+    todo, rerun = outstanding(store, sweep, attempts)
     standing = latest(attempts)
-    fresh = {
-        cell_id: record for cell_id, record in standing.items() if not rerun or record.record_id not in rerun.before
-    }
-    todo = [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)]
     ranks.require_joint(todo, sweep.executor.name)
     elsewhere = bool(sweep.executor.place.name)
     todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
@@ -140,6 +135,14 @@ def run_sweep(
         patiently(rerun.end, store.records_dir)
     standing = latest(patiently(lambda: _attempts(store, sweep), store.records_dir)) if todo else standing
     return patiently(lambda: index.read(store, (standing[cell.cell_id] for cell in sweep.cells)), store.records_dir)
+
+
+def outstanding(store: Store, sweep: Sweep, attempts: Sequence[index.Entry]) -> tuple[list[Cell], Rerun | None]:
+    """The cells that are to be measured, by the records that there are, and what `rerun=all` remembers of them."""
+    file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
+    rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
+    fresh = latest(attempt for attempt in attempts if not rerun or attempt.record_id not in rerun.before)
+    return [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)], rerun
 
 
 def _attempts(store: Store, sweep: Sweep) -> list[index.Entry]:

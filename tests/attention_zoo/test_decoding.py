@@ -105,6 +105,20 @@ def test_steps_equal_the_causal_forward_at_every_position(name, given):
 
 
 @every_variant
+def test_a_token_may_be_padding(name, given):
+    attention, inputs, padding = make(name, given), tokens(), torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[0, :5] = padding[1, 9:12] = padding[2, 4] = True
+    state, outs = attention.init_state(3, dtype=torch.float64), []
+    for position in range(LENGTH):
+        token = slice(position, position + 1)
+        outs.append(attention.step(*(x[:, :, token] for x in inputs), state, padding[:, token])[0])
+    seen = ~padding[:, None, :, None].expand_as(inputs[0])
+    assert_equal(torch.cat(outs, 2)[seen], attention(*inputs, padding)[seen])
+    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
+        attention.step(*(x[:, :, :1] for x in inputs), state, padding)
+
+
+@every_variant
 @pytest.mark.parametrize("prompt", [1, 4, 5, 11, 12])
 def test_steps_after_a_prompt_of_any_length(name, given, prompt):
     """Blocks of 4 and 5 end before, at and after these."""
