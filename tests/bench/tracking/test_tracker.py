@@ -59,18 +59,19 @@ def server(answer):
 )
 def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    records = list(everything())[:6]  # to make them takes as long as what is timed
     with server(answer) as (address, came):
         mirror = tracker(tmp_path, "http://127.0.0.1:1" if answer is None else address)
         mirror.sync([])  # imports MLflow
         began = time.monotonic()
-        for record in list(everything())[:4]:
+        for record in records[:4]:
             mirror.sync([record])
         assert time.monotonic() - began < 1, "the cells wait for nobody"
-        mirror.finish("sweep", list(everything())[:4], [])
+        mirror.finish("sweep", records[:4], [])
         assert time.monotonic() - began < 30
         contacts = len(came)
-        mirror.sync(list(everything())[4:6])
-        mirror.finish("sweep", list(everything())[:6], [])
+        mirror.sync(records[4:])
+        mirror.finish("sweep", records, [])
         assert len(came) == contacts
     printed = capsys.readouterr().err
     warnings = [line for line in printed.splitlines() if line.startswith("warning: ")]
