@@ -23,7 +23,7 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", map(marked, PAGES))
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_a_tutorial_runs_from_top_to_bottom(tmp_path, page):
     for name, text in FILE.findall(page.read_text()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
