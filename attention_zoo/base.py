@@ -215,16 +215,33 @@ class Attention(nn.Module):
         return self._new_state(check_int("batch_size", batch_size), placed.device, dtype)
 
     def prefill(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        state: State | None = None,
     ) -> tuple[Tensor, State]:
         """`forward` of a prompt, and the state after it; the state takes no part in autograd.
 
         The state remembers the padding: prompts of different lengths go together when padded on the left.
 
+        Args:
+            query: `(batch, heads, tokens, head_dim)`; so are `key` and `value`.
+            key_padding_mask: bool `(batch, tokens)`, True at padding.
+            state: of the tokens before, where the prompt goes on; it is updated in place and returned, and the output
+                has no gradient.
+
         Raises:
+            ValueError: shapes, dtypes or devices do not fit, also not those of the state, or the sequence is too long.
             UnsupportedError: as `init_state`.
         """
         self._check_decodes()
+        if state is not None:
+            self._check_inputs(query, key, value, key_padding_mask)
+            self._check_fits(query, state)
+            with torch.inference_mode(False), torch.no_grad():
+                return self._extend(state, query, key, value, key_padding_mask), state
         out = self(query, key, value, key_padding_mask)
         with torch.inference_mode(False), torch.no_grad():
             state = self._new_state(len(key), key.device, key.dtype)
@@ -259,6 +276,15 @@ class Attention(nn.Module):
         """Absorb a token, and the output that belongs to it."""
         self._absorb(state, key, value, None)
         return self._run(self._read, self._fused_read, self._read_refusal, state, query)
+
+    def _extend(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """Absorb several tokens, and the outputs that belong to them: here one token after the other."""
+        outputs = []
+        for i in range(query.shape[2]):
+            token = slice(i, i + 1)
+            own = None if padding is None else padding[:, token]
+            outputs.append(self.step(query[:, :, token], key[:, :, token], value[:, :, token], state, own)[0])
+        return torch.cat(outputs, 2)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
         """An empty state; by default, and with `_absorb`, a cache of keys and values."""
@@ -465,18 +491,23 @@ class Attention(nn.Module):
 
     def _check_step(self, query: Tensor, key: Tensor, value: Tensor, state: State) -> None:
         self._check_decodes()
-        limit, length = self.max_seq_len, state.length + 1
-        require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
+        self._check_length(state.length + 1)
         tensors = ((x.shape, x.dtype, x.device) for x in (query, key, value))
         step = *tensors, state.batch_size, state.dtype, state.device
         if step != self._checked_step:  # a step is short: tokens of one kind are looked at once
             self._check_inputs(query, key, value, None)
-            self._check_token(query, state)
+            shape = tuple(query.shape)
+            require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")
+            self._check_fits(query, state)
             self._checked_step = step
 
-    def _check_token(self, query: Tensor, state: State) -> None:
+    def _check_length(self, length: int) -> None:
+        limit = self.max_seq_len
+        require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
+
+    def _check_fits(self, query: Tensor, state: State) -> None:
         shape = tuple(query.shape)
-        require("query.shape", shape, shape[2] == 1, f"one token, {(*shape[:2], 1, shape[3])}")
+        self._check_length(state.length + shape[2])
         require("query.shape", shape, shape[0] == state.batch_size, f"of the state's batch size {state.batch_size}")
         require("query.dtype", query.dtype, query.dtype == state.dtype, f"the state's {state.dtype}")
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from attention_zoo.base import ALL, Attention, blocks_and_a_part
 from attention_zoo.ops.chunks import weighted_values_by_rows
 from attention_zoo.ops.decoding.states import KeyValueCache
+from attention_zoo.ops.feature_product.reference import slices
 
+ROWS = 256  # of a prompt that goes on, which are computed together
 LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
 
 
@@ -72,7 +75,18 @@ class DenseAttention(Attention):
         state.append(self._normed(key), value, padding)
 
     def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
-        return self._weights(query, state.keys, state.visible) @ state.values
+        return self._weights(query, state.keys, state.visible_to(query.shape[2])) @ state.values
+
+    def _extend(
+        self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        """Some rows of the matrix at a time."""
+        outputs = []
+        for rows in slices(query.shape[2], ROWS):
+            own = None if padding is None else padding[:, rows]
+            self._absorb(state, key[:, :, rows], value[:, :, rows], own)
+            outputs.append(self._run(self._read, self._fused_read, self._read_refusal, state, query[:, :, rows]))
+        return torch.cat(outputs, 2)
 
     @property
     def telling_length(self) -> int:

@@ -80,6 +80,9 @@ class Flash(Softmax):
         if padding is None:
             return self._kernel(query, key, value, None, self.causal)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+        return self._masked(query, key, value, visible)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
         # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
         blind = ~visible.any(-1, keepdim=True)
         mask = (visible | blind).expand(-1, -1, query.shape[2], -1)
@@ -90,10 +93,13 @@ class Flash(Softmax):
         return self._choose(query, key, value, padding is not None, self.causal and padding is None).refusal
 
     def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
-        return self._kernel(query, state.keys, state.values, state.visible if state.has_padding else None, False)
+        if query.shape[2] == 1 and not state.has_padding:
+            return self._kernel(query, state.keys, state.values, None, False)
+        return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))
 
     def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
-        return self._choose(query, state.keys, state.values, state.has_padding, False).refusal
+        has_mask = state.has_padding or query.shape[2] > 1
+        return self._choose(query, state.keys, state.values, has_mask, False).refusal
 
     def _kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import Attention, AttentionInfo, Executed, blocks_and_a_part, register
 from attention_zoo.checks import check_float, check_int
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
@@ -86,6 +86,11 @@ class Linear(Attention):
 
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.add(zero_padding(self.features(key), padding), value)
+
+    def _extend(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        self.executed = Executed("reference")
+        key_features = zero_padding(self.features(key), padding)
+        return state.extend(self.features(query), key_features, value, bias=self.eps)
 
     def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)

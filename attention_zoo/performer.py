@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import Attention, AttentionInfo, Executed, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
@@ -211,6 +211,11 @@ class Performer(Attention):
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         features, log_scale = self._visible_features(key, padding)
         state.add(features, value, log_scale)
+
+    def _extend(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        self.executed = Executed("reference")
+        key_features, log_scale = self._visible_features(key, padding)
+        return state.extend(self._stable_features(query)[0], key_features, value, log_scale)
 
     def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)

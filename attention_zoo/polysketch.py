@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attention_zoo.base import Attention, AttentionInfo, UnsupportedError, blocks_and_a_part, register
+from attention_zoo.base import Attention, AttentionInfo, Executed, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
 from attention_zoo.ops import launching
 from attention_zoo.ops.chunks import by_keys
@@ -358,6 +358,16 @@ class Polysketch(Attention):
         else:
             _, exact_key = self._local_inputs(key, key)
             state.add(zero_padding(exact_key, padding), features, value)
+
+    def _extend(
+        self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        self.executed = Executed("reference")
+        features = self.features(query), zero_padding(self.features(key), padding)
+        if isinstance(state, FeatureSums):
+            return state.extend(*features, value, bias=self.bias)
+        exact_query, exact_key = self._local_inputs(query, key)
+        return state.extend(exact_query, zero_padding(exact_key, padding), *features, value, self.degree, self.bias)
 
     def _next(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if isinstance(state, BlockState):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, Executed, blocks_and_a_part, register
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.masking import visible_keys, zero_padding
 
@@ -95,6 +95,11 @@ class VMean(Attention):
 
     def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.add(zero_padding(torch.ones_like(value[..., :1]), padding), value)
+
+    def _extend(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        self.executed = Executed("reference")
+        ones = torch.ones_like(value[..., :1])
+        return state.extend(ones, zero_padding(ones, padding), value)
 
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(torch.ones_like(query[..., :1]))

@@ -53,6 +53,9 @@ class XformersMemoryEfficient(Softmax):
             triangle = importlib.import_module("xformers.ops").LowerTriangularMask() if self.causal else None
             return self._kernel(query, key, value, triangle)
         visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+        return self._masked(query, key, value, visible)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
         # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
         blind = ~visible.any(-1, keepdim=True)
         out, name = self._kernel(query, key, value, _aligned_bias(visible | blind, query))
@@ -62,8 +65,9 @@ class XformersMemoryEfficient(Softmax):
         return None  # it says so when it is called
 
     def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
-        bias = _aligned_bias(state.visible, query) if state.has_padding else None
-        return self._kernel(query, state.keys, state.values, bias)
+        if query.shape[2] == 1 and not state.has_padding:
+            return self._kernel(query, state.keys, state.values, None)
+        return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))
 
     def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
         return None

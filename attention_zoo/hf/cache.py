@@ -51,16 +51,12 @@ class StateLayer(CacheLayerMixin):
         tokens = query.shape[2]
         mask = None if mask is None else visible_of(mask)[..., -tokens:]
         padding = key_padding(mask, causal=True)
-        if self.state is None:
-            out, self.state = attention.prefill(query, key, value, padding)
-            return out
-        outputs = []
-        for i in range(tokens):
-            token = slice(i, i + 1)
-            own = None if padding is None or not padding[:, i].any() else padding[:, token]
-            new_query, new_key, new_value = (x[:, :, token] for x in (query, key, value))
-            outputs.append(attention.step(new_query, new_key, new_value, self.state, own)[0])
-        return torch.cat(outputs, 2)
+        if self.state is not None and tokens == 1:
+            # A step without padding is a faster one.
+            padding = None if padding is None or not padding.any() else padding
+            return attention.step(query, key, value, self.state, padding)[0]
+        out, self.state = attention.prefill(query, key, value, padding, self.state)
+        return out
 
     def get_seq_length(self) -> int:
         """Tokens seen, padding among them."""

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
-from attention_zoo import UnsupportedError
+from attention_zoo import UnsupportedError, dense
+from attention_zoo.ops.decoding import states
 from attention_zoo.ops.decoding.states import ROWS
 
 HEADS, HEAD_DIM, LENGTH = 2, 8, 23
@@ -151,6 +152,126 @@ def test_steps_after_a_prompt_that_is_summed_in_several_parts(name, given):
     assert_equal(decode(attention, inputs, state, 2 * ROWS + 5), attention(*inputs)[:, :, 2 * ROWS + 5 :])
 
 
+def read_on(attention, inputs, lengths, padding=None):
+    """The outputs of a prompt that comes in parts of these lengths, and the state after them."""
+    outs, state, start = [], None, 0
+    for length in lengths:
+        part = slice(start, start + length)
+        own = None if padding is None else padding[:, part]
+        out, state = attention.prefill(*(x[:, :, part] for x in inputs), own, state)
+        outs.append(out)
+        start = part.stop
+    return torch.cat(outs, 2), state
+
+
+@every_variant
+@pytest.mark.parametrize("lengths", [(1, 1, 2, 7), (4, 3, 4), (5, 5), (3, 9), (2, 13, 2)])
+def test_a_prompt_may_come_in_parts(name, given, lengths):
+    """Blocks of 4 and 5 begin, end and lie within these; steps and parts may alternate."""
+    attention, inputs = make(name, given), tokens()
+    out, state = read_on(attention, inputs, lengths)
+    prompt = state.length
+    assert prompt == sum(lengths)
+    expected = attention(*inputs)
+    assert_equal(out, expected[:, :, :prompt])
+    assert_equal(
+        decode(attention, [x[:, :, : prompt + 2] for x in inputs], state, prompt), expected[:, :, prompt : prompt + 2]
+    )
+    rest, returned = attention.prefill(*(x[:, :, prompt + 2 :] for x in inputs), None, state)
+    assert returned is state and state.length == LENGTH
+    assert_equal(rest, expected[:, :, prompt + 2 :])
+
+
+@every_variant
+def test_any_part_of_a_prompt_may_be_padded(name, given, monkeypatch):
+    """On the left, in between, throughout a part, throughout a prompt; what is padded is large, to be seen if it is."""
+    attention, (query, key, value) = make(name, given), tokens(batch=5)
+    padding = torch.zeros(5, LENGTH, dtype=torch.bool)
+    padding[0, :5], padding[1, 6:9], padding[2, 3:16:2], padding[3, :14], padding[4, 9:14] = (
+        True,
+        True,
+        True,
+        True,
+        True,
+    )
+    hidden = padding[:, None, :, None]
+    inputs = query, torch.where(hidden, 3 * key, key), torch.where(hidden, 100 + value, value)
+    for module in (dense, states):  # a part is longer than what is computed at once
+        monkeypatch.setattr(module, "ROWS", 4)
+    out, _ = read_on(attention, inputs, (4, 5, 5, 9), padding)
+    assert out.isfinite().all()
+    seen = ~hidden.expand_as(out)
+    assert_equal(out[seen], attention(*inputs, padding)[seen])
+
+
+@every_state
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_parts_of_a_prompt_in_every_dtype(name, given, dtype):
+    attention = make(name, given, dtype=dtype)
+    inputs = tokens(2 * ROWS + 70, dtype=dtype)
+    out, _ = read_on(attention, inputs, (9, ROWS + 11, ROWS + 50))
+    assert out.dtype == dtype
+    assert_equal(out, attention(*inputs), 1e-5 if dtype == torch.float32 else 0.02)
+
+
+@every_state
+def test_parts_note_what_ran_and_have_no_gradient(name, given):
+    attention, inputs = make(name, given), [x.requires_grad_() for x in tokens()]
+    _, state = attention.prefill(*(x[:, :, :4] for x in inputs))
+    attention.executed = None
+    out, _ = attention.prefill(*(x[:, :, 4:] for x in inputs), None, state)
+    assert attention.executed == ("reference", None)
+    assert not out.requires_grad and not any(x.requires_grad for x in tensors(state))
+
+
+def test_flash_reads_parts_by_its_kernel():
+    attention, inputs = make("flash", {}), tokens()
+    out, _ = read_on(attention, inputs, (4, 9, 10))
+    assert attention.executed == ("fused", "flash")
+    assert_equal(out, attention(*inputs))
+
+
+@every_state
+def test_a_part_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given):
+    attention, inputs = make(name, given, max_seq_len=LENGTH - 1), tokens()
+    first, rest = ([x[:, :, part] for x in inputs] for part in (slice(9), slice(9, LENGTH)))
+    _, state = attention.prefill(*first)
+    for bad, message in [
+        (rest, rf"^seq_len={LENGTH}: must be between 1 and max_seq_len={LENGTH - 1}$"),
+        (tokens(4, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),
+        (tokens(4, dtype=torch.float32), r"^query\.dtype=torch\.float32: must be the state's torch\.float64"),
+        ((*first[:2], first[2][..., :-1]), r"^value\.shape="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            attention.prefill(*bad, None, state)
+    assert state.length == 9
+    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
+        attention.prefill(*tokens(4), torch.zeros(3, 13, dtype=torch.bool), state)
+
+
+@every_sum
+def test_parts_take_few_operations_whatever_their_length(name, given):
+    """Not token by token, which takes eleven times as many for 113 as for 10."""
+    attention, inputs = make(name, given), tokens(ROWS)
+    if given.get("local") and given["block_size"] < LENGTH:
+        pytest.skip("as many as there are blocks")
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), given=None):
+            self.calls += 1
+            return function(*arguments, **(given or {}))
+
+    _, state = attention.prefill(*(x[:, :, :5] for x in inputs))
+    counts = []
+    for part in (slice(5, 15), slice(15, ROWS)):
+        with Count() as count:
+            attention.prefill(*(x[:, :, part] for x in inputs), None, state)
+        counts.append(count.calls)
+    assert counts[1] < 4 * counts[0]
+
+
 @every_variant
 @pytest.mark.parametrize("prompt", [6, 9])
 def test_padding_of_a_prompt_is_remembered(name, given, prompt):
@@ -189,6 +310,8 @@ def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, o
     inputs = query, key * norms, value
     out = decode(attention, inputs, attention.init_state(3))
     assert out.isfinite().all()
+    in_parts, _ = read_on(attention, inputs, (3, 9, LENGTH - 12))
+    assert_equal(in_parts, out, 1e-4)
     exact = copy.deepcopy(attention).double()
     # A score of 1e6 has an error of 0.1 in float32: only the order of the scales is the same.
     assert_equal(out, attention(*inputs), 1e-4)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.tiles import rows_of_part
-from attention_zoo.ops.feature_product.reference import divide_by_last
+from attention_zoo.ops.feature_product.reference import divide_by_last, slices
+from attention_zoo.ops.masking import visible_rows
+from attention_zoo.ops.powers import power_
 
 # Keys whose tensored features are in memory together while a prompt is summed.
 ROWS = 128
@@ -84,6 +86,13 @@ class KeyValueCache(State):
         """`(batch, 1, 1, length)` bool, False at padding."""
         return ~self._padding[:, None, None, : self.length]
 
+    def visible_to(self, queries: int) -> Tensor:
+        """What the last so many tokens may see: bool, broadcastable to `(batch, 1, queries, length)`."""
+        if queries == 1:
+            return self.visible
+        positions = torch.arange(self.length - queries, self.length, device=self.device)
+        return visible_rows(positions, self.length, True, self._padding[:, : self.length])
+
     def append(self, key: Tensor, value: Tensor, padding: Tensor | None = None) -> None:
         """Add tokens: `(batch, heads, tokens, dim)` keys and values, `(batch, tokens)` padding."""
         new = slice(self.length, self.length + key.shape[2])
@@ -148,12 +157,16 @@ class FeatureSums(State):
         `log_scale` is `(batch, heads, tokens)`, and given if and only if the sums are scaled.
         """
         self.length += features.shape[2]
-        features, parts = features.to(self.sums.dtype), value.to(self.sums.dtype).unflatten(-1, (-1, self.rows))
-        value = F.pad(parts, (0, 1), value=1.0).flatten(-2)
+        features, value = features.to(self.sums.dtype), self._with_ones(value)
         if log_scale is not None:
             features = features * self._rescale(log_scale)[..., None]
         for some, their_values in zip(features.split(ROWS, 2), value.split(ROWS, 2), strict=True):
             self.sums.baddbmm_(their_values.flatten(0, 1).mT, self._expanded(some))
+
+    def _with_ones(self, value: Tensor) -> Tensor:
+        """Each part followed by a one, `(batch, heads, tokens, head_dim + parts)`."""
+        parts = value.to(self.sums.dtype).unflatten(-1, (-1, self.rows))
+        return F.pad(parts, (0, 1), value=1.0).flatten(-2)
 
     def _expanded(self, features: Tensor) -> Tensor:
         """`(batch * heads, tokens, width)`."""
@@ -171,6 +184,36 @@ class FeatureSums(State):
         self.sums *= (self.log_scale - largest).exp()[..., :1].reshape(-1, 1, 1)
         self.log_scale = largest
         return (log_scale - largest[..., :1]).exp()
+
+    def extend(
+        self,
+        query_features: Tensor,
+        key_features: Tensor,
+        value: Tensor,
+        log_scale: Tensor | None = None,
+        bias: float = 0.0,
+    ) -> Tensor:
+        """`add` tokens and, for each of them, `read` what was there then; arguments as of these two."""
+        outputs = []
+        for rows in slices(value.shape[2], ROWS):
+            queries, keys, values = (x[:, :, rows] for x in (query_features, key_features, value))
+            scales = None if log_scale is None else log_scale[:, :, rows]
+            outputs.append(self._divided(self._causal_product(queries, keys, values, scales), bias))
+            self.add(keys, values, scales)
+        return torch.cat(outputs, 2)
+
+    def _causal_product(self, queries: Tensor, keys: Tensor, value: Tensor, log_scale: Tensor | None) -> Tensor:
+        """`product` of each query with the sums, its own key and the keys before that one, relative to their scale."""
+        queries, keys = queries.to(self.sums.dtype), keys.to(self.sums.dtype)
+        summed = self.product(queries)
+        weights = power_(queries @ keys.mT, self.degree)
+        if log_scale is not None and self.log_scale is not None:
+            before = self.log_scale[..., :1]
+            largest = torch.maximum(before, log_scale.cummax(-1).values)
+            summed = summed * (before - largest).exp()[..., None, None]
+            # The exponents of the future are positive and would overflow before the triangle hides them.
+            weights = weights * (log_scale[..., None, :] - largest[..., None]).clamp(max=0).exp()
+        return summed + (weights.tril() @ self._with_ones(value)).unflatten(-1, (self.parts, -1))
 
     def next(self, both: Tensor, value: Tensor, log_scale: Tensor | None = None, bias: float = 0.0) -> Tensor:
         """`add` one token and `read` for it.
@@ -193,17 +236,18 @@ class FeatureSums(State):
         else:
             values, total = summed.split((self.rows, 1), -1)
             divided = values / total.add_(bias)
-        return divided.view(*divided.shape[:2], 1, -1).to(self.dtype)
+        return divided.flatten(-2).to(self.dtype)
 
     def _of_queries(self, expanded: Tensor) -> Tensor:
-        return torch.bmm(expanded, self.sums.mT).view(self.batch_size, -1, self.parts, self.rows + 1)
+        queries = expanded.shape[1]
+        return torch.bmm(expanded, self.sums.mT).view(self.batch_size, -1, queries, self.parts, self.rows + 1)
 
     def product(self, features: Tensor) -> Tensor:
-        """`sum_j <features, phi(k_j)>^degree [v_j, 1]` for one query, `(batch, heads, parts, rows + 1)`."""
+        """`sum_j <features, phi(k_j)>^degree [v_j, 1]`, `(batch, heads, queries, parts, rows + 1)`."""
         return self._of_queries(self._expanded(features.to(self.sums.dtype)))
 
     def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
-        """`sum_j w_j v_j / (bias + sum_j w_j)` for one query; zeros where the denominator is."""
+        """`sum_j w_j v_j / (bias + sum_j w_j)` for each query; zeros where the denominator is."""
         return self._divided(self.product(features), bias)
 
 
@@ -246,11 +290,38 @@ class BlockState(State):
             done = min(rows.stop, key.shape[2])
         self.length += key.shape[2]
 
+    def extend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        query_features: Tensor,
+        key_features: Tensor,
+        value: Tensor,
+        degree: int,
+        bias: float,
+    ) -> Tensor:
+        """`add` tokens and, for each of them, `read` what was there then; arguments as of these two."""
+        outputs, done, tokens = [], 0, key.shape[2]
+        while done < tokens:
+            # As far as the block of the next token goes.
+            rows = slice(done, min(tokens, done + self.block_size - self.length % self.block_size))
+            self.add(key[:, :, rows], key_features[:, :, rows], value[:, :, rows])
+            outputs.append(self.read(query[:, :, rows], query_features[:, :, rows], degree, bias))
+            done = rows.stop
+        return torch.cat(outputs, 2)
+
     def read(self, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-        """Weights `<query, key>^degree` inside the block and those of the features before it, normalised."""
-        summed = self.sums.product(features)
+        """For the last tokens, all of the current block: exact weights inside it, those of features before it.
+
+        Args:
+            query: of these tokens, `(batch, heads, tokens, head_dim)`; their weights are `<query, key>^degree`.
+            features: of these tokens, `(batch, heads, tokens, features)`.
+            degree: p.
+            bias: added to the sum of a row.
+        """
+        summed = self.sums.product(features).squeeze(-2)
         precision = summed.dtype
         keys = self.block.keys[..., : query.shape[-1]].to(precision)
-        weights = (query.to(precision) @ keys.mT) ** degree
+        weights = ((query.to(precision) @ keys.mT) ** degree).tril(self.block.length - query.shape[2])
         summed = summed + weights @ F.pad(self.block.values.to(precision), (0, 1), value=1.0)
         return divide_by_last(summed, bias).to(self.dtype)

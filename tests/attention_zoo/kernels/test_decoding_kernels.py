@@ -176,6 +176,16 @@ def test_a_state_that_a_reference_goes_on_with(name, given, device):
 
 
 @every_kernel
+def test_a_state_whose_parts_read_a_prompt_on(name, given, device):
+    attention, reference, exact = make(name, given, device)
+    inputs = tokens(given["head_dim"], device)
+    state = attention.init_state(BATCH, device=device)
+    first = decode(attention, [x[:, :, :PROMPT] for x in inputs], state)
+    last, _ = attention.prefill(*(x[:, :, PROMPT:] for x in inputs), None, state)
+    assert_rows(torch.cat([first, last], 2), reference, exact, inputs)
+
+
+@every_kernel
 def test_a_copied_state_is_a_fork(name, given, device):
     attention, reference, exact = make(name, given, device)
     inputs, others = (tokens(given["head_dim"], device, seed=seed) for seed in (0, 5))
