@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pandas as pd
 from analysis import table
 from analysis.frame import MissingRecords, choose, load, turn
 from analysis.plots import compare, files
-from analysis.plots.page import WIDTHS, inches, page, shown
+from analysis.plots.page import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
 from bench.errors import one_line
 from bench.records import plans
@@ -90,11 +89,19 @@ def _inches(text: str) -> float:
 
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    save = partial(files.save, formats=options.formats)
+    chosen = _chosen(frame, options)
+
+    def save(drawn: Picture, out: Path, name: str) -> list[Path]:
+        pages, columns = {name: drawn}, 0
+        while columns < len(FIGURES[name].by) and not all(one.fits for one in pages.values()):
+            columns += 1
+            pages = {f"{name}_{part}": one for part, one in FIGURES[name].parts(chosen, columns)}
+        for its_name in (its_name for its_name, one in pages.items() if not one.fits):
+            print(f"{its_name}: higher than a page; choose by --mechanisms or --sweep, or --width double")
+        return [path for its_name, one in pages.items() for path in files.save(one, out, its_name, options.formats)]
+
     with page(options.width, options.captions == "picture", options.names):
-        return _write(
-            _chosen(frame, options), FIGURES, options.figure, save, options.out or options.results / "figures"
-        )
+        return _write(chosen, FIGURES, options.figure, save, options.out or options.results / "figures")
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:

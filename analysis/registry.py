@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from analysis import trained
@@ -41,11 +43,16 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class Entry(Generic[Made]):
-    """One figure or table: how it is made, the benchmarks that it needs, and what it shows in one line."""
+    """One figure or table: how it is made, the benchmarks that it needs, and what it shows in one line.
+
+    A figure that is higher than a page is made for each value of the first of the columns `by` on its own; where that
+    is no help, of more of them.
+    """
 
     make: Callable[[pd.DataFrame], Made]
     needs: tuple[str, ...]
     shows: str
+    by: tuple[str, ...] = ()
 
     def __call__(self, frame: pd.DataFrame) -> Made:
         """Make it.
@@ -58,6 +65,18 @@ class Entry(Generic[Made]):
             if bench not in recorded:
                 raise MissingRecords(f"needs records of bench={bench}")
         return self.make(frame)
+
+    def parts(self, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, Made]]:
+        """It for each value of so many of the columns `by`, with a name for that: `forward`, `forward_not_causal`."""
+        first, own = [*self.by[:columns]], frame["bench"].isin(self.needs)
+        for values, rows in frame[own].groupby(first, dropna=False):
+            words = (_word(column, value) for column, value in zip(first, values, strict=True))
+            with contextlib.suppress(MissingRecords):
+                yield "_".join(words), self(pd.concat([rows, frame[~own]]))
+
+
+def _word(column: str, value: object) -> str:
+    return f"{'' if value else 'not_'}{column}" if isinstance(value, bool | np.bool_) else str(value)
 
 
 def made(
@@ -91,13 +110,19 @@ FIGURES: dict[str, Entry[Picture]] = {
         "latency per token over context length (PolySketchFormer, Figure 1)",
     ),
     "sketch_error": Entry(
-        sketch_error.figure, ("sketch_error",), "error of sketched weights over r (PolySketchFormer, Theorem 1.1)"
+        sketch_error.figure,
+        ("sketch_error",),
+        "error of sketched weights over r (PolySketchFormer, Theorem 1.1)",
+        by=("inputs",),
     ),
     "memory": Entry(memory.figure, ("memory",), "peak memory over context length"),
     "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
-    "learning": Entry(learning.figure, ("train",), "loss and right answers over the steps of training"),
+    "learning": Entry(learning.figure, ("train",), "loss and right answers over the steps of training", by=("inputs",)),
     "copying_induction": Entry(
-        learning.sudden, ("train",), "copying and induction over the steps of training (PolySketchFormer, Figure 5)"
+        learning.sudden,
+        ("train",),
+        "copying and induction over the steps of training (PolySketchFormer, Figure 5)",
+        by=("inputs",),
     ),
     "recall": Entry(recall.figure, ("train",), "associative recall over the number of pairs, by length"),
     "thesis": Entry(thesis.figure, ("train",), "loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8)"),
@@ -110,12 +135,17 @@ FIGURES: dict[str, Entry[Picture]] = {
     "steps_per_second": Entry(
         train_step.figure, (), "training steps per second over context length (PolySketchFormer, Figure 4)"
     ),
-    "quality_cost": Entry(quality_cost.figure, ("train",), "test loss over the measured time of a step of training"),
+    "quality_cost": Entry(
+        quality_cost.figure, ("train",), "test loss over the measured time of a step of training", by=("inputs",)
+    ),
     "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
     "roofline": Entry(roofline.figure, ("roofline",), "FLOP/s over FLOP/byte under the roof of the device"),
     "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
     "crossover": Entry(
-        crossover.figure, ("compare",), "speed over the best exact softmax over context length, with crossovers"
+        crossover.figure,
+        ("compare",),
+        "speed over the best exact softmax over context length, with crossovers",
+        by=("pass", "causal"),
     ),
 }
 

@@ -23,10 +23,13 @@ from bench.papers import NAMES
 
 WIDTHS = {"single": 3.25, "double": 6.75}
 """Inches of one column and of both, as ICML has them; others are within a tenth (ACL 3.03, AAAI 3.3, IEEE 3.5)."""
+HIGHEST = 8.8
+"""Inches of a page of text, as ICML has it (9), with a line between."""
 SMALLEST = 6.5
 """Points of the smallest text: above 6 in the narrowest of these columns."""
 PANEL = (3.4, 2.7)  # inches, without legend and caption, where no width is asked for
 LEAST = 1.5  # inches of a panel in a column
+NARROW = 2.0  # inches of a panel with no room for a legend
 LOW = 1.75  # inches of its height
 LEGEND_LINES, LEGEND_LINE_INCHES = 3, 0.17
 CAPTION_POINTS = 7
@@ -121,6 +124,11 @@ class Picture(Figure):
     caption = ""
     captioned = True
     panel_width = PANEL[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is no higher than a page; a screen has no end."""
+        return not in_a_column() or self.get_figheight() <= HIGHEST
 
     def savefig(self, *arguments: Any, **keywords: Any) -> None:
         """As of `Figure`."""
@@ -218,10 +226,28 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
         axes.set_title(_fitting(bounded(text, LONGEST_NAME), 0.8 * _picture(axes).panel_width, size), pad=points_above)
 
 
-def inner_legend(axes: Axes, properties: dict[str, dict[str, Any]]) -> None:
-    """A legend for one row of panels, to the right of its last one."""
+def inner_legend(row: Sequence[Axes], properties: dict[str, dict[str, Any]]) -> None:
+    """A legend for one row of panels of falling curves: to the right, or in a column where the first one is empty."""
+    handles = _handles(properties)
+    if not in_a_column():
+        with rc():
+            row[-1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        return
+    axes, columns = row[0], 1
+    if _picture(axes).panel_width < NARROW:
+        families = {str(handle.get_label()).rpartition("_")[0] for handle in handles}
+        family = f"{min(families)}_" if len(families) == 1 and families != {""} else ""
+        for handle in handles:
+            handle.set_label(_fitting(str(handle.get_label()).removeprefix(family), 0.42 * NARROW, SMALLEST))
+        columns = 2 if family else 1
+        lines = math.ceil(sum(str(handle.get_label()).count("\n") + 1 for handle in handles) / columns)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.2 * lines * (high - low))
     with rc():
-        axes.legend(handles=_handles(properties), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        axes.legend(
+            handles=handles, loc="upper right", ncols=columns, fontsize=SMALLEST, framealpha=0.7, handlelength=1.6,
+            borderpad=0.2, columnspacing=0.8, labelspacing=0.3,
+        )  # fmt: skip
 
 
 def legend(figure: Picture, properties: dict[str, dict[str, Any]]) -> None:

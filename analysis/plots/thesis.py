@@ -53,7 +53,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     others = data[PANEL].drop_duplicates().shape[0] - 1
     data = data[(data["kind"] == kind) & (data["seq_len"] == seq_len)]
     groups = {titles: group for titles, group in GROUPS.items() if data["attention"].isin(group[1]).any()}
-    drawn, axes = page.panels(len(groups), 2, share_y=False, width=4.2, least=2.5)
+    drawn, axes = page.panels(len(groups), 2, share_y=False, width=4.2)
     for pair, (numbers, (words, names)) in zip(axes, groups.items(), strict=True):
         rows = data[data["attention"].isin(names)]
         properties = _looks(rows, names)
@@ -61,7 +61,7 @@ def figure(frame: pd.DataFrame) -> Picture:
             page.title(panel, f"Figure {number}: {words}")
             panel.set_xlabel("step")
         _draw(pair, rows, properties)
-        page.inner_legend(pair[1], properties)
+        page.inner_legend(pair, properties)
     left_out = [f"Other lengths and settings are left out ({others})."] if others else []
     text = [f"Reversal of {seq_len} tokens (the thesis: 50). {_EXPLANATION}", *notes, *left_out, style.conditions(data)]
     page.caption(drawn, " ".join(text))

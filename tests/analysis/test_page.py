@@ -12,10 +12,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from synthetic_records import latency, spectral
 
+from analysis.__main__ import main
 from analysis.frame import MissingRecords, choose, load, tidy
 from analysis.plots import compare, crossover, files, looks, polysketchformer, skeinformer
+from analysis.plots import page as pages
 from analysis.plots.page import page, shown
-from analysis.registry import FIGURES
+from analysis.registry import FIGURES, Entry
 from bench.papers import NAMES
 
 
@@ -49,12 +51,42 @@ def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, n
     box = figure.get_tightbbox()
     assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
     assert box.x1 < inches and box.y1 < figure.get_figheight()
+    assert figure.fits or FIGURES[name].by
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     # The narrowest of the usual columns has 3.03 inches.
     assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
     # Formulas have indices, which are smaller.
     assert not [text.get_text() for text in texts if re.search(r"(?<!\\)\$", text.get_text())]
     assert figure.caption and figure.caption not in [text.get_text() for text in texts]
+
+
+def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, monkeypatch, synthetic_results):
+    """Every point of the whole is in one of them."""
+    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "learning"]
+    command += ["--formats", "csv", "--width", "single", "--captions", "txt"]
+    with page("single", captions=False):
+        height = FIGURES["learning"](frame).get_figheight()
+    written = {}
+    for highest in (height, height - 0.1):
+        monkeypatch.setattr(pages, "HIGHEST", highest)
+        assert main(command) == 0
+        assert "higher than a page" not in capsys.readouterr().out
+        new = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv") if path.stem not in written}
+        written |= new
+    whole, parts = written.pop("learning"), pd.concat(written.values())
+    assert written.keys() == {f"learning_{task}" for task in frame.loc[frame["bench"] == "train", "inputs"]}
+    assert len(parts) == len(whole) and sorted(parts["y"].dropna()) == sorted(whole["y"].dropna())
+    monkeypatch.setattr(pages, "HIGHEST", 1)
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
+
+
+def test_parts_are_named_by_what_they_are_of():
+    frame = pd.DataFrame({"bench": ["compare", "compare", "train"], "pass": "forward", "causal": [True, False, None]})
+    entry = Entry(lambda rows: rows, ("compare",), "", by=("pass", "causal"))
+    parts = {name: sorted(part.index) for name, part in entry.parts(frame, 2)}
+    assert parts == {"forward_causal": [0, 2], "forward_not_causal": [1, 2]}
+    assert {name: sorted(part.index) for name, part in entry.parts(frame, 1)} == {"forward": [0, 1, 2]}
 
 
 def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path, monkeypatch):
