@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.errors import bounded
+from analysis.latex import latex
+from analysis.numbers import number
 from bench.records.store import write_atomically
 from bench.table import in_cell
 
@@ -47,58 +48,26 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
 
 
-def latex(table: pd.DataFrame) -> str:
-    """The table as a `tabular` of the package booktabs, numbers to the right."""
-    cells = [["" if pd.isna(value) else number(value) for value in row] for row in table.to_numpy(object)]
-    sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table)
-    head, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in [map(str, table.columns), *cells])
-    lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines)
-
-
-FORMATS: dict[str, Callable[[pd.DataFrame], str]] = {
-    "md": lambda table: markdown(table) + "\n",
-    "csv": lambda table: table.to_csv(index=False),
-    "tex": lambda table: latex(table) + "\n",
+FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
+    "md": lambda table: [markdown(table)],
+    "csv": lambda table: [table.to_csv(index=False).removesuffix("\n")],
+    "tex": latex,
 }
 """Of files; CSV has every digit."""
 DEFAULT = ("md", "csv")
 
 
 def write(table: pd.DataFrame, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
-    """Write `name` in some of `FORMATS`; returns the files."""
+    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files."""
     paths = []
     for suffix in formats:
-        path = Path(out_dir) / f"{name}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, FORMATS[suffix](table).encode())
-        paths.append(path)
+        parts = FORMATS[suffix](table)
+        for number_of_part, text in enumerate(parts, 1):
+            path = Path(out_dir) / (f"{name}_{number_of_part}.{suffix}" if len(parts) > 1 else f"{name}.{suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, f"{text}\n".encode())
+            paths.append(path)
     return paths
-
-
-def number(value: object) -> str:
-    """A float with four significant digits and all digits before its point; other values as they are."""
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-_LATEX = str.maketrans(
-    {
-        **{sign: rf"\{sign}" for sign in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "µ": r"\textmu{}",
-    }
-)
-
-
-def _in_latex(text: str) -> str:
-    return bounded(text).translate(_LATEX)
 
 
 def _of_rows(text: Callable[[pd.Series], str | None], frame: pd.DataFrame) -> pd.Series:

@@ -19,7 +19,7 @@ PANEL = ["pass", "causal"]
 CURVE = ["series", "dtype", *PANEL]
 FLASH = ("flash", "float32")
 # Lines of the legend that stand for no mechanism.
-DTYPES = {"float32": "-", "bfloat16": "--", "float64": ":"}
+DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
 
 
 @style.literal
