@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from bench.errors import ConfigError, is_secret, one_line
 
-DTYPES = ("float64", "float32", "bfloat16")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 PASSES = ("forward", "backward", "forward_backward")
 
 Settings = TypeVar("Settings")

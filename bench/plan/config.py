@@ -91,6 +91,8 @@ def _check_training(config: Config) -> None:
         if getattr(config, key) is None:
             raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
     assert config.model is not None and config.task is not None and config.training is not None
+    if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
+        raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
     _require_default("inputs", _inputs(config.inputs), _inputs({"name": "gaussian"}), f"bench={bench} reads a task")
     config.model, config.task = models.check(config.model), tasks.check(config.task)
     config.training = training.check(config.training)

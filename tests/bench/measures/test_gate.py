@@ -70,7 +70,7 @@ def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(
     assert result["reason"].startswith(name) and re.search(reason, result["reason"]), result["reason"]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name, causal", CASES)
 def test_a_right_mechanism_is_measured(name, causal, dtype, tmp_path):
     info = attention_zoo.info(name)

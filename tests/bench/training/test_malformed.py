@@ -36,6 +36,7 @@ MALFORMED = [
     ((*DECODER, "bench.memory_limit=much"), "bench.memory_limit='much'"),
     (("bench=latency", "attention=softmax", "training.steps=5"), "training.steps=5: bench=latency does not train"),
     (("bench=compare", "attention=softmax,flash", "training.clip=null"), "training.clip=None: bench=compare does not"),
+    ((*ENCODER, "dtype=float16"), "dtype=float16: bench=train trains in float64, float32 or bfloat16"),
     ((*ENCODER, "inputs=pretrained", "causal=false"), "inputs=pretrained: bench=train reads a task"),
     ((*ENCODER, "inputs.score_scale=4"), "inputs.score_scale=4: bench=train reads a task"),
     ((*DECODER, "bench=train_step", "inputs.score_scale=2"), "inputs.score_scale=2: bench=train_step reads a task"),
