@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention_zoo.base import ALL, Attention, blocks_and_a_part
+from attention_zoo.base import ALL, blocks_and_a_part
+from attention_zoo.dropout import DropsWeights
 from attention_zoo.ops.chunks import weighted_values_by_rows
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.feature_product.reference import slices
@@ -14,7 +15,7 @@ ROWS = 256  # of a prompt that goes on, which are computed together
 LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
 
 
-class DenseAttention(Attention):
+class DenseAttention(DropsWeights):
     """A mechanism that is `_weights`, the normalised weights of visible keys, times the values."""
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class DenseAttention(Attention):
         return key
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        return self._matrix(query, key, value, padding, ALL) @ value
+        return self._drop(self._matrix(query, key, value, padding, ALL)) @ value
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         return self._weights(query, self._normed(key), visible)

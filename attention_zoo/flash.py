@@ -43,10 +43,13 @@ class Choice(NamedTuple):
 class Flash(Softmax):
     """Softmax attention without the n x n matrix, by a fused kernel that is named, never chosen behind one's back.
 
+    With dropout a CPU has no fused kernel: PyTorch's `math`, with the matrix in memory, is what runs there.
+
     Args:
         backend: PyTorch's `flash`, `cudnn` or `efficient` kernel, the `flash_attn` package, or `auto`: the first of
             cudnn, flash, efficient that takes the input (a CPU has flash only). `executed.backend` is the one that ran.
         scale: factor of the scores; None is 1/sqrt(head_dim).
+        dropout: probability of dropping a weight in training mode.
 
     Raises:
         UnsupportedError: the forced backend cannot run on this device or take this input.
@@ -68,9 +71,12 @@ class Flash(Softmax):
     )
 
     is_kernel = True
+    drops_fused = True
 
-    def __init__(self, *, backend: str = "auto", scale: float | None = None, **common: Any) -> None:
-        super().__init__(scale=scale, **common)
+    def __init__(
+        self, *, backend: str = "auto", scale: float | None = None, dropout: float = 0.0, **common: Any
+    ) -> None:
+        super().__init__(scale=scale, dropout=dropout, **common)
         self.backend = check_choice("backend", backend, BACKENDS)
         self._choices: dict[tuple[object, ...], Choice] = {}
         if backend == "flash_attn" and not _is_installed(FLASH_ATTN_MODULE):
@@ -108,11 +114,14 @@ class Flash(Softmax):
         if backend == "flash_attn":
             kernel = importlib.import_module(FLASH_ATTN_MODULE).flash_attn_func
             by_position = (x.transpose(1, 2) for x in (query, key, value))
-            return kernel(*by_position, softmax_scale=self.scale, causal=is_causal).transpose(1, 2), backend
-        # A CPU has one backend, and saying so takes as long as a short attention.
+            out = kernel(*by_position, dropout_p=self.dropped, softmax_scale=self.scale, causal=is_causal)
+            return out.transpose(1, 2), backend
+        # A CPU has one backend for an input, and saying so takes as long as a short attention.
         chosen = nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPA_BACKENDS[backend])
         with chosen:
-            out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=self.scale)
+            out = F.scaled_dot_product_attention(
+                query, key, value, mask, dropout_p=self.dropped, is_causal=is_causal, scale=self.scale
+            )
         return out, backend
 
     def _choose(self, query: Tensor, key: Tensor, value: Tensor, has_mask: bool, is_causal: bool) -> Choice:
@@ -120,7 +129,8 @@ class Flash(Softmax):
         # it is 1 matter to them, so that decoding asks no more often than that.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
         tensors = tuple((x.stride(), x.requires_grad) for x in (query, key, value))
-        asked = query.shape, keys, query.dtype, query.device, tensors, torch.is_grad_enabled(), has_mask, is_causal
+        settings = torch.is_grad_enabled(), has_mask, is_causal, self.dropped
+        asked = query.shape, keys, query.dtype, query.device, tensors, *settings
         if asked not in self._choices:
             self._choices[asked] = self._ask(query, key, value, has_mask, is_causal)
         return self._choices[asked]
@@ -130,22 +140,28 @@ class Flash(Softmax):
             return Choice(self.backend, _flash_attn_refusal(query, has_mask))
         wanted = AUTO_ORDER if self.backend == "auto" else (self.backend,)
         if query.device.type == "cpu":
-            return Choice(
-                "flash", None if "flash" in wanted else f"backend={self.backend}: needs a GPU; a CPU has flash only"
-            )
+            return self._ask_cpu(wanted)
         mask = None
         if has_mask:
             shape = len(query), 1, query.shape[2], key.shape[2]
             mask = query.new_ones(len(query), 1, 1, key.shape[2], dtype=torch.bool).expand(shape)
         reasons = []
         for name in wanted:
-            reason = _backend_refusal(name, query, key, value, mask, is_causal)
+            reason = _backend_refusal(name, query, key, value, mask, self.dropped, is_causal)
             if reason is None and name == "cudnn" and self.backend == "auto":
                 reason = _cudnn_error(query.shape[2], key.shape[2])
             if reason is None:
                 return Choice(name)
             reasons.append(f"{name}: {reason}")
         return Choice("", f"backend={self.backend}: cannot take the input ({'; '.join(reasons)})")
+
+    def _ask_cpu(self, wanted: tuple[str, ...]) -> Choice:
+        if "flash" not in wanted:
+            return Choice("flash", f"backend={self.backend}: needs a GPU; a CPU has flash only")
+        if self.dropped == 0:
+            return Choice("flash")
+        refusal = f"backend=flash: drops no weights on a CPU (dropout={self.dropout}); auto takes PyTorch's math there"
+        return Choice("math", None if self.backend == "auto" else refusal)
 
 
 def _flash_attn_refusal(query: Tensor, has_mask: bool) -> str | None:
@@ -172,10 +188,10 @@ def _is_installed(module: str) -> bool:
 
 
 def _backend_refusal(
-    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, is_causal: bool
 ) -> str | None:
     """Why PyTorch's backend `name` cannot take a CUDA input, or None if it can."""
-    params = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.0, is_causal, False)
+    params = torch.backends.cuda.SDPAParams(query, key, value, mask, dropout, is_causal, False)
     can_use = {
         "flash": torch.backends.cuda.can_use_flash_attention,
         "cudnn": torch.backends.cuda.can_use_cudnn_attention,

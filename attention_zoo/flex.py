@@ -30,7 +30,7 @@ class FlexPolynomial(Polynomial):
     no float64; everywhere else `auto` is the reference, `polynomial` itself.
 
     Args:
-        degree, qk_layernorm, scale, bias: as in `polynomial`.
+        degree, qk_layernorm, scale, bias, dropout: as in `polynomial`.
 
     Raises:
         UnsupportedError: `impl=fused` without a GPU, of float64, or token by token.

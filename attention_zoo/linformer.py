@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
+from attention_zoo.dropout import DropsWeights
 from attention_zoo.ops.fused_softmax import attend, padding_bias
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
 
 @register
-class Linformer(Attention):
+class Linformer(DropsWeights):
     """`softmax(Q (E K)^T / sqrt(h)) (F V)`: keys and values projected along the sequence to `projection_dim`.
 
     E and F, `(projection_dim, max_seq_len)`, are shared by the heads; a shorter sequence uses their first
@@ -30,6 +31,8 @@ class Linformer(Attention):
             Johnson-Lindenstrauss scale.
         unreduced: `D^-1 A S S^T V` with `A = exp(Q K^T / sqrt(h))`, D its row sums and S = E^T, which is then
             never trained (Linformer, equation 5; Skeinformer, section 3.3.2). Quadratic; `E[S S^T] = I`.
+        dropout: probability of dropping one of the n x k weights in training mode, as the released code does; by the
+            reference.
 
     Raises:
         ValueError: `max_seq_len` is None.
@@ -59,9 +62,10 @@ class Linformer(Attention):
         trainable: bool = True,
         init_std: float | None = None,
         unreduced: bool = False,
+        dropout: float = 0.0,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        super().__init__(dropout=dropout, **common)
         if self.max_seq_len is None:
             raise ValueError("max_seq_len=None: must be an integer of at least 1, the columns of linformer's E")
         self.projection_dim = check_int("projection_dim", projection_dim)
@@ -101,7 +105,7 @@ class Linformer(Attention):
         projected = projection @ zero_padding(value, padding)
         if self.unreduced:
             projected = projection.T @ projected
-        return self._weights(query, key, padding) @ projected
+        return self._drop(self._weights(query, key, padding)) @ projected
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         key_projection, value_projection = self._projections(key)

@@ -31,6 +31,7 @@ class Polynomial(DenseAttention):
         qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
         scale: c in `(c <q, k>)^p`.
         bias: added to the sum of a row; `scale = s, bias = s^p` is the same function as `scale = 1, bias = 1`.
+        dropout: probability of dropping a weight in training mode, by the reference.
     """
 
     info = AttentionInfo(
@@ -54,9 +55,10 @@ class Polynomial(DenseAttention):
         qk_layernorm: bool = True,
         scale: float = 1.0,
         bias: float = 1.0,
+        dropout: float = 0.0,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        super().__init__(dropout=dropout, **common)
         self.degree = check_int("degree", degree, 2)
         require("degree", degree, degree % 2 == 0, "even, so that weights are not negative")
         self.scale = check_float("scale", scale, above=0)

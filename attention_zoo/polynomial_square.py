@@ -42,6 +42,7 @@ class PolynomialSquare(DenseAttention):
         scale: 1 / beta.
         alpha: added to `<q, k>`.
         bias: added to the sum of a row.
+        dropout: probability of dropping a weight in training mode, by the reference.
     """
 
     info = AttentionInfo(
@@ -68,9 +69,10 @@ class PolynomialSquare(DenseAttention):
         scale: float = 1.0,
         alpha: float = 0.0,
         bias: float = 0.0,
+        dropout: float = 0.0,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        super().__init__(dropout=dropout, **common)
         given = _check_coefficients(degree, coefficients)
         self.degree = len(given) - 1
         self._drawn = check_bool("trainable", trainable) and coefficients is None

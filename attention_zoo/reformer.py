@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
+from attention_zoo.dropout import DropsWeights
 from attention_zoo.ops.fused_softmax import Attended, attend, hidden_bias, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
 from attention_zoo.sampled import SampledAttention
@@ -20,7 +21,7 @@ HIDDEN = -1e30
 
 
 @register
-class Reformer(SampledAttention):
+class Reformer(DropsWeights, SampledAttention):
     """Softmax attention of every query to the keys that random rotations sort next to it.
 
     Queries and keys are shared: a key is its query's direction, `k_j = q_j / |q_j|`, and the argument `key` is not
@@ -44,6 +45,7 @@ class Reformer(SampledAttention):
         num_hashes: rounds of hashing.
         bucket_size: m, the length of a chunk, twice the mean length of a bucket (`m = 2n / buckets`). From n on it is
             dense shared-QK attention, whatever the rounds; this is not softmax attention.
+        dropout: probability of dropping a weight of a round in training mode, as trax does; by the reference.
     """
 
     info = AttentionInfo(
@@ -60,8 +62,8 @@ class Reformer(SampledAttention):
         implementations=("reference", "fused"),
     )
 
-    def __init__(self, *, num_hashes: int = 2, bucket_size: int = 64, **common: Any) -> None:
-        super().__init__(**common)
+    def __init__(self, *, num_hashes: int = 2, bucket_size: int = 64, dropout: float = 0.0, **common: Any) -> None:
+        super().__init__(dropout=dropout, **common)
         self.num_hashes = check_int("num_hashes", num_hashes)
         self.bucket_size = check_int("bucket_size", bucket_size)
 
@@ -69,8 +71,9 @@ class Reformer(SampledAttention):
         m = min(self.bucket_size, query.shape[2])
         order = self._order(query, padding)
         weights, _, alone = self._weights(query, order, padding)
-        out = _unsort(weights @ _and_before(_chunks(_sort(value, order), m)), order).sum(2)
-        return torch.where(alone[..., None], value, out)
+        out = _unsort(self._drop(weights) @ _and_before(_chunks(_sort(value, order), m)), order).sum(2)
+        itself = self._drop(alone.to(value.dtype))[..., None] * value
+        return torch.where(alone[..., None], itself, out)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         precision = torch.promote_types(query.dtype, torch.float32)

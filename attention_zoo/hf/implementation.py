@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, create, hyperparameters, info
+from attention_zoo.base import Attention, UnsupportedError, create, info
+from attention_zoo.dropout import DropsWeights
 from attention_zoo.hf.masks import MARK, attend
-from attention_zoo.softmax import Softmax
 
 # What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
@@ -185,12 +185,8 @@ class Implementation:
             )
 
     def _set_dropout(self, attention: Attention, dropout: float) -> None:
-        if isinstance(attention, Softmax) and "dropout" in hyperparameters(self.attention):
+        if isinstance(attention, DropsWeights):
             attention.dropout = dropout
-            if dropout > 0:
-                # Its mask follows torch's global generator, as all dropout in the model: activation checkpointing
-                # restores that one, and no other, before it computes a layer again.
-                attention.resample(int(torch.randint(2**62, ())))
         elif dropout > 0:
             raise UnsupportedError(
                 f"dropout={dropout}: {self.attention} drops no attention weights; set the model's to 0 "

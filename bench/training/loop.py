@@ -160,7 +160,7 @@ class Trainer:
             generator.set_state(state["generators"][name])
 
     def _generators(self) -> dict[str, torch.Generator]:
-        """Those that modules draw from, such as the dropout of attention weights, which follows a seed of its own."""
+        """Those of modules that draw from one of their own, as a mechanism of a user may."""
         return {
             f"{module}.{name}": value
             for module, of_module in self.model.named_modules()

@@ -489,10 +489,11 @@ def test_what_cannot_decode_says_why(name):
         assert "\n" not in str(error.value)
 
 
-def test_dropout_in_training_mode_is_refused():
-    attention = make("softmax", {"dropout": 0.5}).train()
+@pytest.mark.parametrize("name", ["softmax", "flash", "polynomial"])
+def test_dropout_in_training_mode_is_refused(name):
+    attention = make(name, {"dropout": 0.5}).train()
     for attempt in attempts(attention):
-        with pytest.raises(UnsupportedError, match=r"dropout=0\.5: softmax decodes in evaluation mode"):
+        with pytest.raises(UnsupportedError, match=rf"dropout=0\.5: {name} decodes in evaluation mode"):
             attempt()
     inputs = tokens()
     attention.eval()

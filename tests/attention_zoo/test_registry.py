@@ -75,6 +75,7 @@ def test_hyperparameters_are_those_of_the_mechanism_with_their_defaults():
         "qk_layernorm": True,
         "scale": 1.0,
         "bias": 1.0,
+        "dropout": 0.0,
     }
     common = {"head_dim", "num_heads", "causal", "max_seq_len", "seed", "impl"}
     for name in attention_zoo.list_attentions():

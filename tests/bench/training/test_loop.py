@@ -188,7 +188,7 @@ def test_bfloat16_computes_so_and_keeps_its_weights():
 
 
 class Noisy(torch.nn.Module):
-    """Draws from a generator of its own, as the dropout of attention weights does."""
+    """Draws from a generator of its own."""
 
     def __init__(self, inner):
         super().__init__()
