@@ -46,8 +46,11 @@ def key_mask(
             f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"
         )
     # Where transformers insists on the whole mask, it need not be what the causal flag says: `key_padding` compares.
+    # Where it does not, a window as long as the sequence leaves what is left without one.
     causal = mask_function is causal_mask_function and (allow_is_causal_skip or q_length == 1)
-    bidirectional = mask_function is bidirectional_mask_function and allow_is_bidirectional_skip
+    causal = causal or (local_size is not None and allow_is_causal_skip)
+    bidirectional = mask_function is bidirectional_mask_function or local_size is not None
+    bidirectional = bidirectional and allow_is_bidirectional_skip
     if common.get("kv_offset") or not (causal or bidirectional):
         return sdpa_mask(
             q_length=q_length,
@@ -101,19 +104,15 @@ def key_padding(mask: Tensor | None, causal: bool) -> Tensor | None:
 
     Raises:
         UnsupportedError: there is none, because sequences are packed, or blocks see each other.
+        RuntimeError: the same of compiled code, which finds it out as it runs.
     """
     if mask is None or mask.ndim == 2:
         return None if mask is None else ~mask
     padding = ~mask.any(2)[:, 0]
     queries, keys = mask.shape[2:]
-    if torch.compiler.is_compiling():
-        raise UnsupportedError(
-            "attention_mask: compiled code cannot see whether it is more than padding; pass one of (batch, keys), which"
-            " may be all ones, instead of none with use_cache=False"
-        )
-    if not torch.equal(visible_keys(queries, keys, causal, padding, mask.device).expand_as(mask), mask):
-        raise UnsupportedError(f"attention_mask: is more than padding of keys with is_causal={causal}")
-    return padding if padding.any() else None
+    same = visible_keys(queries, keys, causal, padding, mask.device) == mask
+    _require(same.all(), f"attention_mask: is more than padding of keys with is_causal={causal}")
+    return padding if torch.compiler.is_compiling() or padding.any() else None
 
 
 def visible_of(mask: Tensor) -> Tensor:
@@ -121,6 +120,7 @@ def visible_of(mask: Tensor) -> Tensor:
 
     Raises:
         UnsupportedError: it differs between heads, or does more than hide.
+        RuntimeError: it does more than hide, in compiled code.
     """
     if mask.ndim == 2:
         return mask.bool()
@@ -128,6 +128,14 @@ def visible_of(mask: Tensor) -> Tensor:
         raise UnsupportedError("attention_mask: differs between heads")
     if mask.dtype == torch.bool:
         return mask
-    if not ((mask == 0) | (mask <= torch.finfo(mask.dtype).min / 2)).all():
-        raise UnsupportedError("attention_mask: adds numbers to the scores")
+    hides = (mask == 0) | (mask <= torch.finfo(mask.dtype).min / 2)
+    _require(hides.all(), "attention_mask: adds numbers to the scores")
     return mask == 0
+
+
+def _require(holds: Tensor, message: str) -> None:
+    """Refuse where a number is false; a compiled graph holds no branch on it, but an assertion."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds, message)
+    elif not holds:
+        raise UnsupportedError(message)

@@ -992,6 +992,60 @@ def test_states_and_caches_of_keys_stand_beside_each_other():
     assert torch.equal(generate(model, inputs), generate(model, inputs, use_cache=False))
 
 
+# --- Compiled -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def compiled(model, inputs):
+    torch._dynamo.reset()
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+    return whole
+
+
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_a_model_with_windows_is_one_graph(layers):
+    """One whose windows are no shorter than the sequence; or with them, where layers without one are attached."""
+    model = tiny("modernbert", **({"local_attention": 4} if layers else {}))
+    hf.attach(model, "fused", layers=layers)
+    compiled(model, batch_of("modernbert", "right"))
+
+
+def test_a_model_without_a_mask_is_one_graph_that_refuses_packed_sequences_as_it_runs():
+    model = tiny("llama")
+    hf.attach(model, "fused")
+    whole = compiled(model, {"input_ids": tokens(), "use_cache": False})
+    packed = torch.tensor([[*range(6), *range(LENGTH - 6)]]).expand(2, -1)
+    with pytest.raises(RuntimeError, match="attention_mask: is more than padding of keys with is_causal=True"):
+        whole(tokens(), position_ids=packed, use_cache=False)
+
+
+def test_numbers_added_to_the_scores_are_refused_by_compiled_code_too():
+    query, key, value = qkv()
+    layer = Layer(is_causal=False)
+    call("linear", layer, query, key, value)
+    torch._dynamo.reset()
+    whole = torch.compile(lambda mask: call("linear", layer, query, key, value, mask), fullgraph=True, backend="eager")
+    hidden = torch.zeros(1, 1, LENGTH, LENGTH).index_fill(3, torch.tensor([2]), -torch.inf)
+    torch.testing.assert_close(whole(hidden), call("linear", layer, query, key, value, hidden))
+    with pytest.raises(RuntimeError, match="attention_mask: adds numbers to the scores"):
+        whole(hidden.clamp_min(-1.5))
+
+
+def test_a_window_that_hides_nothing_needs_no_whole_mask():
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
+    keep[1, 2] = False
+    common = {"batch_size": 2, "q_length": LENGTH, "kv_length": LENGTH, "attention_mask": keep, "device": "cpu"}
+    masks = transformers.masking_utils
+    causal = {"mask_function": masks.sliding_window_causal_mask_function(LENGTH), "local_size": LENGTH}
+    both = {"mask_function": masks.sliding_window_bidirectional_mask_function(LENGTH), "local_size": LENGTH}
+    both |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": True}
+    for given in (causal, both):
+        assert torch.equal(hf.key_mask(**common, **given), keep)
+    whole = hf.key_mask(**common, **(causal | {"allow_is_causal_skip": False}))  # packed, say
+    assert torch.equal(whole, LOWER & keep[:, None, None])
+
+
 # --- The example ----------------------------------------------------------------------------------
 
 
