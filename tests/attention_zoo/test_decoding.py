@@ -427,6 +427,23 @@ def test_batch_items_do_not_see_each_other(name, given):
 
 
 @every_state
+@pytest.mark.parametrize("order", [[2, 0], [1, 1, 0, 2, 2], []])
+def test_sequences_may_be_chosen_and_repeated(name, given, order):
+    """With what they have of their own, padding and scale among it."""
+    attention, inputs, prompt = make(name, given), tokens(), 9
+    padding = torch.zeros(3, prompt, dtype=torch.bool)
+    padding[0, :4] = padding[2, :1] = True
+    inputs[1][1] *= 3
+    _, state = attention.prefill(*(x[:, :, :prompt] for x in inputs), padding)
+    expected = decode(attention, inputs, copy.deepcopy(state), prompt)
+    chosen = torch.tensor(order, dtype=torch.int64)
+    state.select(chosen)
+    assert (state.batch_size, state.length) == (len(order), prompt)
+    if order:
+        assert_equal(decode(attention, [x[chosen] for x in inputs], state, prompt), expected[chosen])
+
+
+@every_state
 def test_a_copied_state_is_a_fork(name, given):
     attention, inputs, others = make(name, given), tokens(), tokens(seed=5)
     _, state = attention.prefill(*(x[:, :, :9] for x in inputs))

@@ -44,14 +44,17 @@ def test_these_mechanisms_drop_weights():
 @every_case
 def test_weights_are_dropped_one_by_one_and_the_others_are_larger(name, causal):
     n = 32
-    query, key, _ = qkv(n, h=n)
+    query, key, _ = qkv(n, h=2 * n)
     identity = torch.eye(n, dtype=torch.float64)  # as values it makes the output the matrix
+    value = identity.repeat(1, 2).expand_as(query)
     whole = {"linformer": {"projection_dim": n}, "reformer": {"bucket_size": n, "num_hashes": 1}}.get(name, {})
-    attention = make(name, head_dim=n, causal=causal, max_seq_len=n, **whole)
+    attention = make(name, head_dim=2 * n, causal=causal, max_seq_len=n, **whole)
     if name == "linformer":
         attention.F.data.copy_(identity)
     torch.manual_seed(0)
-    weights, dropped = attention.attention_matrix(query, key), attention(query, key, identity.expand_as(query))
+    weights, out = attention.attention_matrix(query, key), attention(query, key, value)
+    dropped = out[..., :n]
+    assert torch.equal(out[..., n:], dropped), "a weight is dropped for all of its value"
     kept, seen = dropped != 0, weights != 0
     torch.testing.assert_close(dropped, torch.where(kept, weights / (1 - P), 0), rtol=1e-9, atol=1e-12)
     # 5 sigma of a mean of coin flips.
