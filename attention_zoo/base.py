@@ -85,14 +85,14 @@ class Attention(nn.Module):
     A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on
     as `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`; for a fast path `_fused` and
     `_refusal`; to decode `_read`, and `_new_state` and `_absorb` where its state is no cache. Between two calls of
-    `resample` an instance is a deterministic function of its inputs, random or not.
+    `resample` an instance is a deterministic function of its inputs, random or not, but for dropout in training.
 
     Args:
         head_dim: h, the last dimension of query, key and value.
         num_heads: heads, the second dimension.
         causal: position i sees keys j <= i only.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it.
-        seed: the only source of randomness.
+        seed: the only source of randomness, but for dropout, which follows torch's own (`DropsWeights`).
         impl: `reference` (readable ground truth), `fused` (the device's fast path) or `auto` (the fastest exact one):
             `fused` where it takes the input. `executed` says what the last forward, prefill or step ran.
 
@@ -588,7 +588,8 @@ def create(
         num_heads: heads, their second dimension.
         causal: position i sees keys j <= i only.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it (linformer).
-        seed: the only source of randomness, for what a mechanism draws and for the parameters it begins with.
+        seed: the only source of randomness, for what a mechanism draws and for the parameters it begins with; dropout
+            follows torch's own.
         impl: `reference`, the readable ground truth; `fused`, the device's fast path; `auto`, the fastest exact one.
         device: of its parameters and draws; None is where torch makes them.
         dtype: of its parameters; None is torch's default.
