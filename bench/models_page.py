@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 import attention_zoo
@@ -20,7 +20,7 @@ from attention_zoo import UnsupportedError, hf
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEADS, HEAD_DIM, LAYERS, LENGTH, VOCABULARY, NEW = 4, 8, 2, 11, 40, 5
-PADDED = 4
+PADDED, DROPOUT = 4, 0.3
 WIDTH = {"hidden_size": HEADS * HEAD_DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -30,22 +30,27 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 GROUPED = WIDTH | COMMON | {"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None}
+ENCODER = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+DROPOUT_KEYS = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": (
         "GPT2LMHeadModel",
         COMMON
-        | {"n_embd": HEADS * HEAD_DIM, "n_layer": LAYERS, "n_head": HEADS, "attn_pdrop": 0.0}
-        | {"bos_token_id": None, "eos_token_id": None},
+        | {"n_embd": HEADS * HEAD_DIM, "n_layer": LAYERS, "n_head": HEADS}
+        | {"bos_token_id": None, "eos_token_id": None, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     ),
     "Llama, grouped queries": ("LlamaForCausalLM", GROUPED),
     "Mistral": ("MistralForCausalLM", GROUPED | {"head_dim": HEAD_DIM, "sliding_window": None}),
     "Qwen2": ("Qwen2ForCausalLM", GROUPED),
-    "BERT": ("BertForMaskedLM", WIDTH | COMMON | {"attention_probs_dropout_prob": 0.0}),
+    "BERT": ("BertForMaskedLM", WIDTH | COMMON | ENCODER),
     "ModernBERT": (
         "ModernBertForMaskedLM",
         WIDTH | COMMON | {f"{end}_token_id": 1 for end in ("bos", "cls", "eos", "sep")} | {"local_attention": 64},
     ),
-    "ViT": ("ViTForImageClassification", WIDTH | {"initializer_range": 0.25, "image_size": 12, "patch_size": 4}),
+    "ViT": (
+        "ViTForImageClassification",
+        WIDTH | ENCODER | {"initializer_range": 0.25, "image_size": 12, "patch_size": 4},
+    ),
 }
 INTRODUCTION = f"""\
 # Mechanisms in models
@@ -58,11 +63,14 @@ Made by `make models`: every mechanism that runs on a CPU in small models of tra
 - *left*, *right*: {PADDED} of {LENGTH} tokens are padding, on that side, in one of two sequences: what stands there
   changes no output of a token.
 - *backward*: finite gradients, some of the embeddings. *checkpointing*: the same gradients with activation checkpoints.
+- *dropout*: with attention dropout in the config, in training: other gradients than without, the same with activation
+  checkpoints.
 - *autocast*: finite under `torch.autocast` to bfloat16.
 - *saved*: attached, saved and loaded, the model answers the same. *saved (config)*: the same where it was chosen by
   `attn_implementation` alone.
 - *generate*: {NEW} tokens after a padded batch are the same with a cache as without.
 - *compile*: `torch.compile(fullgraph=True)` sees the whole model as one graph (traced, run without a code generator).
+  Compiled code looks into no mask, so that a mechanism gets one of tokens only, too.
 """
 
 
@@ -78,20 +86,22 @@ class Case:
         """Whether the model is, and generates."""
         return "CausalLM" in MODELS[self.kind][0] or "LMHead" in MODELS[self.kind][0]
 
-    def model(self, implementation: str = "eager") -> Any:
-        """With the same random weights each time, and no dropout."""
+    def model(self, implementation: str = "eager", dropout: float = 0.0) -> Any:
+        """With the same random weights each time, and no dropout but that of attention."""
         import transformers
 
         name, given = MODELS[self.kind]
         kind = getattr(transformers, name)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            made = kind._from_config(kind.config_class(**given), attn_implementation=implementation)
-        return _without_dropout(made.eval())
+            config = kind.config_class(**given)
+            (key,) = (key for key in DROPOUT_KEYS if hasattr(config, key))
+            setattr(config, key, dropout)
+            return kind._from_config(config, attn_implementation=implementation).eval()
 
-    def attached(self) -> Any:
+    def attached(self, dropout: float = 0.0) -> Any:
         """With the mechanism in every layer."""
-        model = self.model()
+        model = self.model(dropout=dropout)
         hf.attach(model, self.interface, example=self.inputs(None))
         return model
 
@@ -120,13 +130,6 @@ class Case:
 
 class NotApplicable(Exception):
     """The model has no such thing."""
-
-
-def _without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -185,15 +188,30 @@ def backward(case: Case) -> None:
     _gradients(case.attached(), case.inputs(None))
 
 
-def checkpointing(case: Case) -> None:
-    """Activation checkpoints change no gradient."""
-    model = case.attached()
-    expected = _gradients(copy.deepcopy(model), case.inputs(None))
+def _gradients_with_checkpoints(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of the model, after a look whether activation checkpoints change one."""
+    torch.manual_seed(0)
+    expected = _gradients(copy.deepcopy(model), inputs)
     model.activation_checkpointing_enable({"use_reentrant": False})
-    found = _gradients(model, case.inputs(None))
+    torch.manual_seed(0)
+    found = _gradients(model, inputs)
     assert expected.keys() == found.keys(), "other gradients"
     for name, gradient in expected.items():
         _same(found[name], gradient, 1e-5, f"another gradient of {name}")
+    return expected
+
+
+def checkpointing(case: Case) -> None:
+    """Activation checkpoints change no gradient."""
+    _gradients_with_checkpoints(case.attached(), case.inputs(None))
+
+
+def dropout(case: Case) -> None:
+    """Attention dropout changes gradients, and activation checkpoints draw the same mask again."""
+    dropped = _gradients_with_checkpoints(case.attached(DROPOUT), case.inputs(None))
+    without = _gradients(case.attached(), case.inputs(None))
+    differ = [name for name, gradient in without.items() if not torch.allclose(dropped[name], gradient, rtol=0.01)]
+    assert differ, "nothing is dropped"
 
 
 def autocast(case: Case) -> None:
@@ -205,7 +223,7 @@ def autocast(case: Case) -> None:
 def _loaded(case: Case, model: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return _without_dropout(type(model).from_pretrained(folder, attn_implementation=case.interface).eval())
+        return type(model).from_pretrained(folder, attn_implementation=case.interface).eval()
 
 
 def saved(case: Case) -> None:
@@ -241,9 +259,17 @@ def compiled(case: Case) -> None:
     try:
         _same(_logits(torch.compile(model, fullgraph=True, backend="eager"), inputs), expected, 1e-5, "another answer")
     except torch._dynamo.exc.TorchDynamoException as error:
-        raise UnsupportedError(
-            f"torch.compile(fullgraph=True): {case.kind} with {case.name} is no single graph"
-        ) from error
+        raise UnsupportedError(f"torch.compile(fullgraph=True): {_break(str(error))}") from error
+
+
+def _break(told: str) -> str:
+    """What keeps a graph from being one: the mechanism's own words, or the compiler's and where it stood."""
+    first, context = told.partition("\n")[0], re.search(r"Developer debug context: (.*)", told)
+    found = context[1] if context else ""
+    if refused := re.fullmatch(r"raised exception UnsupportedError\(['\"](.*)['\"]\)", found):
+        return refused[1]
+    *_, (file, function) = [("", ""), *re.findall(r'File ".*?([^/"]+)", line \d+, in (\w+)', told)]
+    return f"{first} ({found}; {file}, {function})"
 
 
 TRIALS: dict[str, Callable[[Case], None]] = {
@@ -252,6 +278,7 @@ TRIALS: dict[str, Callable[[Case], None]] = {
     "right": right,
     "backward": backward,
     "checkpointing": checkpointing,
+    "dropout": dropout,
     "autocast": autocast,
     "saved": saved,
     "saved (config)": saved_config,
