@@ -946,6 +946,17 @@ def test_a_mechanism_without_a_state_generates_without_a_cache():
         generate(model, inputs)
 
 
+def test_generate_makes_states_where_it_would_make_a_cache_of_keys_and_nowhere_else():
+    model, inputs = tiny("llama", head="ForCausalLM"), batch_of("llama", "none")
+    hf.attach(model, "polysketch")
+    for given in ({"past_key_values": transformers.DynamicCache()}, {"cache_implementation": "static"}):
+        with pytest.raises(UnsupportedError, match="polysketch cannot go on from cached keys"):
+            generate(model, inputs, **given)
+    for name, made in (("polysketch", StateCache), ("softmax", transformers.DynamicCache)):
+        hf.attach(model, name)
+        assert type(generate(model, inputs, return_dict_in_generate=True).past_key_values) is made
+
+
 # --- Some layers ----------------------------------------------------------------------------------
 
 
@@ -954,6 +965,7 @@ def test_softmax_in_some_layers_is_the_same_model(kind):
     model, inputs = tiny(kind), batch_of(kind, "right")
     expected = output(model, inputs)
     assert len(hf.attach(model, "softmax", layers=[2, 0])) == 2
+    assert model.config._attn_implementation == "eager"
     assert_same(output(model, inputs), expected)
     hf.attach(model, "v_mean", layers=[1])  # the places are those of all layers still
     assert not torch.allclose(output(model, inputs), expected)
