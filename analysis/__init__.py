@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
 _bench = importlib.util.find_spec("bench")
 if _bench is not None and not _bench.submodule_search_locations:
-    raise ImportError(f"{_bench.origin}: hides the suite's package `bench`; rename it, or start in another folder")
+    _reason = f"{_bench.origin}: hides the suite's package `bench`; rename it, or start in another folder"
+    if sys.argv[:1] != ["-m"]:
+        raise ImportError(_reason)
+    print(f"error: {_reason}", file=sys.stderr)  # `python -m analysis` has no handler of errors yet
+    sys.exit(2)
 
 
 def figures(

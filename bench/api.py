@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,12 @@ from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.executors import Executor
 from bench.plan.explain import explained
 from bench.plan.load import Loader
+from bench.records import plans
 from bench.records.record import Record
 from bench.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
-__all__ = ["exit_code", "finish", "launch", "planned", "print_table", "run"]
+__all__ = ["exit_code", "finish", "launch", "planned", "print_table", "run", "say_figures"]
 
 
 def run(overrides: Sequence[str] = ()) -> list[Record]:
@@ -82,6 +84,13 @@ def print_table(records: Sequence[Record]) -> None:
     """
     require_any_supported(records)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
+
+
+def say_figures(sweep: Sweep) -> None:
+    """The last line: the command that draws the figures, of this sweep alone where its plan says which cells it has."""
+    known = sweep.sweep_id in plans.saved(Path(sweep.settings.results_dir))
+    chosen = f" --sweep {sweep.sweep_id}" if known else ""
+    print(f"figures: python -m analysis figures --results {shlex.quote(sweep.settings.results_dir)}{chosen}")
 
 
 def _figures(sweep: Sweep, records: Sequence[Record]) -> list[Path]:

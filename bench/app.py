@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from omegaconf import DictConfig
 
 import attention_zoo
 from bench import launchers
-from bench.api import exit_code, launch, planned, print_table
+from bench.api import exit_code, launch, planned, print_table, say_figures
 from bench.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.execution.ranks import follows
 from bench.plan.compose import grid_choices, parsed
@@ -68,8 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     sweep = planned(loader, given.overrides)
     records = launch(sweep, print_table)
     if records and not follows():
-        where = shlex.quote(sweep.settings.results_dir)
-        print(f"figures: python -m analysis figures --results {where} --sweep {sweep.sweep_id}")
+        say_figures(sweep)
     return exit_code(records)
 
 

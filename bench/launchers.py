@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from bench import measures
-from bench.api import exit_code, finish, launch, planned, print_table
+from bench.api import exit_code, finish, launch, planned, print_table, say_figures
 from bench.errors import ConfigError, one_line
 from bench.execution.reruns import stands
 from bench.execution.sweep import Sweep, plan, run_sweep
@@ -120,6 +120,7 @@ def run(loader: Loader, config: DictConfig, overrides: Sequence[str]) -> int:
     if records:
         print_table(records)
         finish(sweep, records, tracker)
+        say_figures(sweep)
     return max(code, exit_code(records))
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.api import exit_code, launch, print_table
+from bench.api import exit_code, launch, print_table, say_figures
 from bench.app import guarded
 from bench.errors import ConfigError, one_line
 from bench.execution import rounds
@@ -30,11 +30,15 @@ def run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     sweep = planned(given.results, given.sweep)
     if rounds.under_way(Path(given.results), sweep.sweep_id):
-        return exit_code(launch(sweep, print_table))
+        records = launch(sweep, print_table)
+        if records:
+            say_figures(sweep)
+        return exit_code(records)
     standing = latest(Store(given.results).load())
     records = [standing[cell.cell_id] for cell in sweep.cells if cell.cell_id in standing]
     if records:
         print_table(records)
+        say_figures(sweep)
     if missing := len(sweep.cells) - len(records):
         print(f"error: {missing} of {len(sweep.cells)} cells have no record, and no job", file=sys.stderr)
     return max(exit_code(records), int(missing > 0))

@@ -57,8 +57,9 @@ def test_a_file_of_the_same_name_is_refused_in_one_line(tmp_path, file, code):
     assert f"ImportError: {tmp_path / file}: hides the suite's package" in tried.stderr.splitlines()[-1]
 
 
-def test_the_command_says_so_without_a_traceback(tmp_path):
-    (tmp_path / "analysis.py").write_text("")
-    command = [sys.executable, "-m", "bench", "--help"]
+@pytest.mark.parametrize(("file", "module"), [("analysis.py", "bench"), ("bench.py", "analysis")])
+def test_the_command_says_so_without_a_traceback(tmp_path, file, module):
+    (tmp_path / file).write_text("")
+    command = [sys.executable, "-m", module, "--help"]
     tried = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert tried.returncode == 2 and tried.stderr.count("\n") == 1 and "analysis.py: hides" in tried.stderr
+    assert tried.returncode == 2 and tried.stderr.count("\n") == 1 and f"{file}: hides" in tried.stderr

@@ -42,6 +42,9 @@ def test_a_launcher_from_elsewhere_gives_the_table_the_mirror_and_the_worst_exit
     first = run(tmp_path, *typed)
     assert first.returncode == 0, first.stderr
     assert len(rows(first)) == 2 and statuses(tmp_path) == [(1, "ok"), (2, "ok")]
+    assert first.stdout.splitlines()[-1].startswith(
+        f"figures: python -m analysis figures --results {tmp_path / 'runs'}"
+    )
     # All is done: nothing is launched, and what the mirror lacks is written.
     (tmp_path / "runs" / "mlflow.db").unlink()
     again = run(tmp_path, *typed)
