@@ -105,7 +105,8 @@ def _mirror_all(mirror: Mirror) -> None:
 
 def _pages(port: int, experiment_id: str) -> str:
     server = f"http://{HOST}:{port}"
-    pages = [f"{name + ':':8}{server}{views.address(name, experiment_id)}" for name in ("runs", "curves")]
+    shown = ("runs", "sweeps", "curves")
+    pages = [f"{name + ':':8}{server}{views.address(name, experiment_id)}" for name in shown]
     return "\n".join([*pages, "Ctrl-C stops the server."])
 
 

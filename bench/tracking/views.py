@@ -46,6 +46,8 @@ DESCRIPTION = """\
 **Runs**: one row per sweep, newest first. Its name opens the sweep's table and figures (*Artifacts*); the arrow before
 it opens its cells, with mechanism, length, status and result.
 
+**Many sweeps**: [the sweeps alone]({sweeps}), 100 on a page.
+
 **Mechanisms compared**: [latency, memory and error over length]({curves}), one line each. For some of them only, click
 the eye before those that are not wanted, or add `AND tags.attention != 'performer'` to the filter.
 
@@ -68,15 +70,21 @@ def address(name: str, experiment_id: str) -> str:
 
 def tags(experiment_id: str) -> dict[str, str]:
     """The tags of the experiment that hold its views and its description."""
-    views = {"runs": _runs(), "curves": _curves()}
+    views = {"runs": _runs(), "sweeps": _sweeps(), "curves": _curves()}
     saved = {f"mlflow.sharedViewState.{name}": _packed(view) for name, view in views.items()}
-    return {**saved, "mlflow.note.content": DESCRIPTION.format(curves=address("curves", experiment_id)[1:])}
+    places = {name: address(name, experiment_id)[1:] for name in views}
+    return {**saved, "mlflow.note.content": DESCRIPTION.format(**places)}
 
 
 def _runs() -> dict[str, Any]:
     # Only in the order of their times are runs shown below their parents.
     order = {"orderByKey": "attributes.start_time", "orderByAsc": False}
     return {**order, **_COLUMNS, "searchFilter": "tags.kind != 'curve'"}
+
+
+def _sweeps() -> dict[str, Any]:
+    """A page lists 100 runs, cells among them: of many sweeps few would be seen."""
+    return {**_runs(), "searchFilter": "tags.kind = 'summary'"}
 
 
 def _curves() -> dict[str, Any]:

@@ -95,6 +95,13 @@ def test_a_sweep_is_one_row_and_its_cells_are_a_click_away(page, addresses):
     see(page, "flash n=512 latency", "softmax n=65536 latency", "oom")
 
 
+def test_of_many_sweeps_each_is_a_row(page, addresses):
+    page.goto(addresses["sweeps"])
+    page.get_by_text(re.compile(r"^sweep 555555: 37 cells")).wait_for()
+    see(page, "36 ok, 1 oom")
+    assert page.locator(".ag-center-cols-container .ag-row").count() == 1
+
+
 def test_latency_memory_and_error_of_chosen_mechanisms_are_side_by_side_after_a_click(page, addresses):
     page.goto(addresses["curves"])
     see(page, *MECHANISMS, *OTHERS, "latency_ms/forward", "peak_mib/forward", "spectral_norm/relative")

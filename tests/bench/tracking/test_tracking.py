@@ -491,7 +491,7 @@ def test_curves_of_two_sweeps_have_names_of_their_own(results_dir):
 def test_the_experiment_says_where_to_click_and_holds_its_views(results_dir):
     experiment = Mirror(results_dir).create()
     tags = client_of(results_dir).get_experiment(experiment).tags
-    assert views.address("curves", experiment)[1:] in tags["mlflow.note.content"]
+    assert all(views.address(name, experiment)[1:] in tags["mlflow.note.content"] for name in ("sweeps", "curves"))
     packed = tags["mlflow.sharedViewState.curves"].removeprefix("deflate;")
     view = json.loads(zlib.decompress(base64.b64decode(packed)))
     assert {chart["scaleType"] for chart in view["compareRunCharts"]} == {"log"}
