@@ -228,26 +228,29 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
 
 def inner_legend(row: Sequence[Axes], properties: dict[str, dict[str, Any]]) -> None:
     """A legend for one row of panels of falling curves: to the right, or in a column where the first one is empty."""
-    handles = _handles(properties)
-    if not in_a_column():
-        with rc():
-            row[-1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-        return
-    axes, columns = row[0], 1
-    if _picture(axes).panel_width < NARROW:
-        families = {str(handle.get_label()).rpartition("_")[0] for handle in handles}
-        family = f"{min(families)}_" if len(families) == 1 and families != {""} else ""
-        for handle in handles:
-            handle.set_label(_fitting(str(handle.get_label()).removeprefix(family), 0.42 * NARROW, SMALLEST))
-        columns = 2 if family else 1
-        lines = math.ceil(sum(str(handle.get_label()).count("\n") + 1 for handle in handles) / columns)
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.2 * lines * (high - low))
     with rc():
-        axes.legend(
+        handles = _handles(properties)
+        if not in_a_column():
+            row[-1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+            return
+        columns = _shortened(handles, row[0]) if _picture(row[0]).panel_width < NARROW else 1
+        row[0].legend(
             handles=handles, loc="upper right", ncols=columns, fontsize=SMALLEST, framealpha=0.7, handlelength=1.6,
             borderpad=0.2, columnspacing=0.8, labelspacing=0.3,
         )  # fmt: skip
+
+
+def _shortened(handles: list[Line2D], axes: Axes) -> int:
+    """Names of one family without it, others in lines, and room above the curves; returns the legend's columns."""
+    families = {str(handle.get_label()).rpartition("_")[0] for handle in handles}
+    family = f"{min(families)}_" if len(families) == 1 and families != {""} else ""
+    for handle in handles:
+        handle.set_label(_fitting(str(handle.get_label()).removeprefix(family), 0.42 * NARROW, SMALLEST))
+    columns = 2 if family else 1
+    lines = math.ceil(sum(str(handle.get_label()).count("\n") + 1 for handle in handles) / columns)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.2 * lines * (high - low))
+    return columns
 
 
 def legend(figure: Picture, properties: dict[str, dict[str, Any]]) -> None:

@@ -116,7 +116,7 @@ def typed_values():
         yield words("seed", f"seed={value}")
     for value in ["abc", "-1", "nan", "inf", "1e300", "null", "[]"]:
         yield words("timeout", f"timeout={value}")
-    for value in ["float8", "float16", "FLOAT32", "", "1", "[float32]", "float32,float8"]:
+    for value in ["float8", "half", "FLOAT32", "", "1", "[float32]", "float32,float8"]:
         yield words("dtype", f"dtype={value}")
     for value in ["maybe", "x2", "null", "[true]"]:
         yield words("causal", f"causal={value}")
