@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_zoo.base import ALL_DTYPES, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, UnsupportedError, register
 from attention_zoo.checks import check_choice
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.masking import visible_keys
@@ -106,6 +106,14 @@ class Flash(Softmax):
     def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
         has_mask = state.has_padding or query.shape[2] > 1
         return self._choose(query, state.keys, state.values, has_mask, False).refusal
+
+    def _extend(
+        self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
+    ) -> Tensor:
+        # A kernel that takes no mask needs none token by token.
+        if self.impl != "reference" and self._choose(query, key, value, True, False).refusal is not None:
+            return Attention._extend(self, state, query, key, value, padding)
+        return super()._extend(state, query, key, value, padding)
 
     def _kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
 from attention_zoo import UnsupportedError, dense
+from attention_zoo.flash import Choice, Flash
 from attention_zoo.ops.decoding import states
 from attention_zoo.ops.decoding.states import ROWS
 
@@ -225,6 +226,17 @@ def test_parts_note_what_ran_and_have_no_gradient(name, given):
 
 
 def test_flash_reads_parts_by_its_kernel():
+    attention, inputs = make("flash", {}), tokens()
+    out, _ = read_on(attention, inputs, (4, 9, 10))
+    assert attention.executed == ("fused", "flash")
+    assert_equal(out, attention(*inputs))
+
+
+def test_a_kernel_that_takes_no_mask_reads_parts_token_by_token(monkeypatch):
+    def ask(self, query, key, value, has_mask, is_causal):
+        return Choice("flash", "takes no mask" if has_mask else None)
+
+    monkeypatch.setattr(Flash, "_ask", ask)
     attention, inputs = make("flash", {}), tokens()
     out, _ = read_on(attention, inputs, (4, 9, 10))
     assert attention.executed == ("fused", "flash")
