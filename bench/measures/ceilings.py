@@ -88,7 +88,8 @@ def chained_exponentials(device: torch.device) -> Ceiling:
 class Ceilings:
     """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
 
-    `gemm` and `copy`, which bound a mechanism by its FLOPs and its bytes. With `every` also `exponentials`, and both in
+    `gemm` (of the dtype, on a CPU without products of 16 bits of float32) and `copy`, which bound a mechanism by its
+    FLOPs and its bytes. With `every` also `exponentials`, and both in
     float32 where the dtype is another one: `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`,
     `gemm_float16` and `gemm_tf32`; its exponentials are in float32 only, and need Triton.
 
@@ -107,7 +108,7 @@ class Ceilings:
     def prepare(self, stopwatch: Stopwatch) -> None:
         """Make each as large as it has to be on a device that is warm already."""
         own, kind = str(self.dtype).removeprefix("torch."), stopwatch.device.type
-        self.ceilings["gemm"] = _product(own, stopwatch)
+        self.ceilings["gemm"] = _fastest_product(own, stopwatch)
         self.ceilings["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
         for other in OTHER_PRODUCTS[kind] if self.every else ():
             if other != own:
@@ -143,6 +144,13 @@ def compulsory_bytes(attention: torch.nn.Module, inputs: tuple[Tensor, Tensor, T
     """What a forward pass must move: query, key, value, parameters and buffers in, once, and the output out."""
     query = inputs[0]
     return sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers())) + query.nbytes
+
+
+def _fastest_product(own: str, stopwatch: Stopwatch) -> Ceiling:
+    """Of the dtype; of float32 where a CPU lacks instructions for 16 bits and is slower: kernels widen there."""
+    kinds = [own, "float32"] if stopwatch.device.type == "cpu" and own in ("bfloat16", "float16") else [own]
+    products = [_product(kind, stopwatch) for kind in kinds]
+    return max(products, key=lambda each: each.work / stopwatch.time(each))
 
 
 def _product(kind: str, stopwatch: Stopwatch) -> Ceiling:

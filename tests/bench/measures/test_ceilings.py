@@ -1,6 +1,7 @@
 """The share of the ceiling in closed form, of mechanisms and on devices whose times are known."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,6 +181,19 @@ def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monk
     assert said["share"].value == pytest.approx(100 / slower) and said["share"].verdict == "compute"
     assert said["gemm"].value == pytest.approx(GEMM)
     assert len(said["share"].raw) == settings["repeats"]
+
+
+def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(monkeypatch):
+    rates = {"float16": 1, "float32": 30, "bfloat16": 60, "float64": 15}
+    monkeypatch.setattr(of_device, "_product", lambda kind, stopwatch: of_device.Ceiling(100 * rates[kind], kind))
+
+    def fastest(own, device):
+        return of_device._fastest_product(
+            own, SimpleNamespace(device=torch.device(device), time=lambda ceiling: 100)
+        ).run
+
+    assert {own: fastest(own, "cpu") for own in rates} == {**{own: own for own in rates}, "float16": "float32"}
+    assert all(fastest(own, "cuda") == own for own in rates)
 
 
 def test_a_pass_is_warm_again_after_the_ceilings(small, monkeypatch):
