@@ -190,7 +190,7 @@ def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(monkeypatch
     def fastest(own, device):
         return of_device._fastest_product(
             own, SimpleNamespace(device=torch.device(device), time=lambda ceiling: 100)
-        ).run
+        ).call
 
     assert {own: fastest(own, "cpu") for own in rates} == {**{own: own for own in rates}, "float16": "float32"}
     assert all(fastest(own, "cuda") == own for own in rates)
