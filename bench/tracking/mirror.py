@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
+from tqdm import tqdm
 
 from bench.errors import bounded, one_line, say
 from bench.measures import flatten
@@ -45,6 +46,8 @@ MAX_POINTS = 200
 MAX_LINES = 100
 # Runs that are written to this machine's store in one transaction: 3 s, and what a killed mirror loses.
 BATCH = 100
+# Records whose mirroring takes so long that it is shown.
+SHOWN = 200
 # Of the files in a sweep's folder.
 FIGURES = (".png", ".svg", ".pdf")
 _RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
@@ -108,7 +111,9 @@ class Mirror:
                     experiment.client.delete_run(run.info.run_id)
                 else:
                     runs[record_id] = run
-            for record_id, record in by_id.items():
+            # None: on terminals only.
+            shown = tqdm(by_id.items(), "mirroring", unit=" records", leave=False, disable=len(by_id) < SHOWN or None)
+            for record_id, record in shown:
                 tags = {"superseded": str(record_id not in standing).lower()}
                 if record_id not in runs:
                     written += experiment.write_cell(record, called[record_id], tags, parents.get(record.sweep_id))
