@@ -97,7 +97,7 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
             columns += 1
             pages = {f"{name}_{part}": one for part, one in FIGURES[name].parts(chosen, columns)}
         for its_name in (its_name for its_name, one in pages.items() if not one.fits):
-            print(f"{its_name}: higher than a page; choose by --mechanisms or --sweep, or --width double")
+            print(f"{its_name}: higher than a page; choose by --mechanisms or --sweep")
         return [path for its_name, one in pages.items() for path in files.save(one, out, its_name, options.formats)]
 
     with page(options.width, options.captions == "picture", options.names):

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import textwrap
+from collections.abc import Collection, Hashable
 
 import pandas as pd
 
@@ -41,22 +42,20 @@ def latex(table: pd.DataFrame) -> list[str]:
     What all rows share stands once, under the rows; an interval stands behind its number; what is still wider than the
     text is made smaller. A table higher than a page is in several parts.
     """
+    numeric = [name for name in table if pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool]
     table, shared = _without_shared(_with_intervals(_as_text(table)))
     note = f"\n\\par\\smallskip In all rows: {_escaped(', '.join(shared))}.\\par" if shared else ""
     lines = [max(math.ceil(len(text) / LONG) for text in ["x", *row]) for row in table.to_numpy(object)]
     pages = [(end - 1) // LINES for end in itertools.accumulate(lines)]
     parts = [rows for _, rows in table.groupby(pages)] if pages else [table]
-    inside = (f"{_fitted(_tabular(part, table.attrs['numeric']))}{note}" for part in parts)
+    inside = (f"{_fitted(_tabular(part, numeric))}{note}" for part in parts)
     return [f"% Needs \\usepackage{{array,booktabs,graphicx}}.\n{{{_SMALL}%\n{text}}}" for text in inside]
 
 
 def _as_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Every value as it is shown; numbers keep a marker of their kind in `attrs`."""
-    numeric = [name for name in table if pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool]
+    """Every value as it is shown."""
     shown = {name: ["" if pd.isna(value) else number(value) for value in table[name].astype(object)] for name in table}
-    text = pd.DataFrame(shown, index=table.index, columns=table.columns, dtype=object)
-    text.attrs["numeric"] = list(map(str, numeric))
-    return text
+    return pd.DataFrame(shown, index=table.index, columns=table.columns, dtype=object)
 
 
 def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
@@ -76,10 +75,10 @@ def _without_shared(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return table.drop(columns=same), [f"{name} {table[name].iloc[0]}" for name in same if table[name].iloc[0]]
 
 
-def _tabular(table: pd.DataFrame, numeric: list[str]) -> str:
+def _tabular(table: pd.DataFrame, numeric: Collection[Hashable]) -> str:
     widths = {name: max([len(text) for text in table[name]], default=0) for name in table}
-    sides = [_side(widths[name], str(name) in numeric) for name in table]
-    heads = (_head(str(name), widths[name], str(name) in numeric) for name in table)
+    sides = [_side(widths[name], name in numeric) for name in table]
+    heads = (_head(str(name), widths[name], name in numeric) for name in table)
     rows = (" & ".join(map(_escaped, row)) for row in table.to_numpy(object))
     lines = [r"\toprule", " & ".join(heads) + r" \\", r"\midrule", *(f"{row} \\\\" for row in rows), r"\bottomrule"]
     return "\n".join([rf"\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}", *lines, r"\end{tabular}"])

@@ -62,8 +62,8 @@ def write(table: pd.DataFrame, out_dir: str | Path, name: str, formats: Sequence
     paths = []
     for suffix in formats:
         parts = FORMATS[suffix](table)
-        for number_of_part, text in enumerate(parts, 1):
-            path = Path(out_dir) / (f"{name}_{number_of_part}.{suffix}" if len(parts) > 1 else f"{name}.{suffix}")
+        for i, text in enumerate(parts, 1):
+            path = Path(out_dir) / (f"{name}_{i}.{suffix}" if len(parts) > 1 else f"{name}.{suffix}")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, f"{text}\n".encode())
             paths.append(path)

@@ -84,6 +84,4 @@ def test_every_table_fits_across_a_page(synthetic_results, tmp_path):
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stdout[-2000:]
-    too_wide = re.findall(r"Overfull \\hbox \((\d+)", ran.stdout)
-    assert all(int(points) < 5 for points in too_wide), too_wide
-    assert "Overfull \\vbox" not in ran.stdout and "Float too large" not in ran.stdout
+    assert not re.search(r"Overfull|Float too large", ran.stdout)

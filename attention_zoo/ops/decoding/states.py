@@ -207,7 +207,8 @@ class FeatureSums(State):
         queries, keys = queries.to(self.sums.dtype), keys.to(self.sums.dtype)
         summed = self.product(queries)
         weights = power_(queries @ keys.mT, self.degree)
-        if log_scale is not None and self.log_scale is not None:
+        if log_scale is not None:
+            assert self.log_scale is not None
             before = self.log_scale[..., :1]
             largest = torch.maximum(before, log_scale.cummax(-1).values)
             summed = summed * (before - largest).exp()[..., None, None]

@@ -163,25 +163,24 @@ def test_a_block_of_several_tiles(device):
     assert_rows(decode(attention, inputs, state, 127), reference, exact, inputs, start=127)
 
 
+def by_steps(reference, inputs, state):
+    return decode(reference, inputs, state, PROMPT)
+
+
+def by_prompt(reference, inputs, state):
+    return reference.prefill(*(x[:, :, PROMPT:] for x in inputs), None, state)[0]
+
+
 @every_kernel
-def test_a_state_that_a_reference_goes_on_with(name, given, device):
+@pytest.mark.parametrize("goes_on", [by_steps, by_prompt])
+def test_a_state_that_a_reference_goes_on_with(name, given, device, goes_on):
     """Its parts, normalisers and scales are those that plain PyTorch reads."""
     attention, reference, exact = make(name, given, device)
     inputs = tokens(given["head_dim"], device)
     state = attention.init_state(BATCH, device=device)
     first = decode(attention, [x[:, :, :PROMPT] for x in inputs], state)
-    last = decode(reference, inputs, state, PROMPT)
+    last = goes_on(reference, inputs, state)
     assert reference.executed == ("reference", None)
-    assert_rows(torch.cat([first, last], 2), reference, exact, inputs)
-
-
-@every_kernel
-def test_a_state_whose_parts_read_a_prompt_on(name, given, device):
-    attention, reference, exact = make(name, given, device)
-    inputs = tokens(given["head_dim"], device)
-    state = attention.init_state(BATCH, device=device)
-    first = decode(attention, [x[:, :, :PROMPT] for x in inputs], state)
-    last, _ = attention.prefill(*(x[:, :, PROMPT:] for x in inputs), None, state)
     assert_rows(torch.cat([first, last], 2), reference, exact, inputs)
 
 

@@ -313,11 +313,8 @@ def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
     assert said.out.count("| ok") == 1 and "error: 1 of 2 cells have no record, and no job" in said.err
     work.measure(sweep.cells[1])
     assert wait.run(arguments) == 0
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith(f"analysis figures --results {tmp_path}/runs --sweep {sweep.sweep_id}")
-    )
+    figures = f"figures: python -m analysis figures --results {tmp_path}/runs --sweep {sweep.sweep_id}"
+    assert capsys.readouterr().out.splitlines()[-1] == figures
 
 
 @pytest.fixture(scope="module")
