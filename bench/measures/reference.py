@@ -38,7 +38,7 @@ TOLERANCES = {
     torch.float64: Tolerance(1e-11, 1e-10),
     torch.float32: Tolerance(5e-5, 5e-4),
     torch.bfloat16: Tolerance(8e-2, 1e-1),
-    torch.float16: Tolerance(1e-2, 2e-2),
+    torch.float16: Tolerance(1e-2, 1e-2),
 }
 
 
