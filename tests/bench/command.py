@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,13 @@ def bench(*overrides, timeout=300, **env):
     return subprocess.run(
         command(*overrides), capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment(**env)
     )
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
 
 
 def fake_config_dir(folder, names):

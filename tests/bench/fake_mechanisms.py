@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -73,14 +74,25 @@ def _log(out):
     return out
 
 
-def _log_place(out):
+def _log_place(out, lasting=lambda: time.sleep(0.3)):
     """When it ran, and where: once for each cell."""
     began = time.monotonic()
-    time.sleep(0.3)
+    lasting()
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     with open(f"{os.environ['FAKE_LOG']}.{os.getpid()}", "w") as file:
         file.write(f"{began} {time.monotonic()} {cores} {os.environ['OMP_NUM_THREADS']} {torch.get_num_threads()}")
     return out
+
+
+def _wait_for_another():
+    """Until a second cell is measured, which the first one must not end before."""
+    log = Path(os.environ["FAKE_LOG"])
+    log.with_name(f"here.{os.getpid()}").touch()
+    deadline = time.monotonic() + 30
+    while len(list(log.parent.glob("here.*"))) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("alone for 30 s")
+        time.sleep(0.01)
 
 
 def _break_results(out):
@@ -118,6 +130,7 @@ ENDINGS = {
     "fake_fine_too": lambda out: out,
     "fake_logged": _log,
     "fake_placed": _log_place,
+    "fake_placed_beside": lambda out: _log_place(out, _wait_for_another),
     "fake_breaks_results": _break_results,
     "fake_counted": _count,
     "fake_counted_exit": _count_and_exit,

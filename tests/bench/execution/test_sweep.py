@@ -4,11 +4,10 @@ import dataclasses
 import fcntl
 import itertools
 import subprocess
-import time
 from datetime import UTC, datetime
 
 import pytest
-from command import ROOT, TINY, bench, command, environment, fake_config_dir, family
+from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
 from filelock import FileLock
 from synthetic_records import everything
 
@@ -132,13 +131,6 @@ def test_interrupting_keeps_what_is_done(tmp_path):
     assert process.wait(30) == 130
     assert [record.status for record in store.load()] == ["ok", "interrupted"]
     assert family(str(tmp_path)) == []
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
 
 
 def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
