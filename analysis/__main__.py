@@ -15,7 +15,7 @@ from analysis.frame import MissingRecords, choose, load, turn
 from analysis.plots import compare, files
 from analysis.plots.page import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
-from bench.errors import one_line
+from bench.errors import Parser, one_line
 from bench.records import plans
 
 
@@ -31,17 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         return int(options.run(frame, options))
     except (MissingRecords, plans.PlanError, OSError) as error:
-        print(f"analysis: {one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
+def _parser() -> Parser:
+    shared = Parser(add_help=False)
     shared.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
-    parser = argparse.ArgumentParser(prog="python -m analysis", description="Records to figures and tables.")
+    parser = Parser(prog="python -m analysis", description="Records to figures and tables.")
     commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
-    chosen = argparse.ArgumentParser(add_help=False)
+    chosen = Parser(add_help=False)
     chosen.add_argument(
         "--mechanisms", nargs="+", metavar="NAME", help="only these, in this order: labels or variants; * is anything"
     )

@@ -55,6 +55,8 @@ def main() -> int:
         print(USAGE)
     elif name == "--version":
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
+    elif name == "list" and rest:
+        return _refused(f"list {' '.join(rest)}: must be `list` alone")
     elif name == "list":
         print("\n".join(sorted(path.stem for path in VARIANTS.glob("*.yaml"))))
     elif name == "-sc":
@@ -62,8 +64,7 @@ def main() -> int:
     elif name in COMMANDS:
         return _run(name, rest)
     else:
-        print(f"error: {name}: must be one of {', '.join((*COMMANDS, 'list'))}", file=sys.stderr)
-        return 2
+        return _refused(f"{name}: must be one of {', '.join((*COMMANDS, 'list'))}")
     return 0
 
 
@@ -76,9 +77,13 @@ def _run(name: str, rest: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PACKAGES:
             raise
-        print(f"error: {error.name}: not installed; pip install 'attention-zoo[{command.extra}]'", file=sys.stderr)
-        return 2
+        return _refused(f"{error.name}: not installed; pip install 'attention-zoo[{command.extra}]'")
     return 0
+
+
+def _refused(why: str) -> int:
+    print(f"error: {why}", file=sys.stderr)
+    return 2
 
 
 def _complete() -> None:

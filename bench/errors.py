@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -25,6 +27,14 @@ class NonFiniteError(Exception):
 
 class IncorrectError(Exception):
     """The mechanism's output differs from its float64 reference by more than rounding explains."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of a command; what is wrong with them is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2."""
+        self.exit(2, f"error: {bounded(message.removeprefix('argument '))}; `{self.prog} --help` lists what there is\n")
 
 
 def message(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.errors import ConfigError, bounded, one_line, say
+from bench.errors import ConfigError, Parser, bounded, one_line, say
 from bench.records.archive import ArchiveError, Read, contents
 from bench.records.files import decode, read_file
 from bench.records.record import RecordError
@@ -145,9 +145,7 @@ def _open(source: Path, into: Path) -> Iterator[tuple[str, Read, Read]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Merge; returns the exit status."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.merge", description=__doc__, epilog=DETAILS, formatter_class=form
-    )
+    parser = Parser(prog="python -m bench.merge", description=__doc__, epilog=DETAILS, formatter_class=form)
     parser.add_argument("sources", type=Path, nargs="+", metavar="FROM")
     parser.add_argument("into", type=Path, metavar="INTO")
     options = parser.parse_args(arguments)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import bounded, one_line
+from bench.errors import Parser, bounded, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
 from bench.records import index, plans
@@ -210,7 +210,7 @@ def _list(results_dir: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is asked for; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bench.status",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

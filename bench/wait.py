@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.api import exit_code, launch, print_table, say_figures
 from bench.app import guarded
-from bench.errors import ConfigError, one_line
+from bench.errors import ConfigError, Parser, one_line
 from bench.execution import rounds
 from bench.execution.sweep import Sweep
 from bench.plan import executors
@@ -24,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: there is no such sweep, or nobody can wait for it.
     """
-    parser = argparse.ArgumentParser(prog="python -m bench.wait", description=__doc__)
+    parser = Parser(prog="python -m bench.wait", description=__doc__)
     parser.add_argument("sweep", help="the id that the sweep printed")
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)

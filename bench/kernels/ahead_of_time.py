@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import multiprocessing
@@ -23,6 +22,7 @@ import torch
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration
+from bench.errors import Parser
 from bench.kernels import recorded
 from bench.kernels.call import Call, catalogue
 from bench.kernels.compiled import Compiled
@@ -159,7 +159,7 @@ class _Driver:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit code is 1 where something is worse than in the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.ahead_of_time", description=__doc__)
+    parser = Parser(prog="python -m bench.kernels.ahead_of_time", description=__doc__)
     parser.add_argument("--target", type=int, nargs="+", choices=TARGETS, default=TARGETS, help="compute capabilities")
     parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
     parser.add_argument("--write", action="store_true", help="put what came out into the table")

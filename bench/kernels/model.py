@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.errors import Parser
 from bench.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eager_seconds, seconds
 from bench.kernels.exact_work import polynomial
 from bench.kernels.network_work import decoding, networks
@@ -146,7 +146,7 @@ def write(rows: Iterable[Row], file: Path = TABLE) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.model", description=__doc__)
+    parser = Parser(prog="python -m bench.kernels.model", description=__doc__)
     parser.add_argument("--compile", action="store_true", help="compile the kernels again first, for sm_90")
     given = parser.parse_args(arguments)
     if given.compile:

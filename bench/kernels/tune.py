@@ -5,7 +5,6 @@ The candidates are what an operation's `tiles.py` names in `CANDIDATES: dict[ker
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -25,6 +24,7 @@ from torch import Tensor
 import attention_zoo.ops
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration, Row
+from bench.errors import Parser
 from bench.kernels.call import Call, catalogue
 
 # How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
@@ -244,7 +244,7 @@ def captured(launch: Launch) -> Callable[[], float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels.tune", description=__doc__)
+    parser = Parser(prog="python -m bench.kernels.tune", description=__doc__)
     parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
     parser.add_argument("--progress", type=Path, default=Path("runs/tuning.jsonl"), help="what was done (%(default)s)")
     given = parser.parse_args(arguments)

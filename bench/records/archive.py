@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gzip
 import io
@@ -13,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.errors import one_line
+from bench.errors import Parser, one_line
 from bench.records.files import LARGEST, decode
 from bench.records.record import RecordError
 from bench.records.store import Store, write_atomically
@@ -109,7 +108,7 @@ def _content(files: dict[str, bytes], name: str) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.records.archive", description=__doc__)
+    parser = Parser(prog="python -m bench.records.archive", description=__doc__)
     parser.add_argument("command", choices=("pack", "unpack"))
     parser.add_argument("archive", type=Path)
     parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import signal
@@ -18,6 +17,7 @@ from types import FrameType
 
 import psutil
 
+from bench.errors import Parser, one_line
 from bench.quiet import QUIET
 from bench.records.store import Store
 from bench.tracking import views
@@ -40,7 +40,7 @@ class ServerError(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tracking.ui", description=__doc__)
+    parser = Parser(prog="python -m bench.tracking.ui", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--port", type=int, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except (ServerError, TrackingError) as error:
-        print(error, file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
 
 

@@ -92,7 +92,7 @@ def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, 
 def test_no_records_is_one_line(tmp_path, capsys):
     assert main(["figures", "--results", str(tmp_path / "missing")]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("analysis: results_dir=") and "missing" in error
+    assert error.count("\n") == 1 and error.startswith("error: results_dir=") and "missing" in error
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,33 @@ def test_an_unknown_command_is_one_line(monkeypatch, capsys):
     assert (code, out, err.count("\n")) == (2, "", 1) and "must be one of bench, figures" in err
 
 
+MISTAKES = [
+    ("figures --width tripple", "--width: width='tripple': must be single, double or inches from 2 to 20"),
+    ("figures --names short", "--names: invalid choice: 'short' (choose from"),
+    ("figures nosuch", "unrecognized arguments: nosuch"),
+    ("tables --formats xlsx", "--formats: 'xlsx': must be some of md, csv, tex"),
+    ("tables --table nosuch", "--table: invalid choice: 'nosuch' (choose from"),
+    ("status --al --wach", "unrecognized arguments: --wach"),
+    ("wait", "the following arguments are required: sweep"),
+    ("merge", "the following arguments are required: FROM, INTO"),
+    ("ui --port abc", "--port: invalid int value: 'abc'"),
+    ("ui --results", "--results: expected one argument"),
+    ("list foo", "list foo: must be `list` alone"),
+]
+
+
+@pytest.mark.parametrize(("typed", "why"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
+def test_what_was_typed_wrong_is_one_line(monkeypatch, capsys, typed, why):
+    """Nothing else, such as the whole usage above it."""
+    monkeypatch.setattr(sys, "argv", ["attention-zoo", *typed.split()])
+    try:
+        code = console.main()
+    except SystemExit as ended:
+        code = ended.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"error: {why}")
+
+
 def test_a_command_gets_its_arguments_and_its_exit_status(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["attention-zoo", "tables", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
