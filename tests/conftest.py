@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import gc
 import os
 import signal
 
@@ -27,6 +28,12 @@ for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 def a_device_of_its_own(tmp_path_factory):
     """Sweeps of the tests wait neither for other sweeps on this machine nor for other processes that test."""
     os.environ["ATTENTION_ZOO_SLOTS"] = str(tmp_path_factory.mktemp("slots"))
+
+
+def pytest_collection_finish():
+    """Thousands of tests and what they import stay to the end: nobody need look for garbage among them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
