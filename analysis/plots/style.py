@@ -185,10 +185,10 @@ def machine(frame: pd.DataFrame) -> str:
 def setting(frame: pd.DataFrame) -> str:
     """What the rows have in common, in words: dtype, heads, batch, mask, inputs."""
     batch = "batch_size" if frame["batch_size"].nunique() <= frame["tokens"].nunique() else "tokens"
-    weights = _values(frame, "weights")
+    heads, weights = _values(frame, "num_heads"), _values(frame, "weights")
     parts = [
         _values(frame, "dtype"),
-        f"{_values(frame, 'num_heads')} heads x {_values(frame, 'head_dim')}",
+        f"{heads} {'head' if heads == '1' else 'heads'} x {_values(frame, 'head_dim')}",
         f"{'batch size' if batch == 'batch_size' else 'tokens per batch:'} {_values(frame, batch)}",
         " and ".join("causal" if flag else "not causal" for flag in sorted(set(frame["causal"].dropna()))),
         f"{_values(frame, 'inputs')} inputs" + (f" ({weights} weights)" if weights else ""),

@@ -146,6 +146,7 @@ def test_captions_name_the_conditions_and_the_functions(frame):
     assert "polynomial and polysketch compute other functions than softmax" in text
     assert "linformer and performer approximate softmax" in text
     assert "Left out: cells with causal=False" in text
+    assert " 1 head x 64," in caption(polysketchformer.figure1(frame.assign(num_heads=1)))
 
 
 def test_memory_shows_mib_and_the_gap():
