@@ -76,7 +76,7 @@ def test_the_pages_are_served_to_this_machine_alone_and_end_without_a_trace(tmp_
 
         second = subprocess.run(ui(tmp_path / "runs", port), capture_output=True, text=True, timeout=60)
         assert second.returncode == 1
-        assert second.stderr.startswith(f"port={port}: ")
+        assert second.stderr.startswith(f"error: port={port}: ")
         assert second.stderr.count("\n") == 1
 
         assert len(family(marker)) >= 2
@@ -102,7 +102,7 @@ def test_interrupting_the_start_leaves_no_process_behind(tmp_path, wait_s):
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
 def test_a_port_that_is_none_is_refused(tmp_path, port):
     done = subprocess.run(ui(tmp_path, port), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, f"port={port}: must be from 1 to 65535\n")
+    assert (done.returncode, done.stderr) == (1, f"error: port={port}: must be from 1 to 65535\n")
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
