@@ -46,7 +46,7 @@ def endings(tmp_path_factory):
         str(conf),
         "attention=" + ",".join(ENDINGS),
         "tracking=none",
-        "timeout=8",
+        "timeout=15",
         f"results_dir={folder / 'runs'}",
         *TINY,
     ]
