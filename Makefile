@@ -86,4 +86,5 @@ site: $(INSTALLED)  ## make the documentation, site/index.html, and check its li
 	$(BIN)/python -m sphinx -q -W --keep-going docs site
 
 clean:  ## remove the environment; records stay
+	@test ! -e $(VENV) || test -e $(INSTALLED) || { echo "error: $(VENV) was not made by make here; it stays" >&2; exit 2; }
 	rm -rf $(VENV)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from analysis.frame import MissingRecords, choose, load, turn
 from analysis.plots import compare, files
 from analysis.plots.page import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
-from bench.errors import Parser, one_line
-from bench.records import plans
+from bench.errors import ConfigError, Parser, one_line
+from bench.records import own, plans
+from bench.records.disk import is_file, write_atomically
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,9 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
         plan = plans.load(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         return int(options.run(frame, options))
-    except (MissingRecords, plans.PlanError, OSError) as error:
+    except (ConfigError, MissingRecords, plans.PlanError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _parser() -> Parser:
@@ -101,7 +103,7 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         return [path for its_name, one in pages.items() for path in files.save(one, out, its_name, options.formats)]
 
     with page(options.width, options.captions == "picture", options.names):
-        return _write(chosen, FIGURES, options.figure, save, options.out or options.results / "figures")
+        return _write(chosen, FIGURES, options.figure, save, _Out(options, "figures", FIGURES))
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
@@ -109,7 +111,7 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         return table.write(_called(made, options), out, name, options.formats)
 
     with page(names=options.names):
-        return _write(_chosen(frame, options), TABLES, options.table, write, options.out or options.results / "tables")
+        return _write(_chosen(frame, options), TABLES, options.table, write, _Out(options, "tables", TABLES))
 
 
 def _called(made: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
@@ -126,16 +128,35 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     return choose(frame, options.mechanisms) if options.mechanisms else frame
 
 
+class _Out:
+    """Where figures or tables go: a folder in the results, or one that `--out` names, which is to be the suite's.
+
+    Raises:
+        ConfigError: it is somebody else's.
+    """
+
+    def __init__(self, options: argparse.Namespace, name: str, entries: Collection[str]) -> None:
+        self.folder = options.out or options.results / name
+        of_results = (options.results, own.RESULTS, "--results")
+        self._claimed = (options.out, own.drawn(entries), "--out") if options.out else of_results
+        own.check(*self._claimed)
+
+    def claim(self) -> Path:
+        """The folder, before something is written there."""
+        own.claim(*self._claimed)
+        return self.folder
+
+
 def _write(
     frame: pd.DataFrame,
     entries: dict[str, Entry[Made]],
     chosen: str | None,
     save: Callable[[Made, Path, str], list[Path]],
-    out: Path,
+    out: _Out,
 ) -> int:
     wrote = False
     asked = {chosen: entries[chosen]} if chosen else entries
-    for name, paths in made(frame, asked, lambda name, one: save(one, out, name)):
+    for name, paths in made(frame, asked, lambda name, one: save(one, out.claim(), name)):
         if isinstance(paths, MissingRecords):
             print(f"{name}: skipped, {paths}")
         else:
@@ -151,8 +172,16 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         crossovers = compare.crossovers(frame)
         print("Crossovers:", "none" if crossovers.empty else f"\n\n{table.markdown(crossovers)}")
     if options.csv:
-        frame.drop(columns="raw").to_csv(options.csv, index=False)
+        _write_csv(options.csv, frame.drop(columns="raw"))
     return 0
+
+
+def _write_csv(path: Path, cells: pd.DataFrame) -> None:
+    """Over nothing but what was written there before."""
+    header, _, rows = cells.to_csv(index=False).partition("\n")
+    if os.path.lexists(path) and not (is_file(path) and path.read_bytes().startswith(header.encode() + b"\n")):
+        raise ConfigError(f"--csv={str(path)!r}: is no table of cells, and stays as it is; must be a new name")
+    write_atomically(path, f"{header}\n{rows}".encode())
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.latex import latex
 from analysis.numbers import number
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
 from bench.table import in_cell
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]

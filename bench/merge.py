@@ -12,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from bench.errors import ConfigError, Parser, bounded, one_line, say
+from bench.records import own
 from bench.records.archive import ArchiveError, Read, contents
+from bench.records.disk import write_atomically
 from bench.records.files import decode, read_file
 from bench.records.record import RecordError
-from bench.records.store import Store, write_atomically
+from bench.records.store import Store
 
 DETAILS = """
 A FROM is a results folder or an archive that `make pack` wrote; INTO may be new. What INTO has stays as it is: a
@@ -59,7 +61,8 @@ def merge(sources: Sequence[Path], into: Path) -> Tally:
     store, tally = Store(into), Tally()
     try:
         there = set(store.names())
-        store.records_dir.mkdir(parents=True, exist_ok=True)
+        own.claim(into, own.RESULTS, "INTO")
+        store.records_dir.mkdir(exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"INTO={str(into)!r}: {error.strerror}; must be a results folder or a new one") from None
     store.clear_leftovers()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.errors import one_line
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,6 +1,13 @@
 """Sphinx: the site of `make site`, from the pages in this folder and the docstrings."""
 
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.errors import ConfigError
+
 import attention_zoo
+from bench import errors
+from bench.records import own
 
 project = "Attention zoo"
 author = "The attention zoo's authors"
@@ -15,3 +22,13 @@ default_role = "literal"
 autodoc_member_order = "bysource"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
+
+PAGES = own.Kind("pages of the attention zoo", ("*.html", "_*", "*.js", "*.inv", "reference", "tutorials"))
+
+
+def setup(app: Sphinx) -> None:
+    """Write into no folder with somebody else's pages."""
+    try:
+        own.claim(Path(app.outdir), PAGES, "site")
+    except errors.ConfigError as error:
+        raise ConfigError(str(error)) from None

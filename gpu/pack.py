@@ -15,6 +15,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from bench.errors import ConfigError, one_line
+from bench.records import own
+
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
 PROJECT = ("analysis", "attention_zoo", "bench", "hydra_plugins", "results/predictions", "tests", "docs")
@@ -22,6 +25,8 @@ FILES = ("pyproject.toml", "README.md", "Makefile")
 # Of the machine that the wheels are for.
 PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PACK = own.Kind("pack for a GPU machine, of the attention zoo", ("project", "wheels", "site", "run", "runs", "out"))
+MADE_ANEW = ("project", "wheels", "site")
 # As the call of `run` asks for them, whose cached file has its name from the same settings.
 INPUTS = (
     "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=4 repeats=1"
@@ -63,19 +68,26 @@ def add_inputs(folder: Path) -> None:
         if made.returncode:
             print(f"left out: inputs=pretrained, {made.stderr.decode().strip().splitlines()[-1]}", file=sys.stderr)
             return
-        folder.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)
         for file in (Path(scratch) / "inputs").glob("*.safetensors"):
             shutil.copy(file, folder)
 
 
 def main() -> int:
-    """Make the folder anew."""
+    """Make the folder, or the project and the wheels in it anew: what calls have left in `out` and `runs` stays."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "gpu-pack", help="the folder (%(default)s)")
     parser.add_argument("--without", nargs="*", choices=("wheels", "inputs"), default=(), help="parts to leave out")
     given = parser.parse_args()
-    shutil.rmtree(given.to, ignore_errors=True)
-    given.to.mkdir(parents=True)
+    try:
+        own.claim(given.to, PACK, "--to")
+        if "inputs" not in given.without:
+            own.claim(given.to / "runs", own.RESULTS, "--to")
+    except (ConfigError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    for name in MADE_ANEW:
+        shutil.rmtree(given.to / name, ignore_errors=True)
     add_project(given.to / "project")
     shutil.copy(ROOT / "gpu" / "run", given.to)
     if "wheels" not in given.without:

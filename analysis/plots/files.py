@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 
 from analysis.plots.page import Picture
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
 
 RESOLUTION = 200  # dots per inch of the PNG
 _NOTHING_OF_TODAY: dict[str, dict[str, None]] = {

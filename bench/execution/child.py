@@ -24,9 +24,9 @@ from bench.execution import family
 from bench.measures.progress import Progress
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
+from bench.records.disk import write_atomically
 from bench.records.outcomes import classify
 from bench.records.patience import patiently
-from bench.records.store import write_atomically
 
 GIB = 2**30
 # Of the memory that is free when a cell starts; the rest is the system's.

@@ -6,25 +6,29 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import ConfigError
 from bench.execution.filesystems import require_locks
-from bench.records import index, plans
+from bench.records import own, plans
+from bench.records.disk import folders, unfinished
+from bench.records.own import FOLDERS, RESULTS
 from bench.records.store import Store
 
-# All that anything is written to later: what is not there any more is not made again, it comes back.
-FOLDERS = ("inputs", "locks", "records", "samples", "scratch", "sweeps", "training")
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# What a sweep writes, by its name: the folder of a cell, and in `inputs` its tensors and texts.
+CELL = re.compile("[0-9a-f]{16}")
+ANY = re.compile(".+")
 
 
 def check_folder(results_dir: str) -> None:
     """See, as far as that can be seen without writing, that results can be kept there.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: they cannot, or it is somebody else's folder.
     """
     path = Path(results_dir)
     try:
@@ -35,6 +39,7 @@ def check_folder(results_dir: str) -> None:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        own.check(Path(results_dir), RESULTS, "results_dir")
     except (OSError, ValueError) as error:
         raise _unusable(results_dir, error) from None
 
@@ -49,25 +54,26 @@ def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
         shared: whether other nodes write there, too.
 
     Raises:
-        ConfigError: a folder cannot be made, or its file system does not lock files.
+        ConfigError: it is somebody else's, a folder cannot be made, or its file system does not lock files.
         OSError: the disk is full.
     """
     root = Path(results_dir)
     try:
+        own.claim(root, RESULTS, "results_dir")
         for name in FOLDERS:
-            (root / name).mkdir(parents=True, exist_ok=True)
+            (root / name).mkdir(exist_ok=True)
         require_locks(root / "locks", f"results_dir={results_dir!r}", shared=shared)
     except OSError as error:
         if error.errno in FULL:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
-    unfinished = ("inputs/.*.tmp", f"{plans.FOLDER}/*/.*.tmp", f".{index.FILE}.*.tmp")
-    for path in (path for pattern in unfinished for path in root.glob(pattern)):
+    written = (root, root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))
+    for path in (path for folder in written for path in unfinished(folder, ANY)):
         with _if_free(path) as free:
             if free:
                 path.unlink(missing_ok=True)
-    for path in (root / "scratch").glob("*"):
+    for path in folders(root / "scratch", CELL):
         with _if_free(root / "locks" / f"{path.name}.lock") as free:
             if free:
                 shutil.rmtree(path, ignore_errors=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.errors import bounded
 from bench.execution.jobs import job
+from bench.records.disk import require_file
 
 POLL_S = 0.05
 SILENT_S = 1.0
@@ -75,16 +76,22 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock file that every user may hold; it is made if it is not there."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Linux refuses O_CREAT for another user's file in a folder that all may write to.
-    with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)
-    path.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
-    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-    with contextlib.suppress(PermissionError):
-        os.fchmod(descriptor, 0o666)
-    return descriptor
+    """The descriptor of a lock file that every user may hold; it is made if it is not there.
+
+    Raises:
+        OSError: something else is there.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    while True:
+        # Linux refuses O_CREAT for another user's file in a folder that all may write to.
+        with contextlib.suppress(FileNotFoundError):
+            require_file(path)
+            return os.open(path, flags)
+        path.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
+        with contextlib.suppress(FileExistsError):  # somebody was faster
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(descriptor, 0o666)
+            return descriptor
 
 
 def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) -> None:

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from bench.records.disk import write_atomically
+from bench.records.files import read_file
 from bench.records.index import Entry
 from bench.records.record import Attempt, Record
-from bench.records.store import write_atomically
 
 
 def stands(record: Record | Entry | None, rerun: str) -> bool:
@@ -30,8 +31,8 @@ class Rerun:
     def __init__(self, file: Path, records: Iterable[Attempt]) -> None:
         self._file = file
         self.before = {record.record_id for record in records}
-        with contextlib.suppress(OSError, ValueError):
-            self.before &= set(file.read_text().splitlines())
+        with contextlib.suppress(ValueError):
+            self.before &= set(read_file(file).decode().splitlines())
 
     def begin(self) -> None:
         """Remember them."""

@@ -22,8 +22,10 @@ from bench.plan.code import code_identity
 from bench.plan.machine import machine
 from bench.plan.sources import Source
 from bench.records import index, plans
+from bench.records.disk import write_atomically
+from bench.records.files import read_file
 from bench.records.record import Record
-from bench.records.store import Store, write_atomically
+from bench.records.store import Store
 
 FILE = "round.json"
 
@@ -43,9 +45,9 @@ def current(results_dir: Path, sweep_id: str) -> tuple[Work, list[Cell]]:
     """
     plan = plans.load(results_dir, sweep_id)
     try:
-        fields = json.loads(_file(results_dir, sweep_id).read_text())
+        fields = json.loads(read_file(_file(results_dir, sweep_id)))
         seen, wanted = frozenset(fields["seen"]), set(fields["cells"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise plans.PlanError(f"{sweep_id}: no round in {results_dir / plans.FOLDER}: {error}") from None
     executor = executors.check(plan.launcher)
     store = Store(results_dir, prepared=True)

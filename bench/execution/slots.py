@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -14,6 +15,7 @@ from bench.execution.filesystems import require_locks
 from bench.execution.locks import hold, open_lock
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
+from bench.records import own
 
 # Not the folder for temporary files, which may differ between users and between jobs.
 FOLDER = "/tmp/attention-zoo-slots"
@@ -112,15 +114,16 @@ def slots() -> Path:
     Raises:
         ConfigError: it cannot be used.
     """
-    folder = Path(os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER))
+    named = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
+    folder = Path(named)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):
-            folder.chmod(0o1777)
+        if not named or folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "a link" if named else "empty")
+        own.claim(folder, own.SLOTS, "ATTENTION_ZOO_SLOTS")
         require_locks(folder, f"ATTENTION_ZOO_SLOTS={folder}")
     except OSError as error:
         raise ConfigError(
-            f"ATTENTION_ZOO_SLOTS={folder}: {error.strerror}; must be a folder that every user may write to"
+            f"ATTENTION_ZOO_SLOTS={named}: {error.strerror}; must be a folder that every user may write to"
         ) from None
     return folder
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.records.store import write_atomically
+from bench.records.disk import require_file, write_atomically
 
 NAMES = ("query", "key", "value")
 
@@ -18,11 +18,16 @@ NAMES = ("query", "key", "value")
 def load(
     key: Mapping[str, Any], cache_dir: Path, make: Callable[[], tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Read the tensors of `key` from `cache_dir`, or `make` them and leave them there."""
+    """Read the tensors of `key` from `cache_dir`, or `make` them and leave them there.
+
+    Raises:
+        OSError: something else is in the place of their file, or it cannot be written.
+    """
     import safetensors.torch
 
     text, path = _file(key, cache_dir)
     try:
+        require_file(path)
         tensors = safetensors.torch.load_file(path)
     except (FileNotFoundError, safetensors.SafetensorError):
         # A file that cannot be read, cut short on its way here perhaps, is made again.
@@ -35,10 +40,12 @@ def shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | None:
     """`(batch_size, num_heads, seq_len, head_dim)` of the tensors of `key`; None where they are not there."""
     import safetensors
 
+    path = _file(key, cache_dir)[1]
     try:
-        with safetensors.safe_open(_file(key, cache_dir)[1], "numpy") as file:
+        require_file(path)
+        with safetensors.safe_open(path, "numpy") as file:
             return tuple(file.get_slice("query").get_shape())
-    except (FileNotFoundError, safetensors.SafetensorError):
+    except (OSError, safetensors.SafetensorError):
         return None
 
 

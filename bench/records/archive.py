@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import io
+import os
 import re
 import sys
 import tarfile
@@ -12,13 +13,16 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.errors import Parser, one_line
+from bench.errors import ConfigError, Parser, one_line
+from bench.records import own
+from bench.records.disk import require_file, write_atomically
 from bench.records.files import LARGEST, decode
+from bench.records.own import RECORD
 from bench.records.record import RecordError
-from bench.records.store import Store, write_atomically
+from bench.records.store import Store
 
 Read = Callable[[], bytes]
-MEMBER = re.compile(r"(records|samples)/([0-9a-f]{16}-[0-9a-f]{16}\.json)")
+MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})")
 
 
 class ArchiveError(ValueError):
@@ -29,7 +33,12 @@ def pack(results_dir: Path, archive: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
     A file that is no record is named on stderr and left out.
+
+    Raises:
+        ArchiveError: something else is at the archive's path.
     """
+    if os.path.lexists(archive):
+        _require_own(archive)
     buffer, store = io.BytesIO(), Store(results_dir)
     records = [path for path, _ in store.readable(store.names())]
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
@@ -40,6 +49,15 @@ def pack(results_dir: Path, archive: Path) -> int:
     archive.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(archive, buffer.getvalue())
     return len(records)
+
+
+def _require_own(archive: Path) -> None:
+    """See that an earlier archive is written over, and nothing else."""
+    try:
+        require_file(archive)
+        _members(archive)
+    except (OSError, ArchiveError):
+        raise ArchiveError(f"{archive}: is no archive of records, and stays as it is; must be a new name") from None
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -63,6 +81,7 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
             decode(name, data, functools.partial(_content, files["samples"], name))
         except RecordError as error:
             raise ArchiveError(f"{archive}: {name}: {error}") from None
+    own.claim(results_dir, own.RESULTS, "--results")
     store = Store(results_dir)
     missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
     with store.writing():
@@ -119,9 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             added, present = unpack(options.archive, options.results)
             print(f"{options.results}: {added} records added, {present} were there")
-    except (ArchiveError, OSError) as error:
+    except (ArchiveError, ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.records.disk import write_atomically
 from bench.records.files import read_file
+from bench.records.own import RESULTS, is_marked
 from bench.records.record import Attempt, Record, RecordError
-from bench.records.store import Store, age, write_atomically
+from bench.records.store import Store, age
 
 FILE = "index.json"
 SCHEMA = 1
@@ -57,7 +59,8 @@ def entries(store: Store) -> list[Entry]:
     missing = [name for name in stamps if name not in known]
     for path, record in store.readable(missing):
         known[path.name] = stamps[path.name], _entry(record)
-    if len(missing) + len(kept.keys() - known.keys()) >= WORTH_WRITING:
+    changed = len(missing) + len(kept.keys() - known.keys())
+    if changed >= WORTH_WRITING and is_marked(store.root, RESULTS):
         with contextlib.suppress(OSError):  # whoever comes next reads the records, as this one did
             _write(store.root / FILE, known)
     return sorted((entry for _, entry in known.values()), key=age)

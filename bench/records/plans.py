@@ -5,6 +5,7 @@ It is the same whenever the same command is planned, and says nothing of what ha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
+from bench.records.files import read_file
+from bench.records.record import RecordError
 
 FOLDER, FILE = "sweeps", "plan.json.gz"
 SCHEMA = 1
@@ -59,8 +62,10 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
     data = json.dumps({"schema": SCHEMA, **dataclasses.asdict(plan)}, separators=(",", ":")).encode()
     # Without a time in it: the same plan is the same file.
     compressed = gzip.compress(data, compresslevel=1, mtime=0)
-    if not path.exists() or path.read_bytes() != compressed:
-        write_atomically(path, compressed)
+    with contextlib.suppress(RecordError):
+        if read_file(path) == compressed:
+            return path
+    write_atomically(path, compressed)
     return path
 
 
@@ -71,13 +76,13 @@ def load(results_dir: Path, sweep_id: str) -> SavedPlan:
         PlanError: it is not there, or no plan of this schema.
     """
     path = results_dir / FOLDER / sweep_id / FILE
+    if not path.exists():
+        raise PlanError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
     try:
-        fields = json.loads(gzip.decompress(path.read_bytes()))
+        fields = json.loads(gzip.decompress(read_file(path)))
         if fields.pop("schema") != SCHEMA:
             raise PlanError(f"{path}: of another version of the suite")
         return SavedPlan(**{**fields, "cells": [SavedCell(**cell) for cell in fields["cells"]]})
-    except FileNotFoundError:
-        raise PlanError(f"{sweep_id}: no plan in {results_dir / FOLDER}") from None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(f"{path}: cannot be read: {error}") from None
 

@@ -8,50 +8,13 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from bench.errors import bounded, one_line, say
+from bench.records.disk import files, lock, unfinished, write_atomically
 from bench.records.files import decode, encode, read_file
+from bench.records.own import RECORD
 from bench.records.record import Attempt, Record, RecordError
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader (or a crash) sees all of it or nothing; an OSError names the file."""
-    with replacing(path) as file:
-        file.write(data)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` when the block ends without an error, and is gone otherwise.
-
-    Its folder is made, those above it are not: a results folder that is away comes back.
-    """
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            # Says to whoever clears up that this is being written.
-            with contextlib.suppress(OSError):
-                _lock(file.fileno(), exclusively=True)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):  # half a file on a full disk is room for nothing else
-            temporary.unlink()
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # that of what is being written
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
-
-
-def _lock(descriptor: int, *, exclusively: bool) -> None:
-    """A lock on a file or folder, which ends with its holder; raises OSError where it cannot be had at once."""
-    import fcntl  # records are read where there is none, too
-
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
-
 
 AnyAttempt = TypeVar("AnyAttempt", bound=Attempt)
 
@@ -94,9 +57,9 @@ class Store:
     def clear_leftovers(self) -> None:
         """Remove what writers that were killed left, unless somebody is writing: unfinished files, unread samples."""
         with contextlib.suppress(OSError), self._locked(exclusively=True):
-            unfinished = [*self.records_dir.glob(".*.tmp"), *self.samples_dir.glob(".*.tmp")]
-            unread = {path.name for path in self.samples_dir.glob("*.json")} - set(os.listdir(self.records_dir))
-            for path in (*unfinished, *(self.samples_dir / name for name in unread)):
+            begun = [path for folder in (self.records_dir, self.samples_dir) for path in unfinished(folder, RECORD)]
+            known = set(os.listdir(self.records_dir))
+            for path in (*begun, *(path for path in files(self.samples_dir, RECORD) if path.name not in known)):
                 path.unlink()
 
     @contextlib.contextmanager
@@ -105,7 +68,7 @@ class Store:
         try:
             # A file system without locks keeps nobody from unpacking records there, only sweeps, which clear up.
             with contextlib.nullcontext() if exclusively else contextlib.suppress(OSError):
-                _lock(folder, exclusively=exclusively)
+                lock(folder, exclusively=exclusively)
             yield
         finally:
             os.close(folder)

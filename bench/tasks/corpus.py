@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.inputs import texts
-from bench.records.store import replacing
+from bench.records.disk import replacing, require_file
 from bench.tasks import hub, tokenizing
 from bench.tasks.task import SPLITS
 
@@ -140,7 +140,9 @@ class Reader:
 
     def _cached(self, key: Mapping[str, Any], suffix: str) -> Path:
         content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-        return self.cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
+        path = self.cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
+        require_file(path)
+        return path
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:

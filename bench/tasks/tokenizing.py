@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attention_zoo.checks import require
 from bench.errors import one_line
 from bench.inputs import models
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
 
 KEY = "task.tokenizer"
 SAMPLE = 2**26

@@ -17,8 +17,10 @@ from types import FrameType
 
 import psutil
 
-from bench.errors import Parser, one_line
+from bench.errors import ConfigError, Parser, one_line
 from bench.quiet import QUIET
+from bench.records import own
+from bench.records.disk import require_file
 from bench.records.store import Store
 from bench.tracking import views
 from bench.tracking.mirror import Mirror, TrackingError
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _on_signals(_stop):
             _require_free(options.port)
+            own.claim(options.results, own.RESULTS, "--results")
             mirror = Mirror(options.results)
             experiment_id = mirror.create()
             _mirror_all(mirror)
@@ -56,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
     except KeyboardInterrupt:
         return 0
-    except (ServerError, TrackingError) as error:
+    except (ConfigError, OSError, ServerError, TrackingError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 @contextmanager
@@ -78,6 +81,7 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
     ]
     command += ["--backend-store-uri", mirror.uri]
     command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
+    require_file(mirror.results_dir / LOG)
     with open(mirror.results_dir / LOG, "wb") as output:
         server = subprocess.Popen(
             command,

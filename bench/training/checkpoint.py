@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.errors import one_line, say
+from bench.records.disk import replacing
 from bench.records.patience import patiently
-from bench.records.store import replacing
 
 NAME = re.compile(r"step-(\d{10})\.pt")
 # One more than needed: should the disk spoil the newest.

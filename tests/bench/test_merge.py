@@ -8,6 +8,7 @@ import pytest
 from synthetic_records import everything
 
 from bench.merge import main, merge
+from bench.records import own
 from bench.records.archive import pack
 from bench.records.files import encode
 from bench.records.store import Store
@@ -96,11 +97,13 @@ def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
     ):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("theirs")
+    own.claim(tmp_path / "into", own.RESULTS, "INTO")
     (tmp_path / "into" / "sweeps" / "cd").mkdir(parents=True)
     (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").write_text("mine")
     merge([source], tmp_path / "into")
     files = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
     assert {name for name in files if not name.startswith(("records/", "samples/"))} == {
+        own.MARKER,
         "sweeps/ab/plan.json.gz",
         "sweeps/cd/plan.json.gz",
     }

@@ -31,7 +31,7 @@ from bench.execution.work import Work
 from bench.plan.cell import Cell
 from bench.plan.executors import Slurm
 from bench.records import plans
-from bench.records.store import write_atomically
+from bench.records.disk import write_atomically
 
 TOOLS = ("sbatch", "squeue", "scancel", "srun")  # submitit looks for the last one
 PATIENCE_S = 120.0

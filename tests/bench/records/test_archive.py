@@ -46,10 +46,10 @@ def test_merging_replaces_nothing(synthetic_results, tmp_path):
     archive = tmp_path / "runs.tgz"
     count = pack(synthetic_results, archive)
     name = members(archive)[-1]
-    (tmp_path / "records").mkdir()
-    (tmp_path / name).write_text("mine")
-    assert unpack(archive, tmp_path) == (count - 1, 1)
-    assert (tmp_path / name).read_text() == "mine"
+    unpack(archive, tmp_path / "home")
+    (tmp_path / "home" / name).write_text("mine")
+    assert unpack(archive, tmp_path / "home") == (0, count)
+    assert (tmp_path / "home" / name).read_text() == "mine"
 
 
 NAME = "records/0123456789abcdef-0123456789abcdef.json"

@@ -6,13 +6,14 @@ import os
 import pytest
 from synthetic_records import config, record
 
-from bench.records import index
+from bench.records import index, own
 from bench.records.store import Store, latest
 
 COUNT = index.WORTH_WRITING
 
 
 def written(folder, count=COUNT):
+    own.claim(folder, own.RESULTS, "results_dir")
     store = Store(folder)
     for seed in range(count):
         store.write(record(config("flash", {"name": "latency"}, 64, seed=seed), status="oom"))

@@ -6,8 +6,9 @@ import os
 import pytest
 from synthetic_records import everything
 
-from bench.records import store
-from bench.records.store import Store, write_atomically
+from bench.records import disk
+from bench.records.disk import write_atomically
+from bench.records.store import Store
 
 
 def names(folder):
@@ -21,7 +22,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_unfinished_file(tmp_pat
     def full(*arguments):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(store.os, call, full)
+    monkeypatch.setattr(disk.os, call, full)
     with pytest.raises(OSError, match=r"full: '.*/file'$"):
         write_atomically(tmp_path / "file", b"after")
     assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"before"
@@ -31,9 +32,9 @@ def a_store_with_leftovers(folder):
     results = Store(folder)
     whole = results.write(everything()[0]).name
     results.samples_dir.mkdir(exist_ok=True)
-    for path in (results.records_dir / ".a.json.1.tmp", results.samples_dir / ".b.json.1.tmp"):
+    for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.2f.tmp"):
         path.write_text("{")
-    (results.samples_dir / "c.json").write_text("{}")
+    (results.samples_dir / f"{'c' * 16}-{'d' * 16}.json").write_text("{}")
     (results.samples_dir / whole).write_text("{}")
     return results, whole
 

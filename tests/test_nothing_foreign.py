@@ -1,0 +1,280 @@
+"""Somebody else's files stay as they are, wherever the suite is sent: content, mode, times, owner, links."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic_records import config, memory, record
+
+import analysis.__main__ as analysis
+from bench import merge, status, wait
+from bench.app import guarded
+from bench.errors import ConfigError
+from bench.execution.folder import check_folder, prepare_folder
+from bench.execution.slots import slots
+from bench.records import archive, own
+from bench.records.store import Store
+from bench.tracking import ui
+
+ROOT = Path(__file__).parents[1]
+CELL = "0123456789abcdef"
+RECORD = f"{CELL}-{CELL}.json"
+# Every name that the suite uses at the top of a folder that some command takes, and what may lie below it.
+NAMES = (
+    *(".attention-zoo", "index.json", "mlflow.db", "mlflow.lock", "mlflow-server.log", "hydra/mine"),
+    *("records/mine.txt", f"records/{RECORD}", f"records/.{RECORD}.1.tmp", "records/.mine.tmp"),
+    *("samples/mine.json", f"samples/{RECORD}", "scratch/thesis/thesis.tex", f"scratch/{CELL}/mine"),
+    *("inputs/mine.npy", "inputs/.mine.tmp", f"locks/{CELL}.lock", "locks/mine", "sweeps/mine", "mlartifacts/mine"),
+    *(f"sweeps/{CELL}/plan.json.gz", f"training/{CELL}/step-0000000001.pt", "training/mine"),
+    *("figures/memory.png", "tables/skeinformer_table3.md", "memory.png", "skeinformer_table3.md"),
+    *("machine.lock", "core-0.lock", "seat-0.lock", ".probe"),
+    *("project/mine", "wheels/mine", "site/mine", "run", "runs/mine", "out/mine", "index.html", "_static/mine"),
+)
+KINDS = ("file", "link", "dangling link", "link to a folder", "pipe", "device")
+
+
+def leave(path, kind, elsewhere):
+    """Something of somebody else's at a path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "file":
+        path.write_text("mine")
+        path.chmod(0o640)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 7))  # /dev/full
+    else:
+        target = {"link": elsewhere / "file", "dangling link": elsewhere / "nothing"}.get(kind, elsewhere)
+        path.symlink_to(target)
+
+
+def snapshot(*folders):
+    """All that can be seen of everything below."""
+    seen = {}
+    for folder in folders:
+        for path in (folder, *sorted(folder.rglob("*"))):
+            about = path.lstat()
+            content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+            target = os.readlink(path) if path.is_symlink() else None
+            seen[path] = about.st_mode, about.st_mtime_ns, about.st_uid, about.st_gid, about.st_nlink, content, target
+    return seen
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """What links lead to: a folder with a file, and with folders named as the suite's."""
+    folder = tmp_path / "elsewhere"
+    for name in NAMES:
+        leave(folder / name, "file", folder)
+    (folder / "file").write_text("mine")
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Results of the suite, with an archive of them."""
+    store = Store(tmp_path / "ours")
+    for seed in range(60):
+        store.write(record(config("flash", {"name": "latency"}, 64, seed=seed), status="oom"))
+    store.write(memory("flash", 1024))
+    archive.pack(tmp_path / "ours", tmp_path / "ours.tgz")
+    return tmp_path / "ours"
+
+
+def sweep(folder):
+    """What a sweep does to its results folder before it measures."""
+    try:
+        check_folder(str(folder))
+        prepare_folder(str(folder))
+    except ConfigError:
+        return 2
+    return 0
+
+
+def locks(folder, monkeypatch):
+    """What a sweep does to the folder of the devices' locks."""
+    monkeypatch.setenv("ATTENTION_ZOO_SLOTS", str(folder))
+    try:
+        slots()
+    except ConfigError:
+        return 2
+    return 0
+
+
+def main_of(run, *arguments):
+    try:
+        return run([str(argument) for argument in arguments])
+    except SystemExit as exit:
+        return exit.code
+
+
+def python(*arguments):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL, timeout=300).returncode
+
+
+def pack_for_gpu(folder):
+    return python("gpu/pack.py", "--to", folder, "--without", "wheels", "inputs")
+
+
+def writers(results, monkeypatch):
+    """Every way to name a folder that is written to."""
+    home = results.with_suffix(".tgz")
+    return {
+        "sweep": sweep,
+        "locks": lambda folder: locks(folder, monkeypatch),
+        "merge": lambda folder: main_of(merge.main, results, folder),
+        "unpack": lambda folder: main_of(archive.main, "unpack", home, "--results", folder),
+        "figures": lambda folder: main_of(analysis.main, "figures", "--results", results, "--out", folder),
+        "tables": lambda folder: main_of(analysis.main, "tables", "--results", results, "--out", folder),
+        "ui": lambda folder: main_of(ui.main, "--results", folder, "--port", "1"),
+    }
+
+
+def readers(results):
+    """Every way to name a folder that is read."""
+    return {
+        "figures of": lambda folder: main_of(analysis.main, "figures", "--results", folder),
+        "tables of": lambda folder: main_of(analysis.main, "tables", "--results", folder),
+        "table of": lambda folder: main_of(analysis.main, "table", "--results", folder),
+        "list of": lambda folder: main_of(analysis.main, "list", "--results", folder),
+        "status of": lambda folder: main_of(status.main, "--results", folder),
+        "wait for": lambda folder: guarded(lambda: main_of(wait.run, CELL, "--results", folder)),
+        "pack from": lambda folder: main_of(archive.main, "pack", results.with_name("new.tgz"), "--results", folder),
+        "merge from": lambda folder: main_of(merge.main, folder, results.with_name("new")),
+    }
+
+
+def of_kind(kind):
+    if kind == "device" and os.geteuid() != 0:
+        pytest.skip("needs root: makes devices")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_somebody_elses_stays_as_it_is(kind, tmp_path, results, elsewhere, monkeypatch, capsys):
+    of_kind(kind)
+    folder = tmp_path / "theirs"
+    for name in NAMES:
+        leave(folder / name, kind, elsewhere)
+    before = snapshot(folder, elsewhere)
+    assert {name: run(folder) for name, run in writers(results, monkeypatch).items() if run(folder) != 2} == {}
+    for run in readers(results).values():
+        run(folder)
+    assert snapshot(folder, elsewhere) == before
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in NAMES}))
+def test_one_name_is_enough_to_refuse_a_folder_before_anything_is_written(
+    name, tmp_path, results, elsewhere, monkeypatch, capsys
+):
+    whose = {"sweep": own.RESULTS, "locks": own.SLOTS, "merge": own.RESULTS, "unpack": own.RESULTS, "ui": own.RESULTS}
+    for command, run in writers(results, monkeypatch).items():
+        if command == "ui" and name not in own.RESULTS.names:  # it would go on until it is interrupted
+            continue
+        folder = tmp_path / command
+        leave(folder / name, "link" if name == "mlflow.db" else "file", elsewhere)
+        before = snapshot(folder, elsewhere)
+        code, after = run(folder), snapshot(folder, elsewhere)
+        assert before[folder / name] == after[folder / name], command
+        if code and command in whose:
+            assert after == before, command
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_among_results_of_the_suite_what_is_not_of_its_form_stays(kind, results, elsewhere, capsys):
+    of_kind(kind)
+    assert sweep(results) == 0
+    foreign = [
+        name
+        for name in (*NAMES, "scratch/mine", "scratch/.mine", "records/mine", "notes.txt", f"locks/{CELL}.txt")
+        if name.partition("/")[0] in (*own.FOLDERS, "notes.txt", "figures") and CELL not in name
+    ]
+    for name in foreign:
+        leave(results / name, kind, elsewhere)
+    before = snapshot(elsewhere) | {results / name: snapshot(results / name)[results / name] for name in foreign}
+    links = [name for name in foreign if "link" in kind and name.split("/")[0] in own.RESULTS.nested]
+    assert sweep(results) == (2 if links else 0)
+    assert main_of(merge.main, results, results.with_name("new")) == 0
+    assert main_of(analysis.main, "figures", "--results", results) in ((0, 2) if kind == "file" else (1, 2))
+    del before[results / "figures/memory.png"]  # of the suite's form, in its folder
+    after = snapshot(elsewhere) | {path: snapshot(path)[path] for path in before if results in path.parents}
+    assert after == before
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place_of_the_suites_own_files_a_link_pipe_or_device_stays(kind, results, elsewhere, capsys):
+    of_kind(kind)
+    assert sweep(results) == 0
+    if kind == "file":
+        return
+    names = (f"locks/{CELL}.lock", f"scratch/{CELL}", f"records/.{RECORD}.1.tmp", f"samples/{RECORD}", "index.json")
+    for name in names:
+        leave(results / name, kind, elsewhere)
+    before = snapshot(elsewhere) | {results / name: snapshot(results / name)[results / name] for name in names}
+    assert sweep(results) == (2 if "link" in kind else 0)
+    assert main_of(status.main, "--results", results) in (0, 1, 2)
+    assert main_of(analysis.main, "table", "--results", results) == 0
+    assert snapshot(elsewhere) | {path: snapshot(path)[path] for path in before if results in path.parents} == before
+
+
+def test_files_that_are_named_are_written_over_only_where_the_suite_wrote_them(results, tmp_path, capsys):
+    table, packed = tmp_path / "table.csv", tmp_path / "packed.tgz"
+    for path, arguments in ((table, ("table", "--csv", table)), (packed, ("pack", packed))):
+        run = analysis.main if path == table else archive.main
+        for _ in range(2):  # what it has written it writes again
+            assert main_of(run, *arguments, "--results", results) == 0
+        path.write_text("mine")
+        assert main_of(run, *arguments, "--results", results) in (1, 2)
+        assert path.read_text() == "mine"
+
+
+def test_no_mode_is_changed_but_of_what_was_just_made(tmp_path, monkeypatch):
+    named = tmp_path / "named"
+    named.mkdir(mode=0o750)
+    assert locks(named, monkeypatch) == 0 and named.stat().st_mode & 0o7777 == 0o750
+    assert locks(tmp_path / "new", monkeypatch) == 0 and (tmp_path / "new").stat().st_mode & 0o7777 == 0o1777
+    (tmp_path / "link").symlink_to(named)
+    assert locks(tmp_path / "link", monkeypatch) == locks("", monkeypatch) == 2
+
+
+def test_older_results_get_the_marker(results):
+    assert not own.is_marked(results, own.RESULTS)
+    assert sweep(results) == 0 and own.is_marked(results, own.RESULTS)
+    assert len(Store(results).names()) == 61
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a pack is made of a commit")
+@pytest.mark.commands
+def test_a_pack_keeps_what_calls_have_left(tmp_path, elsewhere):
+    folder = tmp_path / "pack"
+    assert pack_for_gpu(folder) == 0
+    for name in ("out/call1.log", "runs/records/mine.json", "notes.txt"):
+        leave(folder / name, "file", elsewhere)
+    (folder / "project" / "stale").write_text("")
+    before = {name: snapshot(folder / name) for name in ("out", "runs/records", "notes.txt")}
+    assert pack_for_gpu(folder) == 0 and not (folder / "project" / "stale").exists()
+    assert {name: snapshot(folder / name) for name in before} == before
+    for name in ("project", "run"):
+        theirs = tmp_path / f"with {name}"
+        leave(theirs / name, "file", elsewhere)
+        before = snapshot(theirs)
+        assert pack_for_gpu(theirs) == 2 and snapshot(theirs) == before
+
+
+@pytest.mark.commands
+def test_the_whole_command_refuses_a_folder_of_somebody_elses(tmp_path, elsewhere):
+    folder = tmp_path / "theirs"
+    for name in ("scratch/thesis/thesis.tex", "samples/mine.json"):
+        leave(folder / name, "file", elsewhere)
+    before = snapshot(folder)
+    tiny = shlex.split("attention=flash seq_len=8 batch_size=1 num_heads=1 head_dim=8 repeats=1 bench.passes=[forward]")
+    assert python("-m", "bench", *tiny, f"results_dir={folder}") == 2 and snapshot(folder) == before
+    pages = tmp_path / "pages"
+    leave(pages / "index.html", "file", elsewhere)
+    before = snapshot(pages)
+    assert python("-m", "sphinx", "-q", "docs", pages) != 0 and snapshot(pages) == before
