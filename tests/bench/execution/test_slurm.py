@@ -98,7 +98,7 @@ def test_cells_of_different_partitions_are_different_and_those_of_one_are_the_sa
     assert len(set(ids)) == 3 and ids[3] == ids[0]
 
 
-def test_the_script_says_all_that_is_asked_for_as_data(tmp_path):
+def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
     pytest.importorskip("submitit")
     folder = tmp_path / "50% of $HOME"
     asked = settings(
