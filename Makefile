@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
+.PHONY: help demo test test-commands test-slow test-faults test-extras mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing swe
 
 test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurations, write docs/reliability.md (15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults
+
+test-extras: $(INSTALLED)  ## run the tests that need more than the README names (Slurm, Chromium, a GPU ...), fail where it is missing
+	$(BIN)/python -m pytest -n 2 --dist worksteal --extras
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
 	$(BIN)/python tests/mutation.py $(FAMILIES)

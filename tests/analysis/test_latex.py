@@ -1,7 +1,6 @@
 """Tables for papers: what LaTeX acts upon is text, nothing is lost, and everything fits across a page."""
 
 import re
-import shutil
 import subprocess
 
 import numpy as np
@@ -70,7 +69,7 @@ def test_parts_are_files_with_numbers(tmp_path):
 
 
 @pytest.mark.commands
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+@pytest.mark.needs("pdflatex")
 def test_every_table_fits_across_a_page(synthetic_results, tmp_path):
     frame = load(synthetic_results)
     long_names = {

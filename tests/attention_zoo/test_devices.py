@@ -18,10 +18,9 @@ HEADS, HEAD_DIM, BATCH = 2, 16, 3
 SIZE, BLOCK, LENGTH = 4, 4, 22  # several blocks, no multiple of one
 HAS_GPU = torch.cuda.is_available()
 fake = None if HAS_GPU else pytest.importorskip("fake_accelerator", exc_type=ImportError)
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
 DEVICES = [
     pytest.param("fake", marks=pytest.mark.skipif(HAS_GPU, reason="there is a GPU")),
-    pytest.param("cuda", marks=needs_gpu),
+    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 every_device = pytest.mark.parametrize("device", DEVICES)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -367,7 +366,6 @@ def is_linear(label):
 
 # No multiples of what kernels like, and 1100 is more than one block of 1024.
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("length", [127, 1100])
 @every_dtype
 @every_case
@@ -390,7 +388,6 @@ def test_a_gpu_is_as_near_to_float64_as_a_cpu_with_gradients(label, causal, dtyp
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("length", [8192, 32768])
 @pytest.mark.parametrize("label, causal", [case for case in distinct_cases() if is_linear(case[0])])
 def test_long_sequences_are_finite_and_equal_float64(label, causal, length):
@@ -418,7 +415,6 @@ def peak_bytes(label, length):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("label", ["polysketch_random_r32", "polysketch_learned_local_r32", "linear", "performer"])
 def test_memory_of_both_passes_grows_with_the_length_not_its_square(label):
     """Four times the length takes at most five times the bytes, far fewer than the n x n matrix of one head."""

@@ -315,7 +315,6 @@ def test_float64_is_refused_because_the_package_would_round_it():
 
 @pytest.mark.gpu
 @needs_package
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_name
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -229,7 +229,6 @@ def test_flops_halve_only_where_a_kernel_skips_the_future():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -258,7 +257,6 @@ def test_a_gpu_backend_equals_softmax_or_refuses(n, backend, dtype, causal, mask
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("n", [256, 577, 8192])
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])

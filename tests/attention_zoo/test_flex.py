@@ -241,7 +241,6 @@ def test_fused_does_not_decode_by_the_reference():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -270,7 +269,6 @@ def test_the_kernel_equals_polynomial(dtype, causal, padded):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_is_compiled_however_many_inputs_it_sees():
     """Beyond its limit of recompilations PyTorch runs the n x n matrix instead, and says so in a warning only.
 

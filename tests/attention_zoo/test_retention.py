@@ -157,7 +157,7 @@ def test_without_the_package_it_is_listed_and_refused():
         make()
 
 
-@pytest.mark.skipif(not INSTALLED, reason="needs retention")
+@pytest.mark.needs("retention")
 @pytest.mark.parametrize("n", [CHUNK - 1, N, 150])
 def test_the_packages_own_reference_is_the_formula(n, monkeypatch):
     """It adds 1e-7 to a score and 1e-6 to a sum, and of its chunks it has the forward pass only."""
@@ -169,7 +169,7 @@ def test_the_packages_own_reference_is_the_formula(n, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not (INSTALLED and torch.cuda.is_available()), reason="needs retention and a CUDA device")
+@pytest.mark.needs("retention")
 @pytest.mark.parametrize("n", [100, 256, 700])
 def test_the_package_equals_the_formula(n):
     given = qkv(n, 64, torch.bfloat16, "cuda")

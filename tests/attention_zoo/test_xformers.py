@@ -180,7 +180,7 @@ def test_without_the_package_it_is_listed_and_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not (INSTALLED and torch.cuda.is_available()), reason="needs xformers and a CUDA device")
+@pytest.mark.needs("xformers")
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

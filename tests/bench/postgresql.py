@@ -8,13 +8,9 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import needs
+
 PASSWORD = "only for the test"
-
-
-def binaries():
-    """The folder of the server's programs; None where it is not installed. Debian keeps them out of the PATH."""
-    found = [*map(Path, filter(None, [shutil.which("initdb")])), *Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    return found[0].parent if found else None
 
 
 def somebody():
@@ -32,7 +28,7 @@ def postgresql(port):
     shutil.chown(folder / "password", owner)
 
     def run(name, *arguments):
-        command = [binaries() / name, *arguments]
+        command = [needs.postgresql() / name, *arguments]
         done = subprocess.run(command, user=owner, cwd=folder, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
 

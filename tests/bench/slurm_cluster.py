@@ -1,7 +1,6 @@
 """A real Slurm from nothing: two nodes of two processors each on this machine, without accounting, for one test run."""
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -96,7 +95,7 @@ class Cluster:
             dead = [name for name, process in self.daemons.items() if process.poll() is not None]
             if dead or time.monotonic() > deadline:
                 words = [(self.folder / f"{name}.out").read_text()[-300:] for name in dead]
-                pytest.skip(f"Slurm does not start here ({what}): {' '.join(words)}")
+                pytest.skip(f"needs a Slurm that starts here ({what}): {' '.join(words)}")
             time.sleep(0.1)
 
     def call(self, *command):
@@ -129,11 +128,7 @@ class Cluster:
 
 
 def cluster(folder, **options):
-    """A generator for a fixture: a running Slurm, stopped at the end; skips where there is none."""
-    missing = [name for name in (*DAEMONS, "sbatch") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"needs Slurm and munge; {', '.join(missing)} not installed")
-    pytest.importorskip("submitit")
+    """A generator for a fixture of tests marked `needs("slurm")`: a running Slurm, stopped at the end."""
     made = Cluster(Path(folder), **options)
     try:
         made.start()

@@ -2,7 +2,6 @@
 
 import mmap
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from bench.records.store import Store, latest
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.needs("cc"),
     pytest.mark.skipif(platform.system() != "Linux", reason="clocks are set by means of Linux"),
 ]
 
@@ -29,8 +29,6 @@ class Clock:
     """The time of day of the processes that are started with its environment."""
 
     def __init__(self, folder):
-        if shutil.which("cc") is None:
-            pytest.skip("no C compiler")
         library, file = folder / "clock.so", folder / "offset"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(SHIM), "-o", str(library), "-ldl"], check=True)
         file.write_bytes(bytes(8))

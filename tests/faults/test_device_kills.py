@@ -1,6 +1,5 @@
 """Kills above and below two workers of one machine: the same command goes on."""
 
-import os
 import random
 import time
 
@@ -11,13 +10,7 @@ from aftermath import Sweep
 CELLS, HEADS, BELOW = 100, 3, 8
 TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "hydra.launcher.timings_alone=false"]
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(
-        not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
-        reason="needs two cores that processes can be bound to",
-    ),
-]
+pytestmark = [pytest.mark.faults, pytest.mark.needs("two_cores")]
 
 
 def wait_for_records(sweep, count, process):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,8 +23,6 @@ SHIM = Path(__file__).with_name("full_disk.c")
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
     """The library that makes a folder a full disk."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("shim") / "full_disk.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(SHIM), "-o", str(library), "-ldl"], check=True)
     return library
@@ -100,6 +97,7 @@ def break_at(shim, folder, number, once, **settings):
 SHARES = 4
 
 
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("once", [False, True], ids=["from then on", "once"])
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_sweep_goes_on_later(shim, tmp_path, once, share, promise):
@@ -118,6 +116,7 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_sweep_goes_on_late
     )
 
 
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize("share", range(2))
 def test_a_disk_that_is_full_at_any_write_of_the_mirror_or_the_figures_costs_no_record(shim, tmp_path, share, promise):
     settings = {"cells": 2, "tracking": "mlflow"}
@@ -132,6 +131,7 @@ def test_a_disk_that_is_full_at_any_write_of_the_mirror_or_the_figures_costs_no_
     )
 
 
+@pytest.mark.needs("cc")
 def test_a_full_disk_for_temporary_files_costs_no_cell(shim, tmp_path, promise):
     sweep = Sweep(tmp_path, cells=2)
     disk = FullDisk(shim, sweep.tmp, tmp_path / "counter")
@@ -163,7 +163,7 @@ def tmpfs(folder, size):
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
     if mounted.returncode:
-        pytest.skip("no tmpfs can be mounted: " + mounted.stderr.decode().strip().splitlines()[-1])
+        pytest.skip("needs to mount a tmpfs: " + mounted.stderr.decode().strip().splitlines()[-1])
     try:
         yield folder
     finally:
@@ -180,6 +180,7 @@ def fill(folder, free):
     (folder / "filler").write_bytes(bytes(space.f_bavail * space.f_frsize - free))
 
 
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("free, tracking", [(0, "none"), (16, "none"), (40, "none"), (80, "mlflow"), (900, "mlflow")])
 def test_a_real_disk_of_1_mib(tmp_path, free, tracking, promise):
     with tmpfs(tmp_path / "disk", "1m") as disk:
@@ -197,6 +198,7 @@ def test_a_real_disk_of_1_mib(tmp_path, free, tracking, promise):
     promise("The same on a real disk of 1 MiB, which then grows", disks=1, torn=0, lost=0, measured_twice=0)
 
 
+@pytest.mark.needs("root")
 def test_a_disk_that_becomes_read_only_is_one_line(tmp_path, promise):
     with tmpfs(tmp_path / "disk", "64m") as disk:
         sweep = Sweep(disk, cells=20)

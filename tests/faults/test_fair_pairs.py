@@ -28,7 +28,7 @@ def two_labels(folder):
     "launcher",
     [
         pytest.param(["hydra/launcher=cells"], id="alone"),
-        pytest.param(TWO, id="two workers", marks=pytest.mark.skipif(FEW_CORES, reason="needs two cores")),
+        pytest.param(TWO, id="two workers", marks=pytest.mark.needs("two_cores")),
     ],
 )
 def test_a_mechanism_does_not_differ_from_itself(tmp_path, launcher, promise):

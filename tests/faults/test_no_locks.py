@@ -1,10 +1,8 @@
 """File systems without locks, real ones and simulated: an error that says so instead of a silent race."""
 
 import errno
-import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -34,10 +32,6 @@ PROMISE = (
 @pytest.fixture
 def mounted(tmp_path, request):
     """A folder on a FUSE file system whose flock ends with an error number."""
-    if importlib.util.find_spec("mfusepy") is None or shutil.which("fusermount3") is None:
-        pytest.skip("needs FUSE 3 and mfusepy")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse cannot be used here")
     below, mountpoint = tmp_path / "below", tmp_path / "mounted"
     below.mkdir()
     mountpoint.mkdir()
@@ -46,7 +40,7 @@ def mounted(tmp_path, request):
     try:
         while not os.path.ismount(mountpoint):
             if process.poll() is not None:
-                pytest.skip(f"FUSE cannot mount here: {process.stderr.read().strip()}")
+                pytest.skip(f"needs to mount by FUSE: {process.stderr.read().strip()}")
             time.sleep(0.05)
         yield mountpoint, request.param
     finally:
@@ -70,6 +64,7 @@ def refusals(folder, **env):
         yield line
 
 
+@pytest.mark.needs("fuse")
 @pytest.mark.parametrize("mounted", SAID, indirect=True)
 def test_a_file_system_without_locks_is_refused(mounted, promise):
     folder, number = mounted
@@ -78,9 +73,8 @@ def test_a_file_system_without_locks_is_refused(mounted, promise):
     promise(f"{PROMISE} (FUSE)", refused=len(said), measured=0)
 
 
+@pytest.mark.needs("cc")
 def test_a_simulated_file_system_without_locks_is_refused(tmp_path, promise):
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler")
     library = tmp_path / "no_locks.so"
     subprocess.run(["cc", "-shared", "-fPIC", str(HERE / "no_locks.c"), "-o", str(library)], check=True)
     folder, refused = tmp_path / "folder", 0

@@ -1,7 +1,5 @@
 """Cells that run out of memory on one core change nothing that is measured on the other."""
 
-import os
-import shutil
 from datetime import datetime
 
 import pytest
@@ -9,13 +7,7 @@ from aftermath import CHEAP, Sweep
 
 from bench.measures.summary import quantities
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(
-        not shutil.which("taskset") or len(os.sched_getaffinity(0)) < 2,
-        reason="needs two cores that processes can be bound to",
-    ),
-]
+pytestmark = [pytest.mark.faults, pytest.mark.needs("two_cores")]
 
 OOMS, PAIRS = 20, 40
 # Of pairs that are alike, one in twenty may be called different.

@@ -9,6 +9,8 @@ import pytest
 from aftermath import Sweep
 from slurm_cluster import cluster
 
+pytestmark = [pytest.mark.faults, pytest.mark.needs("slurm")]
+
 
 @pytest.fixture
 def slurm(tmp_path):
@@ -52,7 +54,6 @@ def workers(job):
     return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("SLURM_JOB_ID") == job]
 
 
-@pytest.mark.faults
 def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise):
     rng = random.Random(0)
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=10", cells=100, sleep=0.3)
@@ -88,7 +89,6 @@ def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise)
     )
 
 
-@pytest.mark.faults
 def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm, tmp_path, promise):
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=2", cells=4, sleep=4)
     head = sweep.start()
@@ -115,7 +115,6 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
     )
 
 
-@pytest.mark.faults
 def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, promise):
     limits = [
         "hydra.launcher.max_num_timeout=20",
@@ -142,7 +141,6 @@ def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, prom
     )
 
 
-@pytest.mark.faults
 def test_a_cell_that_takes_its_job_with_it_costs_no_other(slurm, tmp_path, promise):
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=3", cells=3, sleep=0)
     # In the first cell's place, whatever ends a job before it can say anything: memory, a broken node.

@@ -15,7 +15,6 @@ steps = pytest.importorskip("attention_zoo.ops.decoding.triton", exc_type=Import
 
 HAS_GPU = torch.cuda.is_available()
 HEADS, BATCH, LENGTH, PROMPT = 2, 2, 9, 6
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
 
 
 def case(id, name, head_dim=32, **given):
@@ -339,7 +338,7 @@ def test_a_sketch_too_large_for_registers_is_made_outside(device, monkeypatch):
 # --- On a GPU ---------------------------------------------------------------------------------------
 
 
-SUMS = [pytest.param(*x.values, id=x.id, marks=needs_gpu) for x in CASES if "local" not in x.values[1]]
+SUMS = [pytest.param(*x.values, id=x.id, marks=pytest.mark.gpu) for x in CASES if "local" not in x.values[1]]
 
 
 @pytest.mark.parametrize("name, given", SUMS)

@@ -17,7 +17,6 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 HEADS, LENGTH = 2, 40
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +93,7 @@ def test_a_mechanism_is_its_reference(name, form, given, causal):
     [("linear", {}), ("performer", {"num_features": 128}), ("polysketch", {"sketch_size": 32, "local": True})],
 )
 class TestOf16Bits:
-    pytestmark = needs_gpu
+    pytestmark = pytest.mark.gpu
 
     def test_a_mechanism_is_its_reference(self, name, given, dtype):
         given = {**given, "causal": True, "block_size": 256}

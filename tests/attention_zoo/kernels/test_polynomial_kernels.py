@@ -251,7 +251,6 @@ def test_gradients_of_faint_rows_are_numbers():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @every_mask
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])

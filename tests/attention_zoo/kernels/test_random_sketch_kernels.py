@@ -129,7 +129,6 @@ def test_the_features_of_a_mechanism_are_those_of_its_modules(given, monkeypatch
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits(dtype):
     x, norm, given = rows(300, 64).to(dtype), layernorm(64), matrices(1, 64, 32).to(dtype)

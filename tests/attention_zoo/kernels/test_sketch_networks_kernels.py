@@ -161,7 +161,6 @@ def test_float16_equals_the_formula():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
 @pytest.mark.parametrize("r", [16, 32, 64])

@@ -22,7 +22,7 @@ from bench.plan.executors import Devices
 from bench.records.store import Store
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores that processes can be bound to")
+two_cores = pytest.mark.needs("two_cores")
 
 
 def cell(number, device="cpu", benchmark="memory"):

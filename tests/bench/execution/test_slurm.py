@@ -323,6 +323,7 @@ def real(tmp_path_factory):
 
 
 @pytest.mark.commands
+@pytest.mark.needs("slurm")
 def test_a_sweep_on_a_real_slurm(real, tmp_path):
     typed = [*TYPED, "hydra.launcher.cells_per_job=2", f"results_dir={tmp_path}/runs", "seed=1,2,3"]
     result = bench(*typed, **real.environment)

@@ -192,6 +192,5 @@ def test_the_command_tunes_what_matches(call, monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_launch_is_captured_and_takes_time(call):
     assert tune.captured(call.make(DEVICE))() > 0

@@ -341,7 +341,6 @@ def test_a_cell_of_a_real_mechanism(dtype, small):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["roofline", "latency"])
 def test_a_cell_on_a_gpu(name):
     bench = {"name": name, **({"passes": ["forward"]} if name == "latency" else {})}

@@ -149,7 +149,6 @@ def test_peak_memory_of_known_allocations(megabytes):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["forward", "forward_backward"])
 def test_the_peak_on_a_gpu_is_that_of_every_call(name):
     """Not of the first one: the workspace of a matrix product in autograd's own thread is a library's, made once."""

@@ -307,7 +307,6 @@ def test_several_processes_are_refused(monkeypatch, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_peak_of_a_step_on_a_gpu_holds_its_gradients(tmp_path):
     first, second = (measure(config(settings("train_step"), device="cuda"), tmp_path) for _ in range(2))
     assert first["peak_bytes"] == second["peak_bytes"] > 4 * first["parameters"]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from command import TINY, bench
-from postgresql import binaries, postgresql
+from postgresql import postgresql
 from tracking_server import a_free_port, finished, mlflow_server, told
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -55,15 +55,12 @@ def sqlite():
 @contextmanager
 def another_database():
     """The page's second command, with the address of the database in its environment."""
-    pytest.importorskip("psycopg2", reason="needs psycopg2-binary")
-    if binaries() is None:
-        pytest.skip("needs PostgreSQL")
     with postgresql(a_free_port()) as address:
         yield commands()[1], {"MLFLOW_BACKEND_STORE_URI": address}
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize("database", [sqlite, another_database])
+@pytest.mark.parametrize("database", [sqlite, pytest.param(another_database, marks=pytest.mark.needs("postgresql"))])
 def test_the_plain_command_gets_runs_and_artifacts(tmp_path, database):
     port = a_free_port()
     sweep = [*TINY, "seed=1,2", f"results_dir={tmp_path}/runs"]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -10,14 +9,13 @@ import time
 import numpy as np
 import pytest
 import synthetic_records as synthetic
+from needs import chromium
 from test_ui import a_free_port
 
 from bench.records.store import Store
 from bench.tracking.ui import LOG
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.commands, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
+pytestmark = [pytest.mark.commands, pytest.mark.needs("chromium")]
 
 MECHANISMS = ("flash", "performer", "softmax")
 OTHERS = ("linformer", "skeinformer")
@@ -61,8 +59,10 @@ def addresses(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 
