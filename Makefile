@@ -83,7 +83,7 @@ gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network ru
 	$(BIN)/python gpu/pack.py
 
 list:  ## list every mechanism and variant
-	@ls bench/conf/attention | sed 's/\.yaml$$//'
+	@ls conf/attention | sed 's/\.yaml$$//'
 
 site: $(INSTALLED)  ## make the documentation, site/index.html, and check its links
 	$(BIN)/python -m sphinx -q -W --keep-going docs site

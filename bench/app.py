@@ -18,8 +18,9 @@ from bench.api import exit_code, launch, planned, print_table, say_figures
 from bench.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.execution.ranks import follows
 from bench.plan.compose import grid_choices, parsed
+from bench.plan.conf import CONF
 from bench.plan.explain import explained
-from bench.plan.load import CONF, NAME, Loader
+from bench.plan.load import NAME, Loader
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)

@@ -9,10 +9,10 @@ import importlib.metadata
 import os
 import runpy
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-VARIANTS = Path(__file__).parent / "conf" / "attention"
+from bench.plan.conf import CONF
+
 PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     elif name == "list" and rest:
         return _refused(f"list {' '.join(rest)}: must be `list` alone")
     elif name == "list":
-        print("\n".join(sorted(path.stem for path in VARIANTS.glob("*.yaml"))))
+        print("\n".join(sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))))
     elif name == "-sc":
         _complete()
     elif name in COMMANDS:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class PaperRow(NamedTuple):
-    """One row (or curve) of a paper; `variant` is a file of bench/conf/attention, None with the reason in `note`."""
+    """One row (or curve) of a paper; `variant` is a file of conf/attention, None with the reason in `note`."""
 
     paper: str
     where: str

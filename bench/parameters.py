@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from bench.models import build
-from bench.plan.compose import CONF
+from bench.plan.conf import CONF
 from bench.plan.load import Loader
 
 PAGE = Path(__file__).parents[1] / "docs" / "parameters.md"
@@ -23,7 +23,7 @@ ANY: dict[str, Any] = {"seq_len": 1, "seed": 0, "impl": "auto"}
 INTRODUCTION = """\
 # Parameters of the models
 
-Made by `make docs` from `bench/conf/model/`, `bench/conf/attention/` and `bench/published/model_sizes.toml`; the tests
+Made by `make docs` from `conf/model/`, `conf/attention/` and `bench/published/model_sizes.toml`; the tests
 check it. Transformer++ with a vocabulary of {vocabulary:,}, the token embedding counted once, since logits use it
 too. The papers say "gated linear units with an expansion factor of 4": what their sizes fit is a unit that has as many
 parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; four times d would
@@ -57,7 +57,7 @@ def counts() -> Iterator[Count]:
 
 
 def parameters(model: str, mechanism: str, vocabulary: int) -> int:
-    """Trainable parameters of a file of bench/conf/model with one of bench/conf/attention; no memory is taken."""
+    """Trainable parameters of a file of conf/model with one of conf/attention; no memory is taken."""
     given = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
     with torch.device("meta"):
         built = build({**ANY, **given, "attention": _attention(mechanism)}, vocabulary)

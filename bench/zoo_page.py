@@ -1,4 +1,4 @@
-"""The page that lists the zoo, from the registry and bench/conf/attention: `python -m bench.zoo_page` writes it."""
+"""The page that lists the zoo, from the registry and conf/attention: `python -m bench.zoo_page` writes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 import attention_zoo
 from bench.papers import ROWS
-from bench.plan.compose import CONF
+from bench.plan.conf import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "zoo.md"
 COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
@@ -17,7 +17,7 @@ COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
 INTRODUCTION = """\
 # The zoo
 
-Made by `make docs` from the registry, `bench/conf/attention/` and `bench/papers.py`; the tests check it.
+Made by `make docs` from the registry, `conf/attention/` and `bench/papers.py`; the tests check it.
 What a mechanism does not support it refuses. *Causal* `approx.`: no query attends to the future, but which keys of
 the past it attends to depends on it. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the trainable
 ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.

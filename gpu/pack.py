@@ -20,7 +20,7 @@ from bench.records import own
 
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
-PROJECT = ("analysis", "attention_zoo", "bench", "hydra_plugins", "results/predictions", "tests", "docs")
+PROJECT = ("analysis", "attention_zoo", "bench", "conf", "hydra_plugins", "results/predictions", "tests", "docs")
 FILES = ("pyproject.toml", "README.md", "Makefile")
 # Of the machine that the wheels are for.
 PYTHON = "3.12"

@@ -1,4 +1,4 @@
-"""The wheel works in an environment of its own, in a folder that has nothing of the checkout."""
+"""Every installation works in an environment of its own, in a folder that has nothing of the checkout."""
 
 import json
 import os
@@ -17,43 +17,90 @@ from command import TINY
 
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-SHIPPED = ("attention_zoo", "bench", "analysis", "hydra_plugins", "pyproject.toml", "README.md", "LICENSE")
+CODE = ("attention_zoo", "bench", "conf", "analysis", "hydra_plugins")
+SHIPPED = (*CODE, "setup.py", "pyproject.toml", "README.md", "LICENSE")
+CLEAN = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+BUILD = ("--no-deps", "--no-build-isolation")
+INSTALLS = ("wheel", "sdist", "editable", "editable_mode=compat", "editable_mode=strict")
 
 
 @pytest.fixture
-def elsewhere(tmp_path):
-    """An empty folder, and what runs there a program of an environment that has the wheel.
+def source(tmp_path):
+    """What is needed of the checkout, and nothing that was built there."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name in SHIPPED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path, source):
+    """An empty folder, what installs the suite in an environment in one of the ways, what runs a program of it there.
 
     Other packages are those of this environment, found through a `.pth` file. That leaves out the installation of the
     checkout: only `.pth` files in an environment's own folder count.
     """
-    source, environment, folder = tmp_path / "source", tmp_path / "environment", tmp_path / "elsewhere"
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    for each in (source, folder):
-        each.mkdir()
-    for name in SHIPPED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    environment, folder = tmp_path / "environment", tmp_path / "elsewhere"
+    folder.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    shutil.rmtree(source)
-    python = environment / "bin" / "python"
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True, env=clean)
     (packages,) = environment.glob("lib/*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
 
+    def install(how):
+        installing = [*PIP, "--python", environment / "bin" / "python", "install", "--ignore-installed"]
+        if how.startswith("editable"):
+            settings = ["--config-settings", how] if "=" in how else []
+            subprocess.run([*installing, *BUILD, *settings, "--editable", source], check=True, env=CLEAN)
+        else:
+            wheel = built(how, source, tmp_path)
+            shutil.rmtree(source)
+            subprocess.run([*installing, "--no-deps", "--no-index", wheel], check=True, env=CLEAN)
+
     def run(program, *arguments, **variables):
         command = [environment / "bin" / program, *arguments]
-        return subprocess.run(command, cwd=folder, env=clean | variables, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=folder, env=CLEAN | variables, capture_output=True, text=True, timeout=300)
 
-    return folder, run
+    return folder, install, run
+
+
+def built(how, source, into):
+    """The wheel of the source, or that of its distribution."""
+    if how == "sdist":
+        program = f"from setuptools import build_meta; build_meta.build_sdist({str(into)!r})"
+        subprocess.run([sys.executable, "-c", program], cwd=source, check=True, capture_output=True)
+        (source,) = into.glob("*.tar.gz")
+    subprocess.run([*PIP, "wheel", *BUILD, "--wheel-dir", into, source], check=True)
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.commands
+@pytest.mark.parametrize("how", INSTALLS)
+def test_every_installation_finds_all_of_the_configuration(elsewhere, source, how):
+    _, install, run = elsewhere
+    install(how)
+    program = """
+import bench
+from bench.plan.load import CONF, Loader
+print(CONF, bench.__file__, *sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")))
+Loader().load(["experiment=demo", "task=selective_copying"])
+"""
+    ran = run("python", "-c", program)
+    assert ran.returncode == 0, ran.stderr
+    conf, module, *files = ran.stdout.split()
+    assert files == sorted(path.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").rglob("*.yaml"))
+    beside = how in ("editable", "editable_mode=compat")
+    assert Path(conf) == (source / "conf" if beside else Path(module).parent / "conf")
+    assert beside or how == "editable_mode=strict" or "/environment/" in conf
 
 
 @pytest.mark.commands
 def test_the_wheel_measures_and_draws_in_another_folder(elsewhere):
-    folder, run = elsewhere
+    folder, install, run = elsewhere
+    install("wheel")
     where = run("python", "-c", "import attention_zoo, bench, analysis; print(attention_zoo, bench, analysis)")
     assert where.stdout.count("/environment/") == 3, where.stderr
     copied = "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE))

@@ -7,7 +7,7 @@ import yaml
 
 import attention_zoo
 
-CONF = Path(__file__).parents[1] / "bench" / "conf" / "attention"
+CONF = Path(__file__).parents[1] / "conf" / "attention"
 VARIANTS = sorted(path.stem for path in CONF.glob("*.yaml"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 # Records may be tracked too: a new one changes nothing that is measured.
-MEASURING = (":/attention_zoo", ":/bench")
+MEASURING = (":/attention_zoo", ":/bench", ":/conf")
 # `git archive` writes the commit into it, for machines that have neither git nor a checkout.
 ARCHIVED = Path(__file__).parent / "commit.txt"
 

@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from bench.errors import ConfigError, one_line
 from bench.plan.cell import Variant
+from bench.plan.conf import CONF
 from bench.plan.data import require_no_secret, require_text, shown
-from bench.plan.load import CONF, PLUGINS
+from bench.plan.load import PLUGINS
 
 NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")

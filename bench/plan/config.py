@@ -32,7 +32,7 @@ class Tracking:
 
 @dataclass
 class Config:
-    """One cell, and how to run it; bench/conf/config.yaml says the same with the same defaults."""
+    """One cell, and how to run it; conf/config.yaml says the same with the same defaults."""
 
     attention: dict[str, Any]
     bench: dict[str, Any]
@@ -80,7 +80,7 @@ def check(values: Mapping[str, Any]) -> Config:
     tracking = {"name": "mlflow", **config.tracking}
     config.tracking = dataclasses.asdict(checked(Tracking, tracking, "tracking."))
     if not isinstance(config.attention.get("name"), str):
-        raise ConfigError(f"attention={config.attention!r}: must be the name of a file in bench/conf/attention")
+        raise ConfigError(f"attention={config.attention!r}: must be the name of a file in conf/attention")
     return config
 
 

@@ -28,9 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from bench.errors import ConfigError, one_line
+from bench.plan.conf import CONF
 from bench.plan.data import leaves, require_data, shown
 
-CONF = Path(__file__).parents[1] / "conf"
 NAME = "config"
 # A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
 LARGEST_FILE = 100_000
@@ -44,7 +44,7 @@ _WRITTEN_OF_JOB = ("override_dirname", "config_name", "name")
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader over `bench/conf/` and perhaps a folder of the user's.
+    """Hydra's loader over `conf/` and perhaps a folder of the user's.
 
     Hydra asks it for every configuration before it does what one says, so what it refuses is never run.
 
@@ -117,7 +117,7 @@ class Loader(ConfigLoaderImpl):
 
 @functools.cache
 def _own() -> dict[str, Any]:
-    """Hydra's node as `bench/conf/` has it."""
+    """Hydra's node as `conf/` has it."""
     config = ConfigLoaderImpl(create_config_search_path(str(CONF))).load_configuration(NAME, [], RunMode.RUN)
     return OmegaConf.to_container(config.hydra, resolve=False)  # type: ignore[return-value]
 

@@ -5,7 +5,7 @@ import pytest
 
 from analysis.published import PAPERS, PUBLISHED, beside, published
 from bench.papers import ROWS
-from bench.plan.compose import CONF
+from bench.plan.conf import CONF
 
 
 def values(metric, row, of=None, paper="ICML"):

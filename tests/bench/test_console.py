@@ -24,7 +24,7 @@ def test_every_command_is_in_the_usage_and_has_a_module(monkeypatch, capsys):
 
 def test_the_variants_are_listed(monkeypatch, capsys):
     code, out, _ = said(monkeypatch, capsys, "list")
-    assert code == 0 and out.split() == sorted(path.stem for path in (ROOT / "bench/conf/attention").glob("*.yaml"))
+    assert code == 0 and out.split() == sorted(path.stem for path in (ROOT / "conf/attention").glob("*.yaml"))
 
 
 def test_an_unknown_command_is_one_line(monkeypatch, capsys):

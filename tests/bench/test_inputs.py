@@ -528,8 +528,8 @@ def test_a_hub_model_out_of_reach_is_one_line(tmp_path):
 
 
 def test_the_configs_name_every_field_of_their_source_with_its_default():
-    plain = yaml.safe_load((ROOT / "bench/conf/inputs/gaussian.yaml").read_text())
-    trained = yaml.safe_load((ROOT / "bench/conf/inputs/pretrained.yaml").read_text())
+    plain = yaml.safe_load((ROOT / "conf/inputs/gaussian.yaml").read_text())
+    trained = yaml.safe_load((ROOT / "conf/inputs/pretrained.yaml").read_text())
     assert vars(bench.inputs.source(plain)) | {"name": "gaussian"} == plain
     assert bench.inputs.source(trained["inputs"]) == Pretrained()
     defaults = vars(Pretrained()) | {"name": "pretrained", "text": None, "window": None}

@@ -6,7 +6,7 @@ import pytest
 
 import attention_zoo
 from bench.papers import ROWS
-from bench.plan.compose import CONF
+from bench.plan.conf import CONF
 from bench.zoo_page import PAGE, page
 
 VARIANTS = {path.stem for path in (CONF / "attention").glob("*.yaml")}

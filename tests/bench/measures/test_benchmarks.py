@@ -14,7 +14,7 @@ from synthetic_records import everything
 
 from bench import measures
 from bench.errors import ConfigError
-from bench.plan.compose import CONF
+from bench.plan.conf import CONF
 from bench.plan.config import Config, check, split
 from bench.records.store import Store
 from bench.training.settings import Training

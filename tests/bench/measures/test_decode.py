@@ -19,7 +19,8 @@ from bench.measures.summary import summarise
 from bench.measures.timing import WARMUP_CALLS
 from bench.measures.workbench import Workbench
 from bench.mechanism import build_attention
-from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.compose import compose_jobs, expand
+from bench.plan.conf import CONF
 from bench.plan.config import check
 from bench.table import line
 

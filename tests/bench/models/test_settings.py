@@ -9,7 +9,7 @@ from model_cases import VOCABULARY, config
 
 from bench.errors import ConfigError
 from bench.models import MODELS, EncoderSettings, TransformerSettings, build, check, require_fits, settings
-from bench.plan.load import CONF
+from bench.plan.conf import CONF
 
 FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((CONF / "model").glob("*.yaml"))}
 

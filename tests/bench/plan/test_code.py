@@ -11,7 +11,7 @@ from bench.plan import code
 
 @pytest.fixture
 def checkout(tmp_path):
-    files = {"bench/plan/code.py": None, "results/laptop/records/one.json": "{}", "bench/conf/config.yaml": "seed: 0"}
+    files = {"bench/plan/code.py": None, "results/laptop/records/one.json": "{}", "conf/config.yaml": "seed: 0"}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text) if text else shutil.copy(code.__file__, tmp_path / name)
@@ -32,7 +32,7 @@ def test_records_are_no_change_of_what_measures(checkout):
     assert identity(checkout)["git_dirty"] is False and len(identity(checkout)["git_sha"]) == 40
     (checkout / "results/laptop/records/one.json").unlink()
     assert identity(checkout)["git_dirty"] is False
-    (checkout / "bench/conf/config.yaml").write_text("seed: 1")
+    (checkout / "conf/config.yaml").write_text("seed: 1")
     assert identity(checkout)["git_dirty"] is True
 
 

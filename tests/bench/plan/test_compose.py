@@ -12,7 +12,8 @@ import attention_zoo
 from bench import api
 from bench.execution.sweep import plan
 from bench.plan.cell import _measured, make_cell, merge_compared
-from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.compose import compose_jobs, expand
+from bench.plan.conf import CONF
 from bench.plan.config import ConfigError, check
 from bench.plan.machine import choose_device
 

@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 from bench.execution import sweep, work
 from bench.measures.workbench import Workbench
 from bench.plan import cell, sources
-from bench.plan.compose import CONF, compose_jobs, expand
+from bench.plan.compose import compose_jobs, expand
+from bench.plan.conf import CONF
 from bench.records.record import Record
 from bench.records.store import Store
 
