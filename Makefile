@@ -12,7 +12,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults test-extras mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
+.PHONY: help demo test test-commands test-slow test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurati
 
 test-extras: $(INSTALLED)  ## run the tests that need more than the README names (Slurm, Chromium, a GPU ...), fail where it is missing
 	$(BIN)/python -m pytest -n 2 --dist worksteal --extras
+
+fresh:  ## run demo, test and test-commands on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
+	tools/fresh.sh
 
 mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
 	$(BIN)/python tests/mutation.py $(FAMILIES)
