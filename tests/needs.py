@@ -1,7 +1,7 @@
 """What a test may need beside what the README names, and what becomes of a test that does not have it.
 
 `@pytest.mark.needs("chromium")` skips a test where there is none, and the end of a run says so in one line for each
-need. With `--extras`, as in `make test-extras`, these tests alone run, and one that misses something fails.
+need. With `--extras`, as in `make test-extras`, these tests alone run, and where something is missing the run fails.
 The mark `gpu` says the same of a CUDA device.
 """
 
@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,21 +131,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With `--extras`, what is missing is a failure, whenever a test finds out."""
-    report = yield
-    if item.config.getoption("extras") and report.skipped and (reason := reason_of(report)).startswith("needs "):
-        report.outcome, report.longrepr = "failed", reason
-    return report
+def skipped(reporter: pytest.TerminalReporter) -> tuple[Counter[str], int]:
+    """How many tests miss what, and how many were skipped for another reason, such as what a mechanism refuses."""
+    reasons = Counter(reason_of(report) for report in reporter.stats.get("skipped", []))
+    lacking = Counter({reason: n for reason, n in reasons.items() if reason.startswith(("needs ", "could not import"))})
+    return lacking, reasons.total() - lacking.total()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With `--extras`, whatever is missing is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("extras") and reporter and skipped(reporter)[0] and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each reason; what a mechanism refuses is no lack of this machine."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(reason_of(report) for report in skipped)
-    lacking = {reason: count for reason, count in reasons.items() if reason.startswith(("needs ", "could not import"))}
+    """One line for each reason."""
+    lacking, others = skipped(terminalreporter)
     for reason, count in sorted(lacking.items()):
         terminalreporter.write_line(f"skipped {count}: {reason}")
-    if others := reasons.total() - sum(lacking.values()):
+    if others:
         terminalreporter.write_line(f"skipped {others}: not asked of what they would try (-rs lists them)")

@@ -10,7 +10,7 @@ USERS=${USERS:-root somebody}
 LOGS=${LOGS:-$(mktemp -d -t attention-zoo-fresh-logs-XXXX)}
 SUITE=${SUITE:-bookworm} # Python 3.11, the lowest that is supported
 MIRROR=${MIRROR:-$(sed -n 's/^URIs: *//p;s/^deb \(\[[^]]*\] *\)\?\([^ ]*\).*/\2/p' \
-    /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list 2> /dev/null | head -1)}
+    /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list 2> /dev/null | head -1 || true)}
 
 if [[ $EUID != 0 || -z $MIRROR ]] || ! command -v debootstrap > /dev/null; then
     echo "make fresh: needs root, debootstrap, and a mirror of Debian in MIRROR (on Debian: apt-get install debootstrap)" >&2
@@ -20,6 +20,7 @@ fi
 # In a namespace of its own: what is mounted below is gone with this process, however it ends.
 if [[ -z ${IN_NAMESPACE:-} ]]; then
     machine=$(mktemp -d -t attention-zoo-fresh-XXXX)
+    chmod 755 "$machine"
     trap 'rm -rf --one-file-system "$machine"' EXIT
     IN_NAMESPACE=$machine COMMANDS=$COMMANDS USERS=$USERS LOGS=$LOGS MIRROR=$MIRROR SUITE=$SUITE \
         unshare --mount --pid --fork --kill-child --ipc "$0"
@@ -57,6 +58,7 @@ done
 for word in /etc/ssl/certs ${settings[*]#*=}; do
     path=${word#file://}
     [[ $path == /* && -e $path ]] || continue
+    [[ ! $path -ef $machine$path ]] || continue # within what was mounted
     # An index of files has its packages beside it.
     [[ $word != file://* ]] || path=$(dirname "$path")
     if [[ -d $path ]]; then mkdir -p "$machine$path"; else mkdir -p "$machine$(dirname "$path")" && touch "$machine$path"; fi
