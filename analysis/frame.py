@@ -36,7 +36,8 @@ COLUMNS = (
     "value",  # NaN for a cell that is not ok
     "low",
     "high",
-    "interval",  # what low and high are: "95%" or "standard error"
+    "interval",  # what low and high are: "95%", "range" or "95% t", see `bench.records.quantities.Quantity`
+    "over",  # of an interval: its unit of replication, such as "sequences" or "rounds"
     "samples",  # how many
     "unit",
     "shown_unit",  # what people read: `value` times `factor`; missing for what no table prints
@@ -368,6 +369,7 @@ def _of_quantity(quantity: Quantity) -> Row:
         "low": quantity.low,
         "high": quantity.high,
         "interval": quantity.interval,
+        "over": quantity.over,
         "samples": quantity.samples,
         "unit": quantity.unit,
         "shown_unit": unit,

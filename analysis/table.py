@@ -33,10 +33,13 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
         attention=frame["baseline"].where(frame["baseline"].notna(), frame["attention"]),
         dtype=frame["cell_id"].map(dtypes),
     ).drop_duplicates("cell_id")
+    over = frame.dropna(subset="over").drop_duplicates("cell_id").set_index("cell_id")
+    over = over["samples"].astype(str) + " " + over["over"]
     # A benchmark that nobody knows here may call what it measured as a condition is called.
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason", "disturbance"]]
+    cells = cells.join(over.rename("intervals over"))
     cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
-    keep = ("bench", "attention", "seq_len", "status")
+    keep = ["bench", "attention", "seq_len", "status", *(["intervals over"] if len(over) else [])]
     telling = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]
     return cells[telling].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
 

@@ -14,8 +14,8 @@ PANELS = (
     ("state_bytes", "state", "state (MiB)", 2**-20),
 )
 _EXPLANATION = (
-    "Left: time of a step, which takes one token of each sequence; medians with 95% bootstrap intervals. Right: all "
-    "tensors of the state of the whole batch."
+    "Left: time of a step, which takes one token of each sequence; medians, bars {}. Right: all tensors of the state "
+    "of the whole batch."
 )
 
 
@@ -47,6 +47,6 @@ def figure(frame: pd.DataFrame) -> Picture:
         style.length_axis(panel, data["seq_len"])
         style.log_axis(panel.yaxis, label)
     page.legend(drawn, properties)
-    sentences = [_EXPLANATION, style.conditions(data), style.functions(data), *notes, *older]
+    sentences = [_EXPLANATION.format(style.bars(data)), style.conditions(data), style.functions(data), *notes, *older]
     page.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

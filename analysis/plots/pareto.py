@@ -16,6 +16,8 @@ from analysis.plots.page import Picture
 ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error belong together only where these agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
+# Columns of a point, and what the frame of the errors calls them.
+_OF_ERROR = {f"error_{name}": name for name in ("low", "high", "interval", "over", "samples")}
 _MISSING = (
     "needs ok records of bench=latency and bench=spectral_norm for one mechanism at the same "
     "seq_len, num_heads, head_dim and causal"
@@ -49,6 +51,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
 
     everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
+    errors = pd.concat([points[list(_OF_ERROR)].rename(columns=_OF_ERROR) for points, *_ in panels])
     properties = looks.styles(everything, everything["series"])
     drawn, axes = page.panels(1, len(panels))
     for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
@@ -56,18 +59,14 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
     style.log_axis(axes[0, 0].yaxis, f"{style.PASSES[measured_pass]} latency (µs/token)")
     page.legend(drawn, properties)
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
-    page.caption(
-        drawn,
-        " ".join(filter(None, [_EXPLANATION, f"{style.machine(everything)}.", style.disturbed(everything), *notes])),
+    explanation = (
+        f"Lower left is better. Error: mean relative spectral norm error, bars {style.bars(errors)}; latency: median, "
+        f"bars {style.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that nothing shown "
+        "beats in both, exact mechanisms included."
     )
+    told = [explanation, f"{style.machine(everything)}.", style.disturbed(everything)]
+    page.caption(drawn, " ".join(filter(None, [*told, *notes])))
     return drawn
-
-
-_EXPLANATION = (
-    "Lower left is better. Error: mean relative spectral norm error with its standard error; latency: median "
-    "with 95% bootstrap interval; numbers: size d; dotted: exact mechanisms; grey: points that nothing shown "
-    "beats in both, exact mechanisms included."
-)
 
 
 def front(points: pd.DataFrame, exact: float = np.inf) -> pd.DataFrame:
@@ -104,8 +103,8 @@ def _points(
 
 
 def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
-    """The speeds with the `error`, `error_low`, `error_high`, `size` and `series` of the same variant."""
-    names = {"value": "error", "low": "error_low", "high": "error_high", "features": "size"}
+    """The speeds with `size`, `series` and the columns of `_OF_ERROR` of the same variant."""
+    names = {"value": "error", "features": "size"} | {name: column for column, name in _OF_ERROR.items()}
     errors = error.assign(variant=_variant(error)).rename(columns=names)
     errors = errors[["attention", "variant", "impl", "seq_len", "hyperparameters", *names.values()]]
     pairs = speed.assign(variant=_variant(speed)).merge(
@@ -150,7 +149,7 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
     causal = "causal" if points["causal"].iloc[0] else "not causal"
     page.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
     # Room for the words at the rightmost point, and for one tick at least.
-    low, high = (points[name].fillna(points["error"]) for name in ("error_low", "error_high"))
+    low, high = (points[name].where(points[name] > 0, points["error"]) for name in ("error_low", "error_high"))
     axes.set_xlim(low.min() / 1.5, high.max() * 2)
     style.log_axis(axes.xaxis, ERROR)
 

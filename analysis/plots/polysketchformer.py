@@ -11,7 +11,7 @@ from analysis.plots.page import Picture
 def figure1(frame: pd.DataFrame) -> Picture:
     """Figure 1: latency per token in µs/token over context length; a line per mechanism, a panel per pass.
 
-    The paper times whole training steps of a model; here it is the attention alone. Bars are 95 % intervals
+    The paper times whole training steps of a model; here it is the attention alone. Bars are those
     of the median; a cell that did not run is marked above the panel at its length.
 
     Args:
@@ -25,5 +25,5 @@ def figure1(frame: pd.DataFrame) -> Picture:
         bench="latency",
         metric="latency_per_token",
         label="latency per token (µs/token)",
-        explanation="Latency per token of attention alone: medians with 95% bootstrap intervals.",
+        explanation="Latency per token of attention alone: medians.",
     )

@@ -64,25 +64,28 @@ def figure(frame: pd.DataFrame) -> Picture:
             for name, look in properties.items()
         },
     )
-    page.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
+    timed = points.dropna(subset=["interval"])
+    explanation = _EXPLANATION.format(f" ({style.bars(timed)})" if len(timed) else "")
+    page.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
     return drawn
 
 
 _EXPLANATION = (
     "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
-    "median with its 95% interval, while training the median of all steps and seeds, with bars over seeds. Cells are "
-    "minutes apart. Grey: what nothing shown beats in both."
+    "median{}, while training the median of all steps and seeds, with bars over seeds. Cells are minutes apart. Grey: "
+    "what nothing shown beats in both."
 )
+_BARS = ["interval", "over", "samples"]
 _TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
 _TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
 _WHILE = list(zip(_TIMES, _TRAINED, strict=True))
 
 
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """The losses (`value`, `low`, `high`) with the times of a step in ms, measured and while training."""
+    """The losses (`value`, `low`, `high`) with the times of a step in ms, measured (`_BARS`) and while training."""
     steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
     steps, _ = newest(steps.assign(work=work(steps)), _STEP)
-    times = steps[[*_STEP, "value", "low", "high"]].rename(
+    times = steps[[*_STEP, "value", "low", "high", *_BARS]].rename(
         columns=dict(zip(("value", "low", "high"), _TIMES, strict=True))
     )
     times[_TIMES] *= 1e-6
@@ -90,7 +93,9 @@ def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     speeds = speeds.assign(
         **{name: 1e3 / speeds[of] for name, of in zip(_TRAINED, ("value", "high", "low"), strict=True)}
     )
-    points = over_seeds(data, "loss").merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
+    points = (
+        over_seeds(data, "loss").drop(columns=_BARS).merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
+    )
     return points.merge(times, on=_STEP, how="left")
 
 

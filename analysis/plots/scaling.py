@@ -45,6 +45,7 @@ def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanat
         style.length_axis(panel, data["seq_len"])
     style.log_axis(axes[0, 0].yaxis, label)
     page.legend(drawn, properties)
-    functions = style.functions(data)
-    page.caption(drawn, " ".join(filter(None, [explanation, style.conditions(data), functions, *notes, *older])))
+    bars = f"Bars: {style.bars(data)}." if data["interval"].notna().any() else ""
+    sentences = [explanation, bars, style.conditions(data), style.functions(data), *notes, *older]
+    page.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

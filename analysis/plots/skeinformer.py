@@ -102,7 +102,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
 
     A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
     column for n = 1024 and one for 4096, as far as there are records; other lengths only where both are
-    missing. Bars are the standard error over sequences, heads and draws; a mechanism without a size d
+    missing. Bars are 95 % intervals over sequences, where there are enough of them; a mechanism without a size d
     (V-Mean) is a horizontal line.
 
     Args:
@@ -138,10 +138,9 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
             _draw(axes[i, j], panel, sizes, properties, room, far[kind])
             style.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
     page.legend(figure, properties)
-    trials = " or ".join(f"{n:,}" for n in sorted(set(measured["samples"])))
     text = [
-        "Approximations of softmax attention: mean and standard error over sequences, heads and draws "
-        f"({trials} values for each point). A mechanism without a size d is a horizontal line.",
+        f"Approximations of softmax attention: mean {style.over(measured)}, of each over its heads and draws. "
+        f"Bars: {style.bars(measured)}. A mechanism without a size d is a horizontal line.",
         *([_FAR_ABOVE] if any(far.values()) else []),
         style.conditions(data),
         *notes,
@@ -198,7 +197,8 @@ def _draw(
             beyond[name] = (rows["features"].fillna(sizes[-1]).to_numpy(float), f"↑ {low} to {high}")
     if far:
         near = panel[~panel["series"].isin(far)]
-        axes.set_ylim(0.95 * near[["low", "value"]].min(axis=None), near[["high", "value"]].max(axis=None) / 0.95)
+        ends = near[["low", "value", "high"]].where(lambda ends: ends > 0)  # an interval may reach below any norm
+        axes.set_ylim(0.95 * ends.min(axis=None), ends.max(axis=None) / 0.95)
     failed = panel[panel["status"] != "ok"].astype({"features": object})
     # What has no size is missing all along the axis.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])

@@ -37,7 +37,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
 
     Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
-    standard errors. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no sketch and no line.
+    95 % intervals over draws. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no line.
 
     Args:
         frame: from `analysis.frame.load`.
@@ -91,7 +91,7 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                         "low": exponent.low,
                         "high": exponent.high,
                         "r": f"{line['features'].min()} to {line['features'].max()}",
-                        "trials": line["samples"].min(),
+                        "draws": line["samples"].min(),
                     }
                 )
                 disturbed.append(by_what(line))
@@ -183,13 +183,13 @@ def _references(axes: Axes, errors: pd.DataFrame) -> None:
 
 def _explanation(measured: pd.DataFrame) -> str:
     values = {metric: rows["value"] for metric, rows in measured.groupby("metric")}
-    trials = " or ".join(str(n) for n in sorted(set(measured.loc[measured["metric"] == "kernel_error", "samples"])))
+    errors = measured[measured["metric"] == "kernel_error"]
     text = [
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
-        f"and its standard error over {trials} trials (a sequence and a draw each). Expected: the root of the expected "
-        "square given these inputs, in closed form. Numbers: exponent of r, with 95% bootstrap interval. Theorem 1.1 "
-        "bounds the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall "
-        "faster, and lead at small r.",
+        f"{style.over(errors)}, given these inputs. Bars: {style.bars(errors)}. Expected: the root of the expected "
+        "square, in closed form. Numbers: exponent of r, with 95% bootstrap interval over draws. Theorem 1.1 bounds "
+        "the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall faster, and lead "
+        "at small r.",
         f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",
     ]
     if "negative_share" in values:

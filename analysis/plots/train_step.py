@@ -37,7 +37,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         style.length_axis(panel, rows["seq_len"])
     style.log_axis(axes[0, 0].yaxis, "steps/s")
     page.legend(drawn, properties)
-    explanation = "Steps of training a whole model per second: medians with 95% bootstrap intervals."
+    explanation = f"Steps of training a whole model per second: medians, bars {style.bars(data)}."
     text = [explanation, style.conditions(data), style.functions(data), *notes]
     page.caption(drawn, " ".join(filter(None, text)))
     return drawn
@@ -67,6 +67,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "steps/s": rows["value"],
             "low": rows["low"],
             "high": rows["high"],
+            "bars": [style.bars(rows.loc[[row]]) for row in rows.index],
         }
     )
     return beside(marked(ours, rows["disturbance"]), "steps_per_second")

@@ -44,6 +44,9 @@ class Benchmark:
     """Whether what it measures is time, which others on the device would change."""
     judges_memory: ClassVar[bool] = False
     """Whether on a CPU it holds what it measures to `memory_limit` itself, so that its process may take more."""
+    replicates: ClassVar[str | None] = None
+    """What its intervals are over, in words such as `rounds`: units of which each gives one independent sample. What
+    else varies inside one (heads, calls, redraws) is averaged there. None where it gives no intervals."""
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
 

@@ -25,6 +25,7 @@ class Compare(Benchmark):
 
     name: ClassVar[str] = "compare"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
     compares: ClassVar[bool] = True
 
     num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own

@@ -21,6 +21,7 @@ class CompareTrainStep(Benchmark):
 
     name: ClassVar[str] = "compare_train_step"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
     compares: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True

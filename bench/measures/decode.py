@@ -26,6 +26,7 @@ class Decode(Benchmark):
 
     name: ClassVar[str] = "decode"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
 
     steps: int = setting(16, minimum=1)  # timed from one copied state, the last ones of the context
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # steps are repeated until a sample lasts so long

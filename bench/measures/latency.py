@@ -22,6 +22,7 @@ class Latency(Benchmark):
 
     name: ClassVar[str] = "latency"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
     cell_per: ClassVar[str | None] = "passes"
 
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)

@@ -29,6 +29,7 @@ class Roofline(Benchmark):
 
     name: ClassVar[str] = "roofline"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)

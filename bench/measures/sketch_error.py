@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, root_of_mean_square
+from bench.records.quantities import Quantity, by_sequence, root_of_mean_square
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class SketchError(Benchmark):
 
     name: ClassVar[str] = "sketch_error"
     axis: ClassVar[str] = "features"
+    # The theorems are about the draws, whatever the inputs are: sequences and heads are given.
+    replicates: ClassVar[str] = "draws"
 
     num_features: int | None = setting(None, minimum=1, condition=False)  # r; None: the mechanism's own
 
@@ -49,7 +51,7 @@ class SketchError(Benchmark):
             degree p (None for a learned sketch and degree 2).
             Lists over sequences of lists over heads, None but for a Gaussian sketch of degree 4: `kernel_expected` and
             `sketch_expected`, the root of the expected square of the errors, in closed form.
-            `features`: r, None for degree 2.
+            `features`: r, None for degree 2. `sequences`: how many.
 
         Raises:
             UnsupportedError: the mechanism sketches no polynomial.
@@ -90,16 +92,18 @@ class SketchError(Benchmark):
                     measured.setdefault(name, []).append(by_head.tolist())
                 workbench.progress(trial + 1, trials)
         optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
-        return {"features": attention.sketch_size if attention.degree > 2 else None, **optional, **measured}
+        features = attention.sketch_size if attention.degree > 2 else None
+        return {"features": features, "sequences": len(query), **optional, **measured}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """Root mean squares of `kernel_error` and `sketch_error` with their standard errors, and what is expected.
+        """Root mean squares of `kernel_error` and `sketch_error` with intervals over draws, and what is expected.
 
         Also the `smallest_weight` and the `negative_share` of all trials and heads.
         """
         for which in ("kernel", "sketch"):
-            yield root_of_mean_square(f"{which}_error", measurements[f"{which}_error"], name=f"sketch_error.{which}")
+            samples = by_sequence(measurements[f"{which}_error"], measurements["sequences"]).swapaxes(0, 1)
+            yield root_of_mean_square(f"{which}_error", samples, name=f"sketch_error.{which}")
         for which in ("kernel", "sketch"):
             # What is expected given the inputs has no error.
             if (expected := measurements[f"{which}_expected"]) is not None:
@@ -116,7 +120,8 @@ class SketchError(Benchmark):
         """The error of the weights beside what is expected, that of the sketch before squaring, the smallest weight."""
         by_metric = {one.metric: one for one in quantities}
         error = by_metric["kernel_error"]
-        words = [f"error {error.text} ± {error.high - error.value:.2g}"]
+        interval = f" ± {error.high - error.value:.2g}" if math.isfinite(error.high) else ""
+        words = [f"error {error.text}{interval}"]
         if "kernel_expected" in by_metric:
             words.append(f"expected {by_metric['kernel_expected'].text}")
         words.append(f"before squaring {by_metric['sketch_error'].text}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, mean
+from bench.records.quantities import Quantity, by_sequence, mean
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class SpectralNorm(Benchmark):
 
     name: ClassVar[str] = "spectral_norm"
     axis: ClassVar[str] = "features"
+    # Each has draws of its own; heads are the model's, and the same in all.
+    replicates: ClassVar[str] = "sequences"
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)
@@ -36,6 +38,7 @@ class SpectralNorm(Benchmark):
 
         Returns:
             `features`: the size d of the mechanism, None where it has none. `reference`: the exact function.
+            `sequences`: how many.
             `absolute` `||BV - R||_2`, `exact_norm` `||BV||_2` and `relative`, their ratio: each a list over
             trials (the redraws of a sequence side by side) of lists over heads.
 
@@ -80,14 +83,15 @@ class SpectralNorm(Benchmark):
                 workbench.progress(trial + 1, trials)
         gate.close()
         features = None if info.size is None else getattr(attention, info.size)
-        return {"features": features, "reference": info.approximates, **result}
+        return {"features": features, "reference": info.approximates, "sequences": len(query), **result}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
-        """`absolute`, `relative` and `exact_norm`: means over trials and heads, with their standard errors."""
+        """`absolute`, `relative` and `exact_norm`: means over sequences of the means over their heads and draws."""
         for metric in ("absolute", "relative", "exact_norm"):
             shown = None if metric == "exact_norm" else ("", 1.0)
-            yield mean(metric, measurements[metric], name=f"spectral_norm.{metric}", shown=shown)
+            samples = by_sequence(measurements[metric], measurements["sequences"])
+            yield mean(metric, samples, name=f"spectral_norm.{metric}", shown=shown)
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -27,9 +28,21 @@ def quantities(record: Record) -> list[Quantity]:
     try:
         # A number that no float holds is none, and is not worth a warning of numpy's.
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            return list(benchmark(record).quantities(record.measurements))
+            return [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
+
+
+def _measurements(record: Record) -> dict[str, Any]:
+    """What was measured; of trials also of how many `sequences` they are, which older records leave to the config."""
+    if benchmark(record).replicates in ("sequences", "draws"):
+        return {"sequences": record.config["batch_size"], **record.measurements}
+    return record.measurements
+
+
+def _replicated(quantity: Quantity, record: Record) -> Quantity:
+    over = benchmark(record).replicates
+    return quantity if quantity.interval is None else dataclasses.replace(quantity, over=over)
 
 
 def _unreadable(record: Record, error: Exception) -> RecordError:

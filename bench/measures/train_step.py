@@ -22,6 +22,7 @@ class TrainStep(Benchmark):
 
     name: ClassVar[str] = "train_step"
     timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bench.records.statistics import median_interval, ratio_interval, root_mean_square, standard_error
+from bench.records.statistics import FEWEST, Estimate, mean_interval, median_interval, ratio_interval, root_mean_square
 from bench.schema import PASSES
+
+BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +29,8 @@ class Quantity:
     low: float = math.nan
     high: float = math.nan
     interval: str | None = None
-    """What `low` and `high` are: `95%` or `standard error`."""
+    """What `low` and `high` are: `95%`, a bootstrap interval; `range`, of samples too few for one; `95% t`, Student's,
+    NaN where there are too few."""
     raw: NDArray[np.float64] | None = None
     """The samples themselves; of a ratio, the ratio of each round."""
     measured_pass: str | None = None
@@ -42,6 +45,8 @@ class Quantity:
     """In MLflow; None: the metric and the pass."""
     shown: tuple[str, float] | None = ("", 1.0)
     """The unit in which people read it, and how many of it a `unit` is; None: left out of tables."""
+    over: str | None = None
+    """What the interval is over, `sequences` for one, as the benchmark states it; `raw` has a sample for each."""
 
     def __post_init__(self) -> None:
         for name in ("value", "low", "high"):
@@ -67,22 +72,21 @@ class Quantity:
         return f"{self.value * self.factor:.4g} {self.shown[0] if self.shown else ''}".strip()
 
     def tracked(self) -> dict[str, float]:
-        """The number by its name in MLflow, with a standard error, and with the interval of what has a verdict."""
+        """The number by its name in MLflow, and the interval of a mean, a ratio or a share."""
         name = self.name or ".".join(filter(None, (self.metric, self.measured_pass)))
         numbers = {name: self.value}
-        if self.interval == "standard error":
-            numbers[f"{name}_stderr"] = (self.high - self.low) / 2
-        if self.verdict is not None:
+        if self.interval == STUDENT or self.verdict is not None:
             quantity, _, which = name.partition(".")
-            numbers |= {f"{quantity}_low.{which}": self.low, f"{quantity}_high.{which}": self.high}
+            ends = {f"{quantity}_low.{which}": self.low, f"{quantity}_high.{which}": self.high}
+            numbers |= {key.removesuffix("."): number for key, number in ends.items()}
         return {key: number * self.factor for key, number in numbers.items() if math.isfinite(number)}
 
 
 def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Quantity:
-    """The median of samples with its 95 % bootstrap interval; `fields` are further ones of the quantity."""
+    """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
     raw = _numbers(metric, samples)
     interval = median_interval(raw)
-    return Quantity(metric, interval.median, unit, interval.low, interval.high, "95%", raw, **fields)
+    return Quantity(metric, interval.median, unit, interval.low, interval.high, _kind(raw), raw, **fields)
 
 
 def spread(samples: ArrayLike, **fields: Any) -> Quantity:
@@ -92,19 +96,29 @@ def spread(samples: ArrayLike, **fields: Any) -> Quantity:
 
 
 def mean(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
-    """The mean of all samples with its standard error."""
-    raw = np.ravel(_numbers(metric, samples))
-    value, error = float(raw.mean()), standard_error(raw)
-    return Quantity(metric, value, "1", value - error, value + error, "standard error", raw, **fields)
+    """The mean of `(units, ...)` with its interval over the independent units; `raw` has the mean of each."""
+    raw = _by_unit(_numbers(metric, samples))
+    return _estimated(metric, mean_interval(raw), raw, fields)
 
 
-def root_of_mean_square(metric: str, trials: ArrayLike, **fields: Any) -> Quantity:
-    """The root of the mean square of `(trials, ...)` with its standard error; `raw` has that of each trial."""
-    squares = np.square(_numbers(metric, trials))
-    raw = np.sqrt(squares.reshape(len(squares), -1).mean(axis=1))
-    estimate = root_mean_square(trials)
-    low, high = estimate.value - estimate.error, estimate.value + estimate.error
-    return Quantity(metric, estimate.value, "1", low, high, "standard error", raw, **fields)
+def root_of_mean_square(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
+    """The root of the mean square of `(units, ...)` with its interval over them; `raw` has that of each."""
+    raw = np.sqrt(_by_unit(np.square(_numbers(metric, samples))))
+    return _estimated(metric, root_mean_square(raw), raw, fields)
+
+
+def by_sequence(trials: ArrayLike, sequences: int) -> NDArray[np.float64]:
+    """Trials, all draws of a sequence side by side, as `(sequences, draws, heads)`."""
+    samples = _numbers("trials", trials)
+    return samples.reshape(sequences, -1, samples.shape[-1])
+
+
+def _by_unit(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    return samples.reshape(len(samples), -1).mean(axis=1)
+
+
+def _estimated(metric: str, found: Estimate, raw: NDArray[np.float64], fields: dict[str, Any]) -> Quantity:
+    return Quantity(metric, found.value, "1", found.low, found.high, STUDENT, raw, **fields)
 
 
 def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: Any) -> Quantity:
@@ -117,7 +131,7 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
         "1",
         ratio.low,
         ratio.high,
-        "95%",
+        _kind(of_label),
         of_baseline / of_label,
         attention=label,
         baseline=baseline,
@@ -140,7 +154,13 @@ def verdicts(quantities: Sequence[Quantity]) -> str:
 def rate(metric: str, amount: float, time: Quantity, **fields: Any) -> Quantity:
     """How much of something there is per second, where so much takes a time in ns; `fields` as in `median`."""
     low, middle, high = (amount * 1e9 / value for value in (time.high, time.value, time.low))
-    return Quantity(metric, middle, "1/s", low, high, "95%", shown=("/s", 1.0), **fields)
+    raw = None if time.raw is None else amount * 1e9 / time.raw
+    return Quantity(metric, middle, "1/s", low, high, time.interval, raw, shown=("/s", 1.0), **fields)
+
+
+def _kind(raw: NDArray[np.float64]) -> str:
+    """What `median_interval` gives for so many samples."""
+    return BOOTSTRAP if len(raw) >= FEWEST else RANGE
 
 
 def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:

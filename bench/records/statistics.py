@@ -1,8 +1,8 @@
 """Medians, ratios and crossovers with their intervals. numpy only: the benchmark's end table uses it too.
 
-Intervals are bootstrap percentile intervals of the median (Efron 1979) at the expanded level of Hesterberg
+Intervals of medians are bootstrap percentile intervals of the median (Efron 1979) at the expanded level of Hesterberg
 2015, "What Teachers Should Know About the Bootstrap": the plain percentile interval covers only 88 % with
-seven samples, the expanded one at least 95 %.
+seven samples, the expanded one at least 95 %. Intervals of means are Student's, over independent units.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ CONFIDENCE = 0.95
 RESAMPLES = 2000
 # With n samples even their whole range covers the median with probability 1 - 2^(1 - n) only: 94 % for five.
 FEWEST = 6
+# Two units say next to nothing about a third: Student's quantile is 12.7, and the spread of two is a lottery.
+FEWEST_UNITS = 3
+# Where the series of `_student_quantile` is not good enough.
+_STUDENT = {1: 12.7062, 2: 4.3027, 3: 3.1824}
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,11 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its standard error (NaN for a single observation)."""
+    """A mean (or a root of one) and its 95 % interval, NaN where the units are fewer than `FEWEST_UNITS`."""
 
     value: float
-    error: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -200,22 +205,35 @@ def _curves(points: Sequence[Comparison]) -> list[tuple[str, dict[int, Compariso
     return [(name.format(batch), curve) for batch, curve in sorted(curves.items())]
 
 
-def standard_error(samples: ArrayLike) -> float:
-    """Standard error of the mean, s / sqrt(n); NaN for a single sample."""
-    values = _observations("samples", samples)
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
-
-
-def root_mean_square(trials: ArrayLike) -> Estimate:
-    """The root of the mean square, with its standard error by the delta method.
+def mean_interval(units: ArrayLike) -> Estimate:
+    """The mean with its interval by Student's t.
 
     Args:
-        trials: `(trials,)` or `(trials, ...)`; entries of one trial need not be independent of each other.
+        units: one value for each independent unit of replication. Of what is measured several times in a unit it is the
+            mean over these (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference"): what they
+            have in common is no evidence, and what differs between them for good, as heads do, is no error.
     """
-    values = np.asarray(trials, dtype=float)
-    squares = np.square(values).reshape(len(values), -1).mean(axis=1)
+    values = _observations("units", units)
+    value, half = float(values.mean()), _half_width(values)
+    return Estimate(value, value - half, value + half)
+
+
+def root_mean_square(units: ArrayLike) -> Estimate:
+    """The root of the mean square, with its interval by the delta method and Student's t; `units` as `mean_interval`'s.
+
+    The entries of a unit are squares' roots already: of several the root mean square.
+    """
+    squares = np.square(_observations("units", units))
     root = float(np.sqrt(squares.mean()))
-    return Estimate(root, standard_error(squares) / (2 * root) if root else 0.0)
+    half = _half_width(squares) / (2 * root) if root else _half_width(squares)
+    return Estimate(root, root - half, root + half)
+
+
+def _half_width(values: Array) -> float:
+    """Of the interval of their mean."""
+    if len(values) < FEWEST_UNITS:
+        return float("nan")
+    return float(_student_quantile(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0) -> Interval:
@@ -271,6 +289,8 @@ def _percentiles(resampled: Array, n: int, method: str = "linear") -> Array:
 
 def _student_quantile(degrees: int) -> float:
     """Upper quantile of Student's t: Abramowitz and Stegun, equation 26.7.5, to 0.01 from 4 degrees on."""
+    if degrees in _STUDENT:
+        return _STUDENT[degrees]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     return (
         z

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from bench.errors import bounded, one_line, say
 from bench.measures import flatten
 from bench.measures.progress import Point
-from bench.measures.summary import curves, headline, summarise
+from bench.measures.summary import benchmark, curves, headline, summarise
 from bench.quiet import QUIET
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
@@ -420,6 +420,7 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
         "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
+        "intervals_over": benchmark(record).replicates,
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
         "cpu_model": record.machine.get("cpu_model"),
         "torch": record.machine.get("torch"),

@@ -85,8 +85,9 @@ def test_skeinformer_figure_1(frame):
     ].sort_values("features")
     assert list(x) == [16, 32, 64, 128, 256]
     raw = np.stack(rows["raw"])
+    assert raw.shape == (5, 4), "a value for each sequence"
     np.testing.assert_allclose(y, raw.mean(1))
-    np.testing.assert_allclose(heights, raw.std(1, ddof=1) / 96**0.5)
+    np.testing.assert_allclose(heights, 3.1824 * raw.std(1, ddof=1) / 4**0.5)
     flat = [line for line in panel.lines if line.get_color() == legend(figure)["v_mean"].get_color()]
     mean = frame[(frame["metric"] == "absolute") & (frame["attention"] == "v_mean")]
     mean = mean[(mean["weights"] == "pretrained") & (mean["seq_len"] == 1024)]["value"].item()
@@ -226,7 +227,7 @@ def test_an_approximation_slower_than_an_exact_mechanism_is_on_no_front(rng):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
-    """The standard error of one value is no number; nothing may hang on it."""
+    """One value has no interval; nothing may hang on it."""
     changes = {"num_heads": 1, "batch_size": 1, "causal": False}
     cells = [spectral(label, 1024, d, rng, trials=1) for label in ("skeinformer", "linformer") for d in (16, 64)]
     cells += [spectral("v_mean", 1024, None, rng, trials=1)]
@@ -255,7 +256,7 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
     cells += [*once, memory("flash", 512), decode("flash", 512, rng)]
     cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
     cells += [roofline("flash", 512, rng, rounds=1)]
-    cells += [sketch_error("gaussian", 4, r, rng, trials=1) for r in (8, 32)]
+    cells += [sketch_error("gaussian", 4, r, rng, trials=1, batch_size=1) for r in (8, 32)]
     tasks = ("reversal", "language_modelling", "induction_heads", "associative_recall")
     cells += [train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks]
     cells += [train_step("performer", 16, rng)]

@@ -44,14 +44,15 @@ def test_memory_and_largest_rows():
     assert only(frame, metric="largest_seq_len")["value"] == 4096
 
 
-def test_spectral_rows_have_mean_and_standard_error(rng):
+def test_spectral_rows_have_the_mean_over_sequences_and_its_interval(rng):
     source = spectral("skeinformer", 1024, 64, rng, "pretrained")
     row = only(tidy([source]), metric="absolute")
-    values = np.asarray(source.measurements["absolute"])
-    error = values.std(ddof=1) / np.sqrt(values.size)
-    assert (row["value"], row["high"] - row["value"]) == pytest.approx((values.mean(), error))
+    sequences = np.asarray(source.measurements["absolute"]).reshape(4, 2 * 12).mean(1)  # two draws, twelve heads
+    half = 3.1824 * sequences.std(ddof=1) / 2  # Student's t with three degrees of freedom
+    assert (row["value"], row["high"] - row["value"]) == pytest.approx((sequences.mean(), half))
+    np.testing.assert_allclose(row["raw"], sequences)
     assert (row["features"], row["function"], row["weights"]) == (64, "softmax", "pretrained")
-    assert row["interval"] == "standard error"
+    assert (row["interval"], row["over"], row["samples"]) == ("95% t", "sequences", 4)
 
 
 def test_decode_rows_are_a_time_and_a_size(rng):
@@ -238,3 +239,28 @@ def test_rows_say_whether_their_cell_was_disturbed_and_by_what(rng):
     table = by_cell(frame)
     assert table.loc[table["seq_len"] == 1024, "disturbance"].item() == "other processes: 1.3 cores; heat"
     assert "disturbance" not in by_cell(tidy([quiet, older]))
+
+
+def test_every_interval_names_what_it_is_over_and_few_rounds_have_a_range(rng):
+    few = latency("flash", 2048, rng)
+    timed = few.measurements["passes"]["forward"]
+    passes = {"forward": {**timed, "samples": timed["samples"][:5]}}
+    few = dataclasses.replace(few, measurements={**few.measurements, "passes": passes})
+    cells = [latency("flash", 1024, rng), few, decode("performer", 4096, rng), spectral("skeinformer", 1024, 64, rng)]
+    frame = tidy([*cells, compare(("flash", "performer"), 2048, rng)])
+    assert sorted(by_cell(frame)["intervals over"]) == [
+        "20 rounds",
+        "20 rounds",
+        "20 rounds",
+        "4 sequences",
+        "5 rounds",
+    ]
+    told = frame.dropna(subset=["low"])
+    assert set(zip(told["bench"], told["over"], strict=True)) == {
+        ("latency", "rounds"), ("decode", "rounds"), ("compare", "rounds"), ("spectral_norm", "sequences"),
+    }  # fmt: skip
+    assert frame.loc[frame["low"].isna(), "over"].isna().all()
+    ranges = told[told["interval"] == "range"]
+    assert len(ranges) and set(ranges["seq_len"]) == {2048} and set(ranges["samples"]) == {5}
+    one = ranges[ranges["metric"] == "latency"].iloc[0]
+    assert (one["low"], one["high"]) == (one["raw"].min(), one["raw"].max())

@@ -101,7 +101,7 @@ def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path,
     assert b"/MediaBox [ 0 0 234 " in content
     sizes = [float(size) for size in re.findall(rb"/F\d+ ([\d.]+) Tf", content)]
     assert len(sizes) > 20 and min(sizes) >= 6
-    assert caption.name == "one.txt" and "mean and standard error" in caption.read_text()
+    assert caption.name == "one.txt" and "Bars: 95% interval (Student's t) over 4 sequences." in caption.read_text()
     assert files.save(again, tmp_path / "again", "one", ["pdf"])[0].read_bytes() == content
 
 

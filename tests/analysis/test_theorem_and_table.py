@@ -42,14 +42,15 @@ def test_lines_bars_and_theory_are_those_of_the_records(records):
     look = handles["gaussian, p = 4"]
     axes, curve = line(figure, "pretrained, ⟨", look.get_color(), look.get_marker())
     chosen = [r for r in records if "sketch=gaussian degree=4" in r.config["label"] and "weights" in r.config["inputs"]]
-    squares = [np.square(r.measurements["kernel_error"]).mean(1) for r in chosen]
+    # Two sequences of four draws each: a draw of each of them is a unit.
+    squares = [np.square(r.measurements["kernel_error"]).reshape(2, 4, 12).mean((0, 2)) for r in chosen]
     np.testing.assert_allclose(curve.get_xdata(), SIZES)
     np.testing.assert_allclose(curve.get_ydata(), [np.sqrt(one.mean()) for one in squares])
     (expected,) = marked(axes, "expected")
     np.testing.assert_allclose(expected.get_ydata(), [4 * r**-0.5 for r in SIZES])
     (bars,) = (each[2][0] for each in axes.containers if each[0] is curve)
-    error = squares[0].std(ddof=1) / 8**0.5 / (2 * np.sqrt(squares[0].mean()))
-    assert bars.get_segments()[0][:, 1].max() == pytest.approx(np.sqrt(squares[0].mean()) + error)
+    half = 3.1824 * squares[0].std(ddof=1) / 4**0.5 / (2 * np.sqrt(squares[0].mean()))
+    assert bars.get_segments()[0][:, 1].max() == pytest.approx(np.sqrt(squares[0].mean()) + half)
     for axes in figure.axes:
         assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_xlabel() == "sketch size r"
         slopes = [
@@ -61,7 +62,7 @@ def test_lines_bars_and_theory_are_those_of_the_records(records):
 
 def test_the_caption_says_what_was_seen_of_signs(records, rng):
     (text,) = (text.get_text().replace("\n", " ") for text in theorem.figure(tidy(records)).texts if text.get_gid())
-    assert "over 8 trials" in text and "features: 1e-09." in text and "40 to 40% of the weights are negative" in text
+    assert "over 4 draws" in text and "features: 1e-09." in text and "40 to 40% of the weights are negative" in text
     assert "Learned" not in text
     learned = tidy([sketch_error("learned", 4, r, rng) for r in SIZES])
     figure = theorem.figure(learned)
@@ -76,7 +77,7 @@ def test_exponents_are_those_of_the_power_law(records):
     for (_, sketch, _), row in table.iterrows():
         true = -0.5 if sketch.startswith("gaussian") else -1
         assert row["low"] - 0.03 < true < row["high"] + 0.03 and row["low"] < row["exponent of r"] < row["high"]
-        assert row["r"] == "8 to 128" and row["trials"] == 8
+        assert row["r"] == "8 to 128" and row["draws"] == 4
 
 
 def test_variants_of_a_sketch_are_lines_of_their_own(rng):

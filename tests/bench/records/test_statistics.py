@@ -5,15 +5,17 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bench.records.statistics import (
     FEWEST,
+    Estimate,
     crossover,
+    mean_interval,
     median_interval,
     power_law,
     ratio_interval,
     root_mean_square,
-    standard_error,
 )
 
 
@@ -105,9 +107,19 @@ def test_an_uncertain_end_leaves_the_interval_open():
     assert 1024 < found.length < 2048 and found.high == np.inf
 
 
-def test_the_standard_error_is_s_over_root_n():
-    assert standard_error([1.0, 2.0, 3.0, 4.0]) == pytest.approx((5 / 3) ** 0.5 / 2)
-    assert np.isnan(standard_error([1.0]))
+@pytest.mark.parametrize("units", [3, 4, 8, 30])
+def test_the_interval_of_a_mean_is_students(units):
+    values = np.random.default_rng(units).normal(size=units)
+    found, half = mean_interval(values), stats.t.ppf(0.975, units - 1) * values.std(ddof=1) / units**0.5
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (values.mean(), values.mean() - half, values.mean() + half), rel=0.004
+    )
+
+
+def test_one_or_two_units_have_no_interval():
+    for units in ([1.0], [1.0, 2.0]):
+        assert np.isnan([mean_interval(units).low, mean_interval(units).high]).all()
+        assert np.isnan([root_mean_square(units).low, root_mean_square(units).high]).all()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +132,11 @@ def test_rounds_that_do_not_pair_up_are_refused(a, b, named):
 
 
 def test_the_root_mean_square_and_its_error():
-    found = root_mean_square([[3.0, 5.0], [1.0, 1.0]])
-    assert found.value == pytest.approx(3)  # mean squares of the trials: 17 and 1
-    # The standard error of their mean is 8; the slope of the root at 9 is 1/6.
-    assert found.error == pytest.approx(8 / 6)
-    assert root_mean_square([0.0, 0.0]).value == 0 and np.isnan(root_mean_square([2.0]).error)
+    found = root_mean_square([17**0.5, 1.0, 3.0])
+    assert found.value == pytest.approx(3)  # mean squares of the units: 17, 1 and 9
+    # The standard error of their mean is 8 / root 3; the slope of the root at 9 is 1/6.
+    assert found.high - found.value == pytest.approx(4.3027 * 8 / 3**0.5 / 6)
+    assert root_mean_square([0.0] * 3) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_the_exponent_of_a_power_law_is_exact():

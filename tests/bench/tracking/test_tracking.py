@@ -104,20 +104,25 @@ def test_memory_is_in_mebibytes():
     assert summary == {"peak_mib.forward": 3.0, "largest.batch_size": 96.0}
 
 
-def test_spectral_norm_is_the_mean_over_trials_and_heads_with_its_standard_error():
-    values = [[1.0, 2.0], [3.0, 6.0]]
+def test_spectral_norm_is_the_mean_over_sequences_with_its_interval():
+    values = [[1.0, 2.0], [3.0, 6.0], [2.0, 4.0]]
     measured = {
         "features": 64,
         "reference": "softmax",
         "relative": values,
-        "absolute": [[5.0]],
-        "exact_norm": [[2.0]],
+        "absolute": values,
+        "exact_norm": values,
     }
-    summary = summarise(a_record(bench="spectral_norm", measurements=measured))
+    source = a_record(bench="spectral_norm", measurements=measured)
+    summary = summarise(dataclasses.replace(source, config={**source.config, "batch_size": 3}))
     assert summary["spectral_norm.relative"] == 3.0
-    # Deviations -2, -1, 0, 3: variance 14/3, over four values.
-    assert summary["spectral_norm.relative_stderr"] == pytest.approx(math.sqrt(14 / 3 / 4), rel=1e-12)
-    assert "spectral_norm.absolute_stderr" not in summary, "one value has no standard error"
+    # Of the sequences 1.5, 4.5 and 3 the standard deviation is 1.5; Student's t with two degrees of freedom.
+    half = 4.3027 * 1.5 / math.sqrt(3)
+    ends = [summary[f"spectral_norm_{end}.relative"] for end in ("low", "high")]
+    assert ends == pytest.approx([3 - half, 3 + half], rel=1e-12)
+    alone = summarise(dataclasses.replace(source, config={**source.config, "batch_size": 1}))
+    assert alone["spectral_norm.relative"] == 3.0
+    assert "spectral_norm_low.relative" not in alone, "draws and heads of one sequence say nothing of others"
 
 
 def test_compare_is_the_median_ratio_of_the_rounds():
@@ -206,12 +211,13 @@ def test_a_run_says_what_disturbed_its_cell(results_dir):
 
 
 def test_spectral_norms_are_drawn_over_the_features(results_dir):
-    measured = {"features": 64, "relative": [[1.0]], "absolute": [[1.0]], "exact_norm": [[1.0]]}
+    measured = {"features": 64, "sequences": 1, "relative": [[1.0]], "absolute": [[1.0]], "exact_norm": [[1.0]]}
     Mirror(results_dir).sync([a_record(bench="spectral_norm", measurements=measured)])
     (run,) = runs_of(results_dir)
     history = client_of(results_dir).get_metric_history(run.info.run_id, "spectral_norm/relative")
     assert [point.step for point in history] == [64]
     assert run.info.run_name == "flash n=1024 d=64 spectral_norm"
+    assert run.data.tags["intervals_over"] == "sequences"
 
 
 def test_only_what_measured_is_shown_as_finished(results_dir):

@@ -1,0 +1,61 @@
+"""Intervals over what is independent: simulated errors whose truth is known, and how often an interval covers it."""
+
+import numpy as np
+import pytest
+
+from bench import measures
+
+HEADS, TRIES = 12, 1000
+
+
+def covered(name, metric, truth, errors):
+    """The share of tries in which the interval of a metric covers its truth; `errors` has a table for each."""
+    hits = 0
+    for table, sequences in errors:
+        measured = dict.fromkeys(("absolute", "relative", "exact_norm", "kernel_error", "sketch_error"), table)
+        measured |= dict.fromkeys(("kernel_expected", "sketch_expected", "smallest_weight", "negative_share"))
+        quantities = measures.get(name).quantities({**measured, "sequences": sequences})
+        found = next(one for one in quantities if one.metric == metric)
+        hits += found.low <= truth <= found.high
+    return hits / TRIES
+
+
+def tables(seed, sequences, draws, *, of_head=0.0, of_sequence=0.0, of_draw=0.0, of_entry=0.1, fixed=False):
+    """Errors around 10 with effects of these sizes; heads are always the same, sequences only where they are fixed."""
+    heads = np.linspace(-of_head, of_head, HEADS)
+    given = np.linspace(-of_sequence, of_sequence, sequences)[:, None, None]
+    generator = np.random.default_rng(seed)
+    for _ in range(TRIES):
+        drawn = of_sequence * generator.normal(size=(sequences, 1, 1))
+        noise = of_draw * generator.normal(size=(sequences, draws, 1))
+        noise = noise + of_entry * generator.normal(size=(sequences, draws, HEADS))
+        yield (10 + heads + (given if fixed else drawn) + noise).reshape(-1, HEADS).tolist(), sequences
+
+
+@pytest.mark.parametrize(
+    "effects",
+    [
+        pytest.param({"of_head": 5.0}, id="heads differ, and always will"),
+        pytest.param({"of_draw": 1.0}, id="heads share a draw"),
+        pytest.param({"of_sequence": 1.0}, id="draws share a sequence"),
+        pytest.param({"of_head": 5.0, "of_sequence": 0.5, "of_draw": 1.0}, id="all of it"),
+    ],
+)
+@pytest.mark.parametrize(("sequences", "draws"), [(3, 1), (4, 3), (8, 1), (8, 4)])
+def test_spectral_norms_are_replicated_by_sequences(effects, sequences, draws):
+    errors = tables(0, sequences, draws, **effects)
+    # Four binomial standard errors of 0.7 % around 95 %.
+    assert 0.922 <= covered("spectral_norm", "absolute", 10, errors) <= 0.978
+
+
+@pytest.mark.parametrize("draws", [4, 10])
+def test_errors_of_sketches_are_replicated_by_draws_of_the_sequences_that_are_given(draws):
+    errors = tables(1, 2, draws, of_head=3.0, of_sequence=3.0, of_draw=1.0, fixed=True)
+    mean_square = 10**2 + 1.0**2 + 0.1**2 + np.square(np.linspace(-3, 3, HEADS)).mean() + 3.0**2
+    assert 0.922 <= covered("sketch_error", "kernel_error", mean_square**0.5, errors) <= 0.978
+
+
+@pytest.mark.parametrize("name", measures.list_benchmarks())
+def test_who_times_says_that_its_intervals_are_over_rounds(name):
+    benchmark = measures.get(name)
+    assert benchmark.timed == (benchmark.replicates == "rounds")
