@@ -34,7 +34,7 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
         dtype=frame["cell_id"].map(dtypes),
     ).drop_duplicates("cell_id")
     over = frame.dropna(subset="over").drop_duplicates("cell_id").set_index("cell_id")
-    over = over["samples"].astype(str) + " " + over["over"]
+    over = over["samples"].astype(str) + " " + over["over"].astype(str)
     # A benchmark that nobody knows here may call what it measured as a condition is called.
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason", "disturbance"]]
     cells = cells.join(over.rename("intervals over"))

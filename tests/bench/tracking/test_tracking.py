@@ -195,6 +195,7 @@ def test_a_record_comes_back_as_it_was(results_dir):
         "status": "ok",
         "result": "forward 2 ms",
         "superseded": "false",
+        "intervals_over": "rounds",
         "attention": "flash",
         "bench": "latency",
         "device": "a processor",
