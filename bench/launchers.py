@@ -11,11 +11,13 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from bench import measures
 from bench.api import exit_code, finish, launch, planned, print_table, say_figures
 from bench.errors import ConfigError, one_line
+from bench.execution.folder import prepare_folder
 from bench.execution.reruns import stands
 from bench.execution.sweep import Sweep, plan, run_sweep
 from bench.plan.compose import compose_jobs, expand
@@ -149,6 +151,9 @@ def _titles(
 def _hand_over(job: Job, overrides: Sequence[str]) -> tuple[int, list[ExitCode]]:
     """Let Hydra run the command; returns the worst exit code, and that of each job in their order."""
     codes: list[ExitCode] = []
+    # Hydra writes into the folder before a job does.
+    composed = job.loader.load_configuration(NAME, list(overrides), RunMode.MULTIRUN)
+    prepare_folder(str(composed.results_dir))
     try:
         returned = Hydra("bench", job.loader).multirun(NAME, job, list(overrides), with_log_configuration=False)
         codes = [_code(each) for each in _jobs(returned)]
