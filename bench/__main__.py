@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
-from bench.errors import one_line
+from bench import asked
 
 
 def main() -> None:
     """Import the application, plugins with it, and run it."""
+    asked.answer(asked.leave)
     try:
         from bench import app
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("interrupted: nothing was started", file=sys.stderr)
-        sys.exit(130)
     except BaseException as error:  # a plugin raises what it likes, and may even end the process
         plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
         if not plugins:
             raise
+        from bench.errors import one_line
+
         what = f"{type(error).__name__}: {one_line(error)}"
         print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
         sys.exit(2)

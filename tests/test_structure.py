@@ -16,7 +16,7 @@ ROOMS = {
     "operations on tensors": r"attention_zoo\.ops(\..*)?",
     "mechanisms": r"attention_zoo(\.lucidrains\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
-    "words": r"bench\.(errors|papers|schema|quiet)",
+    "words": r"bench\.(asked|errors|papers|schema|quiet)",
     "records": r"bench\.records(\..*)?",
     "a cell's mechanism": r"bench\.mechanism",
     "folders of trained models": r"bench\.saved",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from bench import asked
+
 
 class Interrupts:
     """SIGTERM and a closing terminal interrupt as Ctrl-C does.
@@ -26,7 +28,7 @@ class Interrupts:
     def caught(self, *others: signal.Signals) -> Iterator[None]:
         """Turn these signals, and others, into `KeyboardInterrupt`."""
         in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *others) if in_main_thread else ()
+        numbers = (*asked.TO_END, *others) if in_main_thread else ()
         before = {number: signal.getsignal(number) for number in numbers}
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
@@ -35,7 +37,9 @@ class Interrupts:
             yield
         finally:
             for number in heeded:
-                signal.signal(number, before[number])
+                # By now there is something to be ended.
+                earlier = before[number]
+                signal.signal(number, signal.default_int_handler if earlier is asked.leave else earlier)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

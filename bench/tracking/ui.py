@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import os
 import signal
@@ -17,6 +18,7 @@ from types import FrameType
 
 import psutil
 
+from bench import asked
 from bench.errors import ConfigError, Parser, one_line
 from bench.quiet import QUIET
 from bench.records import own
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
     parser = Parser(prog="python -m bench.tracking.ui", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
-    parser.add_argument("--port", type=int, default=5000, help="default: 5000")
+    parser.add_argument("--port", type=_port, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)
     try:
         with _on_signals(_stop):
@@ -114,9 +116,17 @@ def _pages(port: int, experiment_id: str) -> str:
     return "\n".join([*pages, "Ctrl-C stops the server."])
 
 
-def _require_free(port: int) -> None:
+def _port(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = 0
     if not 1 <= port <= 65535:
-        raise ServerError(f"port={port}: must be from 1 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number from 1 to 65535")
+    return port
+
+
+def _require_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -170,7 +180,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handle
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, handler) for number in asked.TO_END}
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ MISTAKES = [
     ("status --al --wach", "unrecognized arguments: --wach"),
     ("wait", "the following arguments are required: sweep"),
     ("merge", "the following arguments are required: FROM, INTO"),
-    ("ui --port abc", "--port: invalid int value: 'abc'"),
+    ("ui --port abc", "--port: 'abc': must be a number from 1 to 65535"),
     ("ui --results", "--results: expected one argument"),
     ("list foo", "list foo: must be `list` alone"),
 ]

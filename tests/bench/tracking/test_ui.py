@@ -102,7 +102,8 @@ def test_interrupting_the_start_leaves_no_process_behind(tmp_path, wait_s):
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
 def test_a_port_that_is_none_is_refused(tmp_path, port):
     done = subprocess.run(ui(tmp_path, port), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, f"error: port={port}: must be from 1 to 65535\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --port: {port!r}: must be a number from 1 to 65535; ")
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
