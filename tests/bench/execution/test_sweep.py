@@ -211,11 +211,11 @@ def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_pat
     store = Store(tmp_path)
     store.write(record)
     dead, alive = (tmp_path / "inputs" / f".{name}.safetensors.1.tmp" for name in ("dead", "alive"))
-    unfinished = store.records_dir / ".left.json.1.tmp"
-    half_a_plan = tmp_path / "sweeps" / "some" / ".plan.json.gz.1.tmp"
+    unfinished = store.records_dir / f".{record.file_name}.1.tmp"
+    half_a_plan = tmp_path / "sweeps" / ("a" * 16) / ".plan.json.gz.1.tmp"
     half_a_plan.parent.mkdir(parents=True)
     half_a_plan.write_text("{")
-    left, measured = (tmp_path / "scratch" / name for name in ("left", "measured"))
+    left, measured = (tmp_path / "scratch" / (letter * 16) for letter in "bc")
     (tmp_path / "locks").mkdir()
     for folder in (left, measured):
         folder.mkdir(parents=True)
@@ -224,7 +224,7 @@ def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_pat
     dead.parent.mkdir()
     dead.write_text("{")
     unfinished.write_text("{")
-    with open(alive, "w") as file, FileLock(tmp_path / "locks" / "measured.lock"):
+    with open(alive, "w") as file, FileLock(tmp_path / "locks" / f"{measured.name}.lock"):
         fcntl.flock(file, fcntl.LOCK_EX)
         sweep.run_sweep(a_sweep(tmp_path, cell))
     assert alive.exists() and not any(path.exists() for path in (dead, unfinished, half_a_plan))
