@@ -95,7 +95,7 @@ def measure_cell(
     workbench.enter("teardown")
     result["inputs_sha256"], result["correctness"] = workbench.inputs_sha256, workbench.correctness
     result["seconds"], result["device_state"] = workbench.seconds, workbench.device_state.moments
-    result["numerics"] = _numerics(workbench)
+    result["numerics"], result["said"] = _numerics(workbench), workbench.said
     return result
 
 

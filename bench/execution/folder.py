@@ -15,7 +15,7 @@ from bench.errors import ConfigError
 from bench.execution.filesystems import require_locks
 from bench.records import own, plans
 from bench.records.disk import folders, unfinished
-from bench.records.own import FOLDERS, RESULTS
+from bench.records.own import FOLDERS, RESULTS, TRAINED
 from bench.records.store import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -68,8 +68,9 @@ def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
-    written = (root, root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))
-    for path in (path for folder in written for path in unfinished(folder, ANY)):
+    written = [(folder, ANY) for folder in (root, root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
+    written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
+    for path in (path for folder, form in written for path in unfinished(folder, form)):
         with _if_free(path) as free:
             if free:
                 path.unlink(missing_ok=True)

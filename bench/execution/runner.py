@@ -18,10 +18,11 @@ from typing import Any
 
 import attention_zoo
 from bench import measures
-from bench.errors import one_line, scrubbed
+from bench.errors import one_line, say, scrubbed
 from bench.execution import host_state, processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.jobs import job
+from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
@@ -216,6 +217,9 @@ def _run_child(
             return {"status": "crash", "reason": "the process that started it was killed", **ended}
         status, reason = _without_result(child.exit_code, count_oom_kills() - oom_kills)
         return {"status": status, "reason": reason, **ended}
+    for line in result.pop("said"):
+        if not follows():
+            say(f"{cell.title}: {line}")
     return {**result, **ended, "stderr_tail": "" if result["status"] == "ok" else tail}
 
 

@@ -31,7 +31,7 @@ class Train(Benchmark):
     trains: ClassVar[bool] = True
 
     def measure(self, workbench: Workbench) -> dict[str, Any]:
-        """Train from the newest checkpoint of this cell on, or from the beginning.
+        """Train from the newest good checkpoint of this cell on, or from the beginning.
 
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
@@ -49,8 +49,8 @@ class Train(Benchmark):
 
         trainer, keep = make_trainer(workbench), workbench.keep
         with torch.random.fork_rng():
-            if keep and (state := checkpoint.newest(keep)):
-                trainer.restore(state)
+            if keep:
+                checkpoint.resume(keep, trainer, workbench.say)
             resumed_from = trainer.step
             workbench.enter("measure")
             self._train(workbench, trainer, None if trainer.world.rank else keep)

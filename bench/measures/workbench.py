@@ -14,6 +14,7 @@ from torch import Tensor
 
 import attention_zoo
 from bench import inputs as input_sources
+from bench.errors import say
 from bench.measures.device_state import DeviceState
 from bench.measures.gate import Gate
 from bench.measures.progress import Point, Progress
@@ -44,6 +45,8 @@ class Workbench:
         self.trained: set[str] = set()
         """The labels of mechanisms that are those of the model that the inputs are taken from, as they were trained."""
         self.inputs_sha256: str | None = None
+        self.said: list[str] = []
+        """Lines for the user, whatever the cell's end."""
         self.device_state = DeviceState(self.device)
         self.device_state.note("start")
         self._report, self._entered, self._reported = report, time.perf_counter(), 0.0
@@ -70,6 +73,11 @@ class Workbench:
         if now - self._reported > PROGRESS_INTERVAL_S:
             self._reported = now
             self._report(Progress(f"{done}/{total} {note}".strip(), dict(curves or {})))
+
+    def say(self, line: str) -> None:
+        """Tell the user something about this cell, in one line."""
+        self.said.append(line)
+        say(line)  # a child that is killed leaves this only
 
     def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
         """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""

@@ -9,8 +9,8 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -20,8 +20,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` when the block ends without an error, and is gone otherwise.
+def replacing(path: Path) -> Iterator[BufferedRandom]:
+    """A file to write (and read), which becomes `path` when the block ends without an error, and is gone otherwise.
 
     Its folder is made, those above it are not: a results folder that is away comes back. What is at `path` and no
     regular file stays: OSError.
@@ -30,7 +30,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     require_file(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "x+b") as file:
             # Says to whoever clears up that this is being written.
             with contextlib.suppress(OSError):
                 lock(file.fileno(), exclusively=True)
@@ -69,19 +69,39 @@ def is_file(path: Path) -> bool:
 def require_file(path: Path) -> None:
     """Raise OSError where something is at a path that is no regular file: it is neither opened nor written over."""
     if os.path.lexists(path) and not is_file(path):
-        raise OSError(errno.EEXIST, "is no regular file, and stays as it is", str(path))
+        raise _irregular(path)
+
+
+def _irregular(path: Path) -> OSError:
+    return OSError(errno.EEXIST, "is no regular file, and stays as it is", str(path))
+
+
+def open_file(path: Path) -> BufferedReader:
+    """A regular file to read.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or something that may have no end; nothing waits.
+    """
+    require_file(path)
+    unfollowed = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | unfollowed)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise _irregular(path)
 
 
 def files(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
     """The regular files of a folder whose names have a form, if it is a folder and no link to one."""
-    return (entry for entry in _entries(folder, form) if is_file(entry))
+    return (entry for entry in entries(folder, form) if is_file(entry))
 
 
 def folders(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
     """The folders in a folder whose names have a form; else as `files`."""
-    return (entry for entry in _entries(folder, form) if entry.is_dir() and not entry.is_symlink())
+    return (entry for entry in entries(folder, form) if entry.is_dir() and not entry.is_symlink())
 
 
-def _entries(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
+def entries(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
+    """Whatever in a folder has a name of a form, in the order of names; else as `files`."""
     if folder.is_dir() and not folder.is_symlink():
         yield from (folder / name for name in sorted(os.listdir(folder)) if form.fullmatch(name))

@@ -17,6 +17,9 @@ from bench.records.record import RecordError
 
 MARKER = ".attention-zoo"
 RECORD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
+CHECKPOINT = re.compile(r"step-[0-9]{10}\.pt")
+# What the folder of a cell that trains holds.
+TRAINED = re.compile(rf"{CHECKPOINT.pattern}|model\.safetensors|config\.json")
 
 
 def _never(folder: Path) -> bool:

@@ -1,56 +1,87 @@
-"""Checkpoints of a run: each is there wholly or not at all, and the newest that can be read is gone on from."""
+"""Checkpoints of a run: each is there wholly or not at all, and a run goes on from the newest that holds and fits."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import copy
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.errors import one_line, say
-from bench.records.disk import replacing
+from bench.errors import one_line
+from bench.records.disk import entries, files, open_file, replacing, unfinished
+from bench.records.own import CHECKPOINT
 from bench.records.patience import patiently
 
-NAME = re.compile(r"step-(\d{10})\.pt")
+if TYPE_CHECKING:
+    from bench.training.loop import Trainer
+
 # One more than needed: should the disk spoil the newest.
 KEPT = 2
+# A file begins with the digest of what torch wrote after it.
+DIGEST = hashlib.sha256().digest_size
+
+
+class CheckpointError(Exception):
+    """A file that is not the checkpoint that was written there."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write a checkpoint, durably and in one piece, and remove all but the newest.
+    """Write a checkpoint, durably and in one piece, and remove the older ones but for a few.
 
     Raises:
-        OSError: the disk is full; what was there stays.
+        OSError: the disk is full, or something else has its name; what was there stays.
     """
-    patiently(lambda: _write(folder / f"step-{step:010d}.pt", state), folder.parent)
-    for old in sorted(_all(folder))[:-KEPT]:
+    path = folder / f"step-{step:010d}.pt"
+    # Whoever names a folder otherwise has moved the checkpoints of another cell there.
+    patiently(lambda: _write(path, {"cell": folder.name, **state}), folder.parent)
+    # Newer ones than this are no good: the run did not go on from them.
+    for old in [each for each in files(folder, CHECKPOINT) if each <= path][:-KEPT]:
         old.unlink(missing_ok=True)
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
     with replacing(path) as file:
+        file.write(bytes(DIGEST))
         torch.save(state, file)
+        file.seek(DIGEST)
+        digest = hashlib.file_digest(file, "sha256").digest()
+        file.seek(0)
+        file.write(digest)
 
 
-def newest(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read, tensors on the CPU; None where there is none. Only data is unpickled."""
-    for path in sorted(_all(folder), reverse=True):
+def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
+    """Go on from the newest checkpoint that holds and fits, if there is one; `say` gets a line for each other one."""
+    paths = list(entries(folder, CHECKPOINT))
+    if not paths:
+        return
+    beginning = copy.deepcopy(trainer.state())
+    for path in reversed(paths):
         try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # cut short or spoiled in whatever way
-            say(f"{path.name}: passed over, cannot be read: {one_line(error)}")
-            continue
-        return state
-    return None
+            trainer.restore(_read(path))
+        except Exception as error:  # spoiled, or of another model, in whatever way
+            say(f"{path.name}: passed over, {getattr(error, 'strerror', None) or one_line(error)}")
+            trainer.restore(beginning)
+        else:
+            return
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What was written, tensors on the CPU; only data is unpickled."""
+    with open_file(path) as file:
+        digest = file.read(DIGEST)
+        if hashlib.file_digest(file, "sha256").digest() != digest:
+            raise CheckpointError("does not have the contents that it was written with")
+        file.seek(DIGEST)
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if (cell := state.pop("cell")) != path.parent.name:
+        raise CheckpointError(f"is of another cell, {cell}")
+    return state
 
 
 def clear(folder: Path) -> None:
     """Remove the checkpoints: the run has ended, and the same cell would begin anew."""
-    for path in (*_all(folder), *folder.glob(".*.tmp")):
+    for path in (*files(folder, CHECKPOINT), *unfinished(folder, CHECKPOINT)):
         path.unlink(missing_ok=True)
-
-
-def _all(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))

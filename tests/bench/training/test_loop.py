@@ -113,14 +113,14 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, dropout, stops)
     whole = trained(trainer(dropout), 20)
     for stop in stops:
         part = trainer(dropout)
-        if state := checkpoint.newest(tmp_path):
-            part.restore(state)
+        checkpoint.resume(tmp_path, part, pytest.fail)
         torch.manual_seed(stop)
         torch.rand(stop)  # whatever else draws in the process
         trained(part, stop)
         checkpoint.save(tmp_path, part.step, part.state())
     last = trainer(dropout)
-    last.restore(checkpoint.newest(tmp_path))
+    checkpoint.resume(tmp_path, last, pytest.fail)
+    assert last.step == stops[-1]
     trained(last, 20)
     assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
     assert all(
@@ -208,5 +208,5 @@ def test_a_generator_of_a_module_goes_on_where_it_was(tmp_path):
     part = trained(noisy(), 7)
     checkpoint.save(tmp_path, part.step, part.state())
     last = noisy()
-    last.restore(checkpoint.newest(tmp_path))
-    assert torch.equal(weights(trained(last, 20)), weights(whole)) and last.curve == whole.curve
+    checkpoint.resume(tmp_path, last, pytest.fail)
+    assert last.step == 7 and torch.equal(weights(trained(last, 20)), weights(whole)) and last.curve == whole.curve

@@ -109,8 +109,12 @@ def test_a_time_limit_leaves_a_checkpoint_to_go_on_from(tmp_path):
     arguments = ("attention=softmax", "training.steps=3000", "training.checkpoint_seconds=0.2")
     done, (record,) = run(tmp_path, *arguments, "timeout=4")
     assert done.returncode == 1 and record.status == "timeout" and not record.measurements
-    assert list(tmp_path.glob("training/*/step-*.pt"))
-    assert trained(tmp_path, *arguments).measurements["resumed_from"] > 0
+    *_, newest = sorted(tmp_path.glob("training/*/step-*.pt"))
+    os.mkfifo(pipe := newest.with_name("step-9999999999.pt"))
+    done, (record,) = run(tmp_path, *arguments)
+    assert done.returncode == 0 and record.measurements["resumed_from"] == int(newest.stem.removeprefix("step-"))
+    assert done.stderr.count(f": {pipe.name}: passed over, is no regular file, and stays as it is\n") == 1
+    assert list(newest.parent.glob("step-*")) == [pipe]
 
 
 def test_two_processes_learn_what_one_does(tmp_path):
