@@ -72,6 +72,9 @@ COLUMNS = (
     "torch",
     "duration_s",  # of the cell, from the start of its process to the end
     "check_s",  # of these, in the correctness gate
+    "mechanisms",  # of the whole cell, separated by commas
+    "code",  # the hash of the sources that ran; of other mechanisms it is another one, whatever was changed
+    "commit",  # that they were of; missing where that is not known, or they were changed since
     "ended",
     "cell_id",
     "record_id",
@@ -110,6 +113,9 @@ CONDITIONS = (
     "threads",
     "torch",
 )
+# What the code of a cell depends on beside its mechanisms, and what is known of it.
+_RUN = ["bench", "inputs", "weights", "input_settings"]
+CODE = (*_RUN, "mechanisms", "code", "commit")
 # A cell that did not get to measure may not know them.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
 
@@ -271,6 +277,19 @@ def by_what(rows: pd.DataFrame) -> str | None:
     return "; ".join(sorted(causes)) or None
 
 
+def of_several_codes(rows: pd.DataFrame) -> list[str]:
+    """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known."""
+    measured = rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False)
+    return sorted({label for (label, *_), cells in measured if _of_several_codes(cells)})
+
+
+def _of_several_codes(cells: pd.DataFrame) -> bool:
+    """By the hashes of those that measured the same mechanisms; the others by whether they have a commit in common."""
+    alike = [own for _, own in cells.groupby("mechanisms")]
+    commits = set.intersection(*(set(own["commit"]) for own in alike))
+    return not commits or any(own["code"].nunique(dropna=False) > 1 for own in alike)
+
+
 def marked(table: pd.DataFrame, disturbed: Iterable[str | None]) -> pd.DataFrame:
     """The table with a column `disturbed` that says of each row by what it was, where any was."""
     column = pd.Series(list(disturbed), index=table.index, dtype=object)
@@ -324,6 +343,11 @@ def _conditions(record: Record) -> Row:
             "settings": _json(settings),
             "device_name": machine.get("gpu_name" if config.get("device") == "cuda" else "cpu_model"),
             "threads": record.numerics.get("threads"),
+            "mechanisms": ", ".join(
+                sorted({cell["attention"]["name"] for cell in (config, *bench.get("against", ()))})
+            ),
+            "code": record.code.get("sources_sha256"),
+            "commit": None if record.code.get("git_dirty") else record.code.get("git_sha"),
             "duration_s": record.duration_s,
             "check_s": record.seconds.get("check"),
             "pass": _only_pass(bench),

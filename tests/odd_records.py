@@ -217,6 +217,7 @@ FIELDS = [
     ("overrides", 5),
     ("overrides", "a=1"),
     ("machine", None),
+    ("code.sources_sha256", ["a"]),
     ("machine.cpu_model", 5),
     ("machine.cpu_count", "8"),
     ("host_state", []),

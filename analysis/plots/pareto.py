@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.frame import MissingRecords, newest, series, settle, variants
+from analysis.frame import CODE, MissingRecords, newest, series, settle, variants
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
 
@@ -17,7 +17,7 @@ ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error belong together only where these agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
 # Columns of a point, and what the frame of the errors calls them.
-_OF_ERROR = {f"error_{name}": name for name in ("low", "high", "interval", "over", "samples")}
+_OF_ERROR = {f"error_{name}": name for name in ("low", "high", "interval", "over", "samples", *CODE)}
 _MISSING = (
     "needs ok records of bench=latency and bench=spectral_norm for one mechanism at the same "
     "seq_len, num_heads, head_dim and causal"
@@ -51,7 +51,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
 
     everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
-    errors = pd.concat([points[list(_OF_ERROR)].rename(columns=_OF_ERROR) for points, *_ in panels])
+    errors = pd.concat([points[["attention", "status", *_OF_ERROR]].rename(columns=_OF_ERROR) for points, *_ in panels])
     properties = looks.styles(everything, everything["series"])
     drawn, axes = page.panels(1, len(panels))
     for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
@@ -64,7 +64,7 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         f"bars {style.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that nothing shown "
         "beats in both, exact mechanisms included."
     )
-    told = [explanation, f"{style.machine(everything)}.", style.disturbed(everything)]
+    told = [explanation, f"{style.machine(everything)}.", style.caveats(everything), style.code(errors)]
     page.caption(drawn, " ".join(filter(None, [*told, *notes])))
     return drawn
 

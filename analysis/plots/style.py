@@ -15,14 +15,14 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from analysis.frame import JSON
+from analysis.frame import JSON, of_several_codes
 from analysis.plots.page import SMALLEST, Picture, in_a_column, rc, room, shown, title
 from bench.records.quantities import BOOTSTRAP, RANGE, STUDENT
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 
-MOST_NAMED = 4  # cells, in a caption
+MOST_NAMED = 4  # in a sentence of a caption
 Rest = ParamSpec("Rest")
 
 
@@ -198,8 +198,13 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def conditions(frame: pd.DataFrame) -> str:
-    """Machine and setting as a sentence for a caption, and which cells were disturbed."""
-    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", disturbed(frame)]))
+    """Machine and setting as a sentence for a caption, and the `caveats`."""
+    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", caveats(frame)]))
+
+
+def caveats(frame: pd.DataFrame) -> str:
+    """What the points of a figure may not have in common, in sentences: a quiet machine, code. Empty if they do."""
+    return " ".join(filter(None, [disturbed(frame), code(frame)]))
 
 
 def disturbed(frame: pd.DataFrame) -> str:
@@ -208,9 +213,14 @@ def disturbed(frame: pd.DataFrame) -> str:
     if rows.empty:
         return ""
     names = [f"{shown(one.attention)} at n = {length_name(one.seq_len)}" for one in rows.itertuples()]
-    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     why = {reason.partition(":")[0] for text in rows["disturbance"] for reason in text.split("; ")}
-    return f"Measured under disturbance ({', '.join(sorted(why))}): {_list([*names[:MOST_NAMED], *more])}."
+    return f"Measured under disturbance ({', '.join(sorted(why))}): {_list(names, MOST_NAMED)}."
+
+
+def code(frame: pd.DataFrame) -> str:
+    """A sentence that names the mechanisms of which a line may join points of different code; empty without any."""
+    names = [shown(label) for label in of_several_codes(frame)]
+    return f"Points that different code may have measured: {_list(names, MOST_NAMED)}." if names else ""
 
 
 BARS = {BOOTSTRAP: "95% bootstrap interval", RANGE: "range", STUDENT: "95% interval (Student's t)"}
@@ -253,7 +263,9 @@ def _values(frame: pd.DataFrame, column: str) -> str:
     return ", ".join(str(value) for value in sorted(set(frame[column].dropna())))
 
 
-def _list(names: list[str]) -> str:
+def _list(names: list[str], most: int | None = None) -> str:
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

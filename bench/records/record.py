@@ -145,6 +145,7 @@ class Record(Attempt):
         for name in ("started", "ended"):
             _check_time(name, fields[name])
         _check_config(fields["config"])
+        _check_types("code.", fields.get("code", {}), _CODE)
         _check_types("machine.", fields.get("machine", {}), _MACHINE)
         _check_types("host_state.", fields.get("host_state", {}), _HOST_STATE)
         _check_types("numerics.", fields.get("numerics", {}), _NUMERICS)
@@ -166,6 +167,7 @@ _CONFIG = _CELL | {
     "device": str | None,
     "seed": int | None,
 }
+_CODE = {"git_sha": str | None, "sources_sha256": str | None}
 _MACHINE = {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None}
 _HOST_STATE = {"disturbed": list[str] | None}
 _NUMERICS = {"threads": int | None}

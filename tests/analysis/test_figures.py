@@ -11,6 +11,7 @@ from synthetic_records import (
     LENGTHS,
     compare,
     decode,
+    everything,
     latency,
     memory,
     record,
@@ -442,3 +443,40 @@ def test_every_table_says_which_rows_were_disturbed():
 def test_every_figure_names_what_was_disturbed(name):
     loud = tidy([under(record, "$other$ processes: 1.3 cores") for record in good()])
     assert "Measured under disturbance (\\$other\\$ processes): " in caption(FIGURES[name](loud))
+
+
+def of_code(record, hash, commit, dirty=False):
+    return dataclasses.replace(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": dirty})
+
+
+def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
+    flash, performer = ([latency(label, n, rng) for n in LENGTHS] for label in ("flash", "performer"))
+    said = "Points that different code may have measured: {}."
+    # Another mechanism's code has another hash, and an edit elsewhere another commit.
+    records = [of_code(one, "a", str(number)) for number, one in enumerate(flash)]
+    records += [of_code(one, "b", "0") for one in performer]
+    assert "different code" not in caption(polysketchformer.figure1(tidy(records)))
+    records[0] = of_code(flash[0], "c", "0")
+    assert said.format("flash") in caption(polysketchformer.figure1(tidy(records)))
+    records[-1] = performer[-1]
+    assert said.format("flash and performer") in caption(polysketchformer.figure1(tidy(records)))
+    failed = [of_code(latency("flash", LENGTHS[0], rng, "oom"), "c", "9"), *records[1 : len(flash)]]
+    assert "different code" not in caption(polysketchformer.figure1(tidy(failed)))
+
+
+@pytest.mark.parametrize(("commits", "told"), [(("1", "1"), False), (("1", "2"), True)])
+def test_hashes_of_different_comparisons_say_nothing_and_their_commits_do(rng, commits, told):
+    cells = compare(("flash", "performer"), 1024, rng), compare(("flash", "performer", "v_mean"), 2048, rng)
+    records = [of_code(cell, name, commit) for cell, name, commit in zip(cells, "ab", commits, strict=True)]
+    text = caption(comparison.figure(tidy(records)))
+    assert ("different code may have measured: flash and performer." in text) == told
+
+
+@pytest.fixture(scope="module")
+def of_many_codes():
+    return tidy([of_code(record, record.cell_id, record.cell_id) for record in everything()])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_names_what_different_code_measured(of_many_codes, name):
+    assert "Points that different code may have measured: " in caption(FIGURES[name](of_many_codes))
