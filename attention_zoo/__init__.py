@@ -42,8 +42,13 @@ __all__ = [
 def import_plugins() -> None:
     """Import the mechanisms from outside the package: modules that call `register`, named (comma-separated) in the
     environment variable ATTENTION_ZOO_PLUGINS.
+
+    Raises:
+        ImportError: there is no such module, or a name is empty.
     """
-    for plugin in filter(None, os.environ.get("ATTENTION_ZOO_PLUGINS", "").split(",")):
+    for plugin in (named := os.environ.get("ATTENTION_ZOO_PLUGINS", "")) and named.split(","):
+        if not plugin:
+            raise ImportError("a name is empty")
         importlib.import_module(plugin)
 
 

@@ -26,7 +26,7 @@ class NonFiniteError(Exception):
 
 
 class IncorrectError(Exception):
-    """The mechanism's output differs from its float64 reference by more than rounding explains."""
+    """The mechanism's output is not that of its float64 reference, or its formula gives no FLOPs."""
 
 
 class Parser(argparse.ArgumentParser):

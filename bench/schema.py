@@ -23,6 +23,7 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    above: float | None = None,
     choices: tuple[str, ...] | None = None,
     condition: bool = True,
 ) -> Any:
@@ -31,7 +32,7 @@ def setting(
     `condition` says whether cells that differ in it measure something else, so that no figure mixes them; False for
     what says only how well, how far or which part is measured.
     """
-    metadata = {"minimum": minimum, "maximum": maximum, "choices": choices, "condition": condition}
+    metadata = {"minimum": minimum, "maximum": maximum, "above": above, "choices": choices, "condition": condition}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -121,7 +122,7 @@ def _structured(schema: type) -> Any:
 
 
 def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    minimum, maximum, choices = (metadata.get(bound) for bound in ("minimum", "maximum", "choices"))
+    minimum, maximum, above, choices = (metadata.get(bound) for bound in ("minimum", "maximum", "above", "choices"))
     if value is None:
         return
     if isinstance(value, list) and not value:
@@ -131,5 +132,7 @@ def _check_bounds(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}={item!r}: must be one of {', '.join(choices)}")
         if minimum is not None and not (math.isfinite(item) and item >= minimum):
             raise ConfigError(f"{key}={item!r}: must be a number of at least {minimum}")
+        if above is not None and not (math.isfinite(item) and item > above):
+            raise ConfigError(f"{key}={item!r}: must be a number above {above}")
         if maximum is not None and item > maximum:
             raise ConfigError(f"{key}={item!r}: must be a number of at most {maximum}")

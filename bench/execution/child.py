@@ -87,7 +87,7 @@ def measure_cell(
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)
         workbench.device_state.note("after")
-    except Exception as error:
+    except BaseException as error:  # a mechanism raises what it likes
         result["status"], result["reason"] = classify(error)
         result["phase"] = workbench.phase
         if result["status"] == "error":

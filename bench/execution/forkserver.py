@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bench.errors import ConfigError, bounded
 from bench.execution import family
 from bench.execution.output import Output
 
@@ -49,8 +50,14 @@ def forks() -> bool:
     """Whether children are forked here, or started from nothing: macOS does not allow the first.
 
     ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds.
+
+    Raises:
+        ConfigError: it asks for something else.
     """
-    return sys.platform == "linux" and os.environ.get("ATTENTION_ZOO_START") != "spawn"
+    asked = os.environ.get("ATTENTION_ZOO_START", "fork")
+    if asked not in ("fork", "spawn"):
+        raise ConfigError(f"ATTENTION_ZOO_START={bounded(asked)!r}: must be fork or spawn")
+    return sys.platform == "linux" and asked == "fork"
 
 
 def serve(descriptor: str) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import Any
 from bench.errors import ConfigError
 from bench.execution import executors, ranks
 from bench.execution.folder import check_folder, prepare_folder
+from bench.execution.forkserver import forks
 from bench.execution.interrupts import Interrupts
 from bench.execution.rehearsal import rehearse
 from bench.execution.reruns import Rerun, stands
@@ -94,15 +95,17 @@ def run_sweep(
         on_progress: told how far a cell is now and then.
 
     Raises:
-        ConfigError: the results folder or the folder of the device's lock cannot be used.
+        ConfigError: the results folder, the folder of the device's lock or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     store = Store(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
+    forks()
     attempts = _attempts(store, sweep)
     todo, rerun = outstanding(store, sweep, attempts)
     standing = latest(attempts)
     ranks.require_joint(todo, sweep.executor.name)
+    executors.require_usable(sweep.executor, todo)
     elsewhere = bool(sweep.executor.place.name)
     todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
     prepare_folder(sweep.settings.results_dir, shared=elsewhere)

@@ -50,7 +50,7 @@ class Benchmark:
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
 
-    memory_limit: float | None = setting(None, minimum=0, maximum=2**30, condition=False)  # GiB to allocate; None: all
+    memory_limit: float | None = setting(None, above=0, maximum=2**30, condition=False)  # GiB to allocate; None: all
 
     def measure(self, workbench: Workbench) -> dict[str, Any]:
         """Measure in this process: raw samples, as JSON takes them."""

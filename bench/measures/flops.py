@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.errors import IncorrectError
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity
 from bench.schema import setting
 
 if TYPE_CHECKING:
+    from attention_zoo import Attention
     from bench.measures.workbench import Workbench
 
 GFLOP = ("GFLOP", 1e-9)
@@ -52,7 +54,7 @@ class Flops(Benchmark):
         if not operations:
             raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
         return {
-            "analytic": attention.flops(batch, seq_len),
+            "analytic": analytic(attention, batch, seq_len),
             "counted": sum(operations.values()),
             "operations": operations,
             "features": None if size is None else getattr(attention, size),
@@ -71,6 +73,20 @@ class Flops(Benchmark):
         """Formula, count and ratio."""
         analytic, counted, ratio = (one.text for one in quantities)
         return f"{analytic} by formula, {counted} counted, ratio {ratio}"
+
+
+def analytic(attention: Attention, batch: int, seq_len: int) -> int:
+    """The FLOPs of one forward pass by the mechanism's own formula; a multiply-add counts 2.
+
+    Raises:
+        IncorrectError: the formula gives no number, or none that FLOPs can have.
+    """
+    flops: object = attention.flops(batch, seq_len)
+    if not isinstance(flops, int | float):
+        raise IncorrectError(f"flops({batch}, {seq_len}): is {type(flops).__name__}, must be a number")
+    if not (math.isfinite(flops) and flops >= 0):
+        raise IncorrectError(f"flops({batch}, {seq_len}): is {flops}, must be a number of at least 0")
+    return int(flops)
 
 
 def count(call: Callable[[], Any]) -> dict[str, int]:

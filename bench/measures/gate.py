@@ -146,7 +146,8 @@ class Gate:
         value: Tensor,
     ) -> None:
         out, reference = result[0], self.measured[label].reference
-        assert out is not None
+        if not isinstance(out, torch.Tensor):
+            raise IncorrectError(f"{label}, {name}: output is {type(out).__name__}, must be a tensor")
         if (out.shape, out.dtype, out.device) != (value.shape, value.dtype, value.device):
             shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}" for x in (out, value)]
             raise IncorrectError(f"{label}, {name}: output is {shapes[0]}, must be {shapes[1]}")

@@ -44,6 +44,7 @@ class Roofline(Benchmark):
             "flops": analytic forward FLOPs, "bytes": compulsory, "features": d or None}`.
         """
         from bench.measures.ceilings import Ceilings, compulsory_bytes
+        from bench.measures.flops import analytic
         from bench.measures.rounds import time_in_rounds
         from bench.measures.timing import Pass
 
@@ -57,7 +58,7 @@ class Roofline(Benchmark):
         batch_size, _, seq_len, _ = inputs[0].shape
         size = attention.info.size
         return timing | {
-            "flops": attention.flops(batch_size, seq_len),
+            "flops": analytic(attention, batch_size, seq_len),
             "bytes": compulsory_bytes(attention, inputs),
             "features": None if size is None else getattr(attention, size),
         }

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bench.errors import IncorrectError
+
 Result = tuple[Tensor | None, ...]
 
 MAX_CALLS_PER_SAMPLE = 1000
@@ -77,15 +79,21 @@ class Pass:
 
     def prepare(self) -> Tensor | None:
         """What `run` needs and what is not timed."""
-        return self.attention(*self.inputs) if self.name == "backward" else None
+        return self._output() if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> Result:
         """The timed call: the output, and but for `forward` the gradient of each leaf, None where it has none."""
         if self.name == "forward":
             with torch.no_grad():
                 return (self.attention(*self.inputs),)
-        out = self.attention(*self.inputs) if prepared is None else prepared
+        out = self._output() if prepared is None else prepared
         return (out.detach(), *torch.autograd.grad(out, self.leaves, self.gradient, allow_unused=True))
+
+    def _output(self) -> Tensor:
+        out = self.attention(*self.inputs)
+        if not isinstance(out, Tensor):  # the gate says so of the forward pass, whose calls are only timed
+            raise IncorrectError(f"{self.name}: output is {type(out).__name__}, must be a tensor")
+        return out
 
     def run_unprepared(self) -> Result:
         """The whole pass, with what is otherwise not timed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class Config:
     impl: str = setting("auto", choices=("auto", "reference", "fused"))
     seed: int = setting(0, minimum=0)
     repeats: int = setting(10, minimum=1, maximum=1_000_000)
-    timeout: float = setting(600.0, minimum=0, maximum=YEAR_S)
+    timeout: float = setting(600.0, above=0, maximum=YEAR_S)
     rerun: str = setting("failed", choices=("failed", "disturbed", "all"))
     results_dir: str = "runs"
     size: str = setting("laptop", choices=("laptop", "paper"))
@@ -68,7 +69,7 @@ def check(values: Mapping[str, Any]) -> Config:
         ConfigError: naming the key, its value and what is allowed.
     """
     config = checked(Config, _plain(values))
-    if not config.results_dir.strip():
+    if not config.results_dir.strip() or re.match(r"\w+://", config.results_dir):
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
     _require_addressable(config)
     config.bench = measures.check(config.bench)
@@ -79,6 +80,8 @@ def check(values: Mapping[str, Any]) -> Config:
         config.inputs = _inputs(config.inputs)
     tracking = {"name": "mlflow", **config.tracking}
     config.tracking = dataclasses.asdict(checked(Tracking, tracking, "tracking."))
+    if not config.tracking["experiment"].strip():
+        raise ConfigError("tracking.experiment='': must be a name")
     if not isinstance(config.attention.get("name"), str):
         raise ConfigError(f"attention={config.attention!r}: must be the name of a file in conf/attention")
     return config

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bench.errors import ConfigError
+from bench.plan.data import shown
 from bench.plan.place import HERE, Place
 from bench.schema import checked, setting
 
@@ -133,7 +134,10 @@ def check(node: Mapping[str, Any]) -> Executor:
     """The executor that Hydra's node of a launcher describes.
 
     Raises:
-        ConfigError: a parameter that it does not have, or whose value it does not take.
+        ConfigError: there is no such executor, or a parameter that it does not have or whose value it does not take.
     """
+    name = node["executor"]
+    if name not in list(EXECUTORS):  # it may be anything
+        raise ConfigError(f"hydra.launcher.executor={shown(name)}: must be one of {', '.join(EXECUTORS)}")
     values = {key: value for key, value in node.items() if key not in ("_target_", "executor")}
-    return checked(EXECUTORS[node["executor"]], values, "hydra.launcher.")
+    return checked(EXECUTORS[name], values, "hydra.launcher.")

@@ -154,6 +154,9 @@ class _Files(ConfigRepository):
         if ".." in Path(config_path).parts:
             group, _, name = config_path.partition("/")
             raise ConfigError(f"{group}={name}: must be the name of a file in {group}/")
+        if Path(config_path).suffix in (".yaml", ".yml"):
+            group, _, name = config_path.rpartition("/")
+            raise ConfigError(f"{group}={name}: must be {Path(name).stem}, the name of a file without its ending")
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)

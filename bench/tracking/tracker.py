@@ -41,6 +41,7 @@ LOCAL_WINDOW_S, SERVER_WINDOW_S = 60.0, 0.15
 # When the sweep is done: without any progress, until it says what it waits for, and between looks.
 STALLED_S, SILENT_S, POLL_S = 60.0, 5.0, 0.5
 LOCAL = ("sqlite:", "file:")
+SQLITE = b"SQLite format 3\0"
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 
 
@@ -173,3 +174,13 @@ def _require_store(uri: str) -> None:
         file = Path(parts.path[1:])
         if not parts.path[1:] or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ConfigError(f"tracking.uri={uri!r}: must be sqlite:///FILE in a folder that can be written")
+        if file.exists() and not _is_database(file):
+            raise ConfigError(f"tracking.uri={uri!r}: must be a database of SQLite, or the name of a new one")
+
+
+def _is_database(file: Path) -> bool:
+    """Whether a file is one of SQLite, which makes an empty one before it writes to it."""
+    if not file.is_file():
+        return False
+    with open(file, "rb") as stream:
+        return stream.read(len(SQLITE)) in (SQLITE, b"")

@@ -84,7 +84,8 @@ class Trainer:
 
     def update(self, loss: float) -> tuple[float, float]:
         """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip or math.inf))
+        limit = math.inf if self.settings.clip is None else self.settings.clip
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFiniteError(f"step={self.step}: loss {loss:g}, {self._first_nonfinite()}")
         rate = self.settings.rate(self.step)

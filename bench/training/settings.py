@@ -27,7 +27,7 @@ class Training:
     weight_decay: float = setting(0.01, minimum=0)
     beta1: float = setting(0.9, minimum=0, maximum=0.9999999)
     beta2: float = setting(0.98, minimum=0, maximum=0.9999999)
-    clip: float | None = setting(1.0, minimum=0)  # of the norm of all gradients; null does not
+    clip: float | None = setting(1.0, above=0)  # of the norm of all gradients; null does not
     accumulate: int = setting(1, minimum=1)  # parts of a batch, one after the other
     compile: bool = False  # by torch.compile
     evaluate_every: int = setting(100, minimum=1, condition=False)  # steps

@@ -48,6 +48,17 @@ SENTENCES = {
     "repeats=0": "repeats=0",
     "timeout=abc": "timeout='abc'",
     "timeout=-1": "timeout=-1",
+    "timeout=0": "timeout=0.0: must be a number above 0",
+    "results_dir=s3://bucket/runs": "results_dir='s3://bucket/runs': must be a folder",
+    "tracking=mlflow tracking.experiment=": "tracking.experiment='': must be a name",
+    "attention=flash.yaml": "attention=flash.yaml: must be flash, the name of a file without its ending",
+    "experiment=demo.yml": "experiment=demo.yml: must be demo, the name of a file without its ending",
+    "hydra.launcher.executor=os": "hydra.launcher.executor='os': must be one of cells, devices, ray, slurm",
+    "hydra.launcher.executor=[cells]": "hydra.launcher.executor=['cells']: must be one of cells",
+    "hydra/launcher=devices hydra.launcher.cores_per_worker=4096": "hydra.launcher.cores_per_worker=4096: must be at",
+    "hydra/launcher=ray hydra.launcher.num_cpus=4096": "hydra.launcher.num_cpus=4096: must be at most",
+    "hydra/launcher=ray hydra.launcher.address=127.0.0.1:9": "hydra.launcher.address='127.0.0.1:9': ",
+    "hydra/launcher=ray hydra.launcher.address=h:99999": "hydra.launcher.address='h:99999': ",
     "timeout=nan": "timeout=nan",
     "rerun=sometimes": "rerun='sometimes'",
     "max_cells=0": "max_cells=0: must be",
@@ -76,7 +87,9 @@ SENTENCES = {
     "results_dir=a,b": "results_dir='b': must have one value",
     "bench.passes=[sideways]": "bench.passes='sideways'",
     "bench.passes=[]": "bench.passes=[]",
+    "bench=train model=transformer_tiny task=reversal training.clip=0": "training.clip=0.0: must be a number above 0",
     "bench.memory_limit=-1": "bench.memory_limit=-1",
+    "bench.memory_limit=0": "bench.memory_limit=0.0: must be a number above 0",
     "bench=spectral_norm bench.num_features=0": "bench.num_features=0",
     "bench=compare": "attention=flash: bench=compare needs two or more",
     "inputs.score_scale=0": "inputs.score_scale=0",
@@ -562,7 +575,7 @@ def plugins():
     """Modules in ATTENTION_ZOO_PLUGINS that cannot be imported; run in a process of their own only."""
     yield from (
         words("ATTENTION_ZOO_PLUGINS", "seed=1", plugins=name)
-        for name in ["nothere.x", "a b", "..", "5", "os.nothing", "é"]
+        for name in ["nothere.x", "a b", "..", "5", "os.nothing", "é", ",", "os,"]
     )
     for name, text in {
         "raises": "raise RuntimeError('boo\\nmore')",

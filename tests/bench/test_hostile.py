@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import time
 
@@ -11,10 +12,20 @@ import pytest
 from command import command, environment
 from hostile import IN_PROCESS, PLUGINS
 
+from bench import asked
 from bench.__main__ import main
 from bench.execution import work
 
 LONGEST_S = 10
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """The command answers signals from its first line on."""
+    before = {number: signal.getsignal(number) for number in asked.TO_END}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def name(case):
@@ -81,6 +92,16 @@ def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
     require_one_line(hostile, ended.value.code, printed.out, printed.err)
     runs = str(tmp_path / "runs")
     assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
+
+
+def test_a_way_to_start_children_that_nobody_knows_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ATTENTION_ZOO_START", "teleport")
+    monkeypatch.setattr("sys.argv", ["bench", "seq_len=64", "tracking=none", f"results_dir={tmp_path}/runs"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = "error: ATTENTION_ZOO_START='teleport': must be fork or spawn\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, said)
+    assert tree(tmp_path) == []
 
 
 def test_there_are_many():

@@ -11,6 +11,10 @@ from bench.plan.cell import Cell
 from bench.plan.executors import Cells
 
 
+def require_usable(settings: Cells, todo: Sequence[Cell]) -> None:
+    """It always is."""
+
+
 def run(settings: Cells, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
     """Measure in turn."""
     for cell in todo:

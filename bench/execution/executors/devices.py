@@ -33,12 +33,13 @@ class Worker(NamedTuple):
     """None: all that this process may use."""
 
 
-def run(settings: Devices, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
-    """Measure as many together as there are devices; what must be alone comes at the end, in turn.
+def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
+    """Raise `ConfigError` where a worker needs more cores than there are."""
+    cpu_workers(settings.cores_per_worker)
 
-    Raises:
-        ConfigError: a worker needs more cores than there are.
-    """
+
+def run(settings: Devices, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+    """Measure as many together as there are devices; what must be alone comes at the end, in turn."""
     workers = cpu_workers(settings.cores_per_worker) + gpu_workers(todo)
     # No signal reaches a worker's thread in the middle of saving.
     pool = _Pool(dataclasses.replace(work, saving=contextlib.nullcontext), watch)

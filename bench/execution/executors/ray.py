@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import secrets
 import signal
@@ -48,30 +49,41 @@ LOCAL = {
 CPUS = "hydra.launcher.num_cpus"
 
 
-def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
-    """Measure as many together as the cluster has room for.
-
-    Raises:
-        ConfigError: there is no such cluster, or none that can run these cells.
-        UnfinishedError: the tasks of some cells were lost more often than `max_retries`.
-    """
-    devices = {cell.config["device"] for cell in todo}
-    for device in sorted(filter(is_gpu, devices)):
+def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
+    """Raise `ConfigError` where there is no Ray, no such cluster, or none that can run these cells."""
+    for device in sorted(filter(is_gpu, {cell.config["device"] for cell in todo})):
         if device != "cuda:0":
             raise ConfigError(f"device={device!r}: Ray chooses the GPU of a task; must be auto, cpu or cuda")
         if not settings.num_gpus:
             raise ConfigError("hydra.launcher.num_gpus=0: must be at least 1 for cells on GPUs; device=cpu uses none")
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("hydra/launcher=ray: needs Ray; `pip install attention-zoo[ray]`")
+    if settings.address is None:
+        core_sets(settings.num_cpus, CPUS)
+    elif settings.address != "auto":  # Ray itself would try for many minutes
+        host, _, port = settings.address.partition(":")
+        with _connecting(settings):
+            socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
+
+
+def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+    """Measure as many together as the cluster has room for.
+
+    Raises:
+        ConfigError: there is no such cluster.
+        UnfinishedError: the tasks of some cells were lost more often than `max_retries`.
+    """
     if not todo:
         return
     rounds.begin(work, todo)
-    with _cluster(settings, work, gpus="cuda:0" in devices) as ray:
+    with _cluster(settings, work, gpus=any(cell.config["device"] == "cuda:0" for cell in todo)) as ray:
         _Tasks(ray, settings, work, todo, watch).run()
 
 
 @contextlib.contextmanager
 def _cluster(settings: Ray, work: Work, gpus: bool) -> Iterator[Any]:
     os.environ.update({**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {})
-    ray = _library()
+    ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         raise ConfigError("hydra/launcher=ray: this process uses Ray for something else; ray.shutdown() ends that")
     with contextlib.ExitStack() as stack:
@@ -80,16 +92,18 @@ def _cluster(settings: Ray, work: Work, gpus: bool) -> Iterator[Any]:
             # Sockets lie below it, whose names must be short.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
             options |= _local(settings, gpus) | {"_temp_dir": folder}
-        try:
-            if (settings.address or "auto") != "auto":  # Ray itself would try for many minutes
-                host, _, port = str(settings.address).partition(":")
-                socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
-            stack.callback(ray.shutdown)
-            with work.saving():  # whoever interrupts Ray half-way may find it crash
-                _init(ray, options)
-        except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
+        stack.callback(ray.shutdown)
+        with _connecting(settings), work.saving():  # whoever interrupts Ray half-way may find it crash
+            _init(ray, options)
         yield ray
+
+
+@contextlib.contextmanager
+def _connecting(settings: Ray) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
 
 
 def _init(ray: Any, options: dict[str, Any]) -> None:
@@ -100,13 +114,6 @@ def _init(ray: Any, options: dict[str, Any]) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError("hydra/launcher=ray: needs Ray; `pip install attention-zoo[ray]`") from None
 
 
 def _local(settings: Ray, gpus: bool) -> dict[str, Any]:

@@ -59,17 +59,33 @@ class SubmissionError(Exception):
     """Slurm does not take a job; one line says why."""
 
 
+def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
+    """Raise `ConfigError` where there is no Slurm, or a cell may take longer than a job."""
+    if importlib.util.find_spec("submitit") is None:
+        raise ConfigError("hydra/launcher=slurm: needs submitit; install attention-zoo[slurm]")
+    for tool in TOOLS:
+        if shutil.which(tool) is None:
+            raise ConfigError(f"hydra/launcher=slurm: there is no {tool} here; must run where jobs are submitted")
+    allowed = settings.timeout_min * 60 - settings.signal_delay_s
+    for cell in todo:
+        # What trains goes on in the next job where it stopped.
+        if cell.timeout > allowed and not measures.get(cell.config["bench"]["name"]).trains:
+            raise ConfigError(
+                f"timeout={cell.timeout:g}: must be at most {allowed} seconds, what"
+                f" hydra.launcher.timeout_min={settings.timeout_min} leaves a job"
+            )
+
+
 def run(settings: Slurm, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
     """Have the cells measured by jobs: those that are there already, then new ones.
 
     Raises:
-        ConfigError: there is no Slurm, or it does not take the jobs.
+        ConfigError: Slurm does not take the jobs.
         KeyboardInterrupt: the jobs go on.
     """
     if not todo:
         rounds.forget(work)
         return
-    _require_usable(settings, todo)
     for cell in todo:
         if cell.unsupported is not None:  # no job is needed to say so
             work.measure(cell)
@@ -110,22 +126,6 @@ def _go_on(jobs: Jobs, work: Work, todo: Sequence[Cell], watch: Watch) -> list[C
     arrivals = rounds.Arrivals(work, [cell for cell in todo if cell.unsupported is None])
     arrivals.new()
     return list(arrivals.missing.values())
-
-
-def _require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
-    if importlib.util.find_spec("submitit") is None:
-        raise ConfigError("hydra/launcher=slurm: needs submitit; install attention-zoo[slurm]")
-    for tool in TOOLS:
-        if shutil.which(tool) is None:
-            raise ConfigError(f"hydra/launcher=slurm: there is no {tool} here; must run where jobs are submitted")
-    allowed = settings.timeout_min * 60 - settings.signal_delay_s
-    for cell in todo:
-        # What trains goes on in the next job where it stopped.
-        if cell.timeout > allowed and not measures.get(cell.config["bench"]["name"]).trains:
-            raise ConfigError(
-                f"timeout={cell.timeout:g}: must be at most {allowed} seconds, what"
-                f" hydra.launcher.timeout_min={settings.timeout_min} leaves a job"
-            )
 
 
 class Jobs:

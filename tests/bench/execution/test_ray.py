@@ -50,10 +50,9 @@ def test_what_cannot_be_asked_for_is_one_line(values, said):
 @pytest.mark.parametrize(
     ("device", "num_gpus", "said"), [("cuda:0", 0, "hydra.launcher.num_gpus=0: "), ("cuda:1", 1, "device='cuda:1': ")]
 )
-def test_gpus_are_asked_for_and_chosen_by_ray(tmp_path, device, num_gpus, said):
-    work = Work(Store(tmp_path), "0" * 16, (), frozenset())
+def test_gpus_are_asked_for_and_chosen_by_ray(device, num_gpus, said):
     with pytest.raises(ConfigError) as raised:
-        ray.run(Ray(num_gpus=num_gpus), work, [Cell({"device": device}, "0" * 64, 1.0)], None)
+        ray.require_usable(Ray(num_gpus=num_gpus), [Cell({"device": device}, "0" * 64, 1.0)])
     assert str(raised.value).startswith(said)
 
 

@@ -337,6 +337,7 @@ def test_a_sweep_on_a_real_slurm(real, tmp_path):
     )
 
 
+@pytest.mark.needs("slurm")
 @pytest.mark.commands
 def test_jobs_outlive_ctrl_c_of_their_head_and_can_be_waited_for(real, tmp_path):
     typed = [*TYPED, f"results_dir={tmp_path}/runs", "seed=1,2"]

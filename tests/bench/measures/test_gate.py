@@ -1,5 +1,6 @@
 """The gate: no wrong mechanism is measured, and no right one is turned away."""
 
+import dataclasses
 import itertools
 import os
 import random
@@ -68,6 +69,46 @@ def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(
     assert result["status"] in ("incorrect", "nonfinite"), result
     assert "measurements" not in result
     assert result["reason"].startswith(name) and re.search(reason, result["reason"]), result["reason"]
+
+
+class Base(BaseException):
+    pass
+
+
+def odd(**methods):
+    """A class of mechanisms that is right but for these methods."""
+    right = attention_zoo.attention_class("v_mean")
+    return type("Odd", (right,), {"info": dataclasses.replace(right.info, name="odd"), **methods})
+
+
+@pytest.mark.parametrize("passes", [["forward"], ["forward_backward"], ["backward"]])
+def test_no_output_is_named(passes, monkeypatch, tmp_path):
+    monkeypatch.setitem(_REGISTRY, "odd", odd(_attend=lambda self, query, key, value, padding: None))
+    result = measure_cell(cell("odd", passes=passes), tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and "output is NoneType, must be a tensor" in result["reason"]
+
+
+@pytest.mark.parametrize(
+    "ending", [Base("boo"), SystemExit(0), SystemExit("bye"), KeyboardInterrupt(), GeneratorExit()]
+)
+def test_whatever_a_mechanism_raises_is_named(ending, monkeypatch, tmp_path):
+    def attend(self, query, key, value, padding):
+        raise ending
+
+    monkeypatch.setitem(_REGISTRY, "odd", odd(_attend=attend))
+    result = measure_cell(cell("odd"), tmp_path, tmp_path / "progress")
+    assert result["status"] == "error" and result["reason"].startswith(type(ending).__name__)
+
+
+@pytest.mark.parametrize(
+    ("flops", "said"),
+    [(float("nan"), "nan"), (float("inf"), "inf"), (-1, "-1"), (torch.tensor(5), "Tensor"), (None, "NoneType")],
+)
+def test_a_formula_that_gives_no_flops_is_named(flops, said, monkeypatch, tmp_path):
+    monkeypatch.setitem(_REGISTRY, "odd", odd(flops=lambda self, batch, seq_len: flops))
+    bench = measures.check({"name": "roofline", "min_sample_ms": 0.0})
+    result = measure_cell(cell("odd", bench=bench), tmp_path, tmp_path / "progress")
+    assert result["status"] == "incorrect" and f"flops(2, 150): is {said}, must be a number" in result["reason"]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])

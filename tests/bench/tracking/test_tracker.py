@@ -1,7 +1,9 @@
 """A tracking server that is not there, or is no good, costs seconds, once, and one line; never a cell."""
 
+import contextlib
 import os
 import socket
+import sqlite3
 import threading
 import time
 from contextlib import contextmanager
@@ -120,6 +122,23 @@ def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
 def test_an_address_that_no_store_can_have_is_refused(uri, tmp_path):
     with pytest.raises(ConfigError, match=r"^tracking\.uri="):
         tracker(tmp_path, uri)
+
+
+@pytest.mark.parametrize("content", ["my notes", "SQLite format 2"])
+def test_a_file_that_is_no_database_stays_as_it_is(content, tmp_path):
+    (tmp_path / "x.db").write_text(content)
+    with pytest.raises(
+        ConfigError, match=r"^tracking\.uri='sqlite:.*': must be a database of SQLite, or the name of a"
+    ):
+        tracker(tmp_path, f"sqlite:///{tmp_path}/x.db")
+    assert (tmp_path / "x.db").read_text() == content
+
+
+def test_a_database_that_is_there_is_taken(tmp_path):
+    for name in ("x.db", "empty.db"):
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("create table t (x)" if name == "x.db" else "select 1")
+        assert tracker(tmp_path, f"sqlite:///{tmp_path / name}").mirror is not None
 
 
 @pytest.mark.parametrize(
