@@ -12,6 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.errors import ConfigError, Parser, one_line
 from bench.records import own
@@ -22,7 +23,12 @@ from bench.records.record import RecordError
 from bench.records.store import Store
 
 Read = Callable[[], bytes]
+# Of an archive, unpacked: it is held in memory.
+LARGEST_ARCHIVE = 2**30
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})")
+
+
+_TOO_LARGE = f"its records are larger than {LARGEST_ARCHIVE >> 20:,} MiB"
 
 
 class ArchiveError(ValueError):
@@ -35,13 +41,18 @@ def pack(results_dir: Path, archive: Path) -> int:
     A file that is no record is named on stderr and left out.
 
     Raises:
-        ArchiveError: something else is at the archive's path.
+        ArchiveError: something else is at the archive's path, or the records are more than `LARGEST_ARCHIVE`.
+        ConfigError: there are no records in the folder.
     """
     if os.path.lexists(archive):
         _require_own(archive)
     buffer, store = io.BytesIO(), Store(results_dir)
     records = [path for path, _ in store.readable(store.names())]
+    if not records:
+        raise ConfigError(f"--results={str(results_dir)!r}: holds no records; must be a results folder")
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
+    if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
+        raise ArchiveError(f"{results_dir}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
     # What a link leads to, and not the link.
     with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
         for path in (*samples, *records):
@@ -73,7 +84,8 @@ def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
         How many were added, and how many were there.
 
     Raises:
-        ArchiveError: a member is not a record, or not where records lie; nothing is written then.
+        ArchiveError: a member is not a record, or not where records lie, or all are more than `LARGEST_ARCHIVE`;
+            nothing is written then.
     """
     files = _members(archive)
     for name, data in files["records"].items():
@@ -107,7 +119,9 @@ def _members(archive: Path) -> dict[str, dict[str, bytes]]:
     """The contents of an archive's files, by folder and name."""
     files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        if archive.exists() and not archive.is_file():
+            raise ArchiveError(f"{archive}: must be a file")
+        with gzip.open(archive) as stream, _stream(_Bounded(stream, archive)) as tar:
             for member in tar:
                 match = MEMBER.fullmatch(member.name)
                 content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
@@ -117,6 +131,24 @@ def _members(archive: Path) -> dict[str, dict[str, bytes]]:
     except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise ArchiveError(f"{archive}: {error}") from None
     return files
+
+
+def _stream(content: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=content, mode="r|")  # it needs nothing but `read`
+
+
+class _Bounded:
+    """What a compressed file holds, as far as that is bounded, whatever its headers say."""
+
+    def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
+        self._stream, self._archive, self._left = stream, archive, LARGEST_ARCHIVE
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ArchiveError(f"{self._archive}: {_TOO_LARGE}")
+        return data
 
 
 def _content(files: dict[str, bytes], name: str) -> bytes:

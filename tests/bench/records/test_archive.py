@@ -1,6 +1,8 @@
 """Records travel as one file: all of them, nothing else, and they replace nothing."""
 
+import gzip
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.records import archive as archive_module
 from bench.records.archive import ArchiveError, main, pack, unpack
 from bench.records.store import Store
 
@@ -50,6 +53,41 @@ def test_merging_replaces_nothing(synthetic_results, tmp_path):
     (tmp_path / "home" / name).write_text("mine")
     assert unpack(archive, tmp_path / "home") == (0, count)
     assert (tmp_path / "home" / name).read_text() == "mine"
+
+
+def test_a_folder_without_records_makes_no_archive(tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    for folder in ("photos", "nothing"):
+        arguments = ["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / folder)]
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.endswith("holds no records; must be a results folder\n")
+    assert not (tmp_path / "a.tgz").exists()
+
+
+def test_an_archive_is_bounded_as_a_whole(synthetic_results, tmp_path, monkeypatch, capsys):
+    pack(synthetic_results, tmp_path / "good.tgz")
+    with gzip.open(tmp_path / "good.tgz") as stream:
+        size = len(stream.read())
+    # Each member is small enough.
+    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size - 2**11)
+    assert main(["unpack", str(tmp_path / "good.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert "larger than" in capsys.readouterr().err and not (tmp_path / "home").exists()
+    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size)
+    assert unpack(tmp_path / "good.tgz", tmp_path / "home")[0] > 0
+
+
+def test_a_header_is_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", 2**20)
+    member = tarfile.TarInfo(NAME)
+    member.pax_headers = {"comment": "x" * 2**21}
+    with pytest.raises(ArchiveError, match="larger than"):
+        unpack(an_archive(tmp_path / "bomb.tgz", (member, b"")), tmp_path / "home")
+
+
+def test_a_pipe_is_no_archive(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["unpack", str(tmp_path / "pipe"), "--results", str(tmp_path / "home")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/pipe: must be a file\n"
 
 
 NAME = "records/0123456789abcdef-0123456789abcdef.json"
