@@ -29,7 +29,7 @@ from bench.records.outcomes import classify
 from bench.records.patience import patiently
 
 GIB = 2**30
-# Of the memory that is free when a cell starts; the rest is the system's.
+# Of the memory that is free when a cell starts, or of its part where others run beside it; the rest is the system's.
 USABLE_SHARE = 0.8
 # The exit code of a child that could not write its result is this and the system's error number, where that fits.
 UNWRITTEN, UNWRITTEN_ERRORS = 200, 50
@@ -46,7 +46,8 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     folder = Path(job["folder"])
-    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["keep"]))
+    limit = limit_memory(job["config"], job["memory_share"])
+    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["keep"]), limit)
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
@@ -78,10 +79,9 @@ def _end(code: int) -> NoReturn:
 
 
 def measure_cell(
-    config: dict[str, Any], cache_dir: Path, progress_file: Path, keep: Path | None = None
+    config: dict[str, Any], cache_dir: Path, progress_file: Path, keep: Path | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    limit = limit_memory(config)
     workbench = Workbench(config, cache_dir, limit, lambda progress: _note(progress_file, progress), keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
@@ -104,8 +104,13 @@ def _note(file: Path, progress: Progress) -> None:
         file.write_text(progress.encode())
 
 
-def limit_memory(config: dict[str, Any]) -> int | None:
-    """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes."""
+def limit_memory(config: dict[str, Any], share: float = 1.0) -> int | None:
+    """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes.
+
+    Args:
+        config: of the cell.
+        share: of what is free, where the configuration names no limit: others take theirs at the same time.
+    """
     wanted = config["bench"].get("memory_limit")
     if config["device"] == "cuda":  # the only one that this process sees
         if wanted is None:
@@ -117,12 +122,13 @@ def limit_memory(config: dict[str, Any]) -> int | None:
         import resource
     except ImportError:
         return None
-    limit = int(USABLE_SHARE * psutil.virtual_memory().available if wanted is None else wanted * GIB)
+    free = int(USABLE_SHARE * share * psutil.virtual_memory().available)
+    limit = free if wanted is None else int(wanted * GIB)
     # The threads and their arenas exist before the limit does.
     torch.ones(512, 512) @ torch.ones(512, 512)
     benchmark = measures.find(config["bench"].get("name"))
     if benchmark is not None and benchmark.judges_memory:
-        limit = int(USABLE_SHARE * psutil.virtual_memory().available)
+        limit = free
     used, (_, hard) = _data_bytes(), resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard - used)

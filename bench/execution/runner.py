@@ -51,6 +51,7 @@ def run_cell(
     held: Sequence[int] = (),
     scratch: Path | None = None,
     place: Place = HERE,
+    memory_share: float = 1.0,
     beside_others: bool = False,
     stop: threading.Event | None = None,
 ) -> Record:
@@ -67,6 +68,7 @@ def run_cell(
         held: the descriptors of locks that the child keeps if this process is killed.
         scratch: where the child's files lie instead, if another process measures the same cell.
         place: where it was planned to run.
+        memory_share: what part of the machine's memory is the cell's.
         beside_others: whether it may run beside other cells though it should be alone, as somebody asked.
         stop: interrupts it when it is set, as Ctrl-C does.
 
@@ -91,7 +93,7 @@ def run_cell(
         folder.mkdir()
         try:
             environment = child_environment(cell.config["device"], place)
-            result = _run_child(cell, folder, results_dir, environment, _heeding(stop, progress), held)
+            result = _run_child(cell, folder, results_dir, environment, memory_share, _heeding(stop, progress), held)
         except KeyboardInterrupt as error:
             interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
         finally:
@@ -171,6 +173,7 @@ def _run_child(
     folder: Path,
     results_dir: Path,
     environment: dict[str, str],
+    memory_share: float,
     tick: Callable[[Progress | None], None],
     held: Sequence[int],
 ) -> dict[str, Any]:
@@ -181,6 +184,7 @@ def _run_child(
         "folder": str(folder),
         "records": str(results_dir / "records"),
         "cache_dir": str(results_dir / "inputs"),
+        "memory_share": memory_share,
         "keep": str(results_dir / "training" / cell.cell_id[:16]),
     }
     oom_kills = count_oom_kills()

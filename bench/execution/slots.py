@@ -67,6 +67,11 @@ def hold_device(
         )
 
 
+def share_of(cores: Collection[int] | None) -> float:
+    """What part of this machine belongs to who runs on some of the cores that this process began with; None: all."""
+    return 1.0 if cores is None else min(1.0, len(cores) / len(_AT_FIRST))
+
+
 def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
     """The cores that this process may use, in sets of a size.
 
@@ -151,3 +156,7 @@ def _locks(
 
 def _usable() -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+# A worker keeps to some of them later.
+_AT_FIRST = frozenset(_usable())

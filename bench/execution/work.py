@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.errors import say
 from bench.execution.locks import hold
 from bench.execution.runner import run_cell
-from bench.execution.slots import hold_device, needs_quiet
+from bench.execution.slots import hold_device, needs_quiet, share_of
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.machine import gpu
@@ -90,6 +90,7 @@ class Work:
                         progress=tell,
                         held=held,
                         place=self.place,
+                        memory_share=1.0 if self.alone(cell) else share_of(cores),
                         beside_others=needs_quiet(cell) and not self.timings_alone,
                         stop=stop,
                     )

@@ -16,8 +16,9 @@ import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
 from bench.errors import ConfigError
+from bench.execution import slots as slots_module
 from bench.execution.locks import holder
-from bench.execution.slots import hold_device, needs_quiet, seat, slots
+from bench.execution.slots import hold_device, needs_quiet, seat, share_of, slots
 from bench.plan.cell import Cell
 from bench.records.store import Store
 
@@ -280,3 +281,26 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
     )
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("error: ATTENTION_ZOO_SLOTS=/proc/nowhere: ")
+
+
+@pytest.mark.needs("two_cores")
+@pytest.mark.commands
+def test_cells_side_by_side_share_the_memory(tmp_path):
+    """However many there are, together they may take what one alone may."""
+    tiny = [word for word in TINY if not word.startswith("bench.")]
+    typed = [*tiny, "bench=memory", "bench.passes=[forward]", "tracking=none", "device=cpu"]
+    limits = {}
+    for launcher in ("cells", "devices"):
+        more = ["hydra.launcher.cores_per_worker=1"] if launcher == "devices" else []
+        done = bench(*typed, f"hydra/launcher={launcher}", *more, f"results_dir={tmp_path / launcher}")
+        assert done.returncode == 0, done.stderr
+        (record,) = Store(tmp_path / launcher).load()
+        limits[launcher] = record.numerics["memory_limit_bytes"]
+    cores = len(os.sched_getaffinity(0))
+    # What is free changes from one to the other.
+    assert limits["devices"] * cores == pytest.approx(limits["cells"], rel=0.2)
+
+
+def test_who_runs_on_some_cores_has_their_share(monkeypatch):
+    monkeypatch.setattr(slots_module, "_AT_FIRST", frozenset({3, 4, 7, 8}))
+    assert [share_of(cores) for cores in (None, (3,), (4, 7), (3, 4, 7, 8), range(8))] == [1, 0.25, 0.5, 1, 1]

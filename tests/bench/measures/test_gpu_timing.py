@@ -273,7 +273,6 @@ def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
 def test_a_cell_notes_the_state_before_and_after(gpu, monkeypatch, tmp_path):
     FakeNvml(gpu, monkeypatch)
     monkeypatch.setattr("bench.execution.child.Workbench", lambda *args: GpuBench(gpu, *args))
-    monkeypatch.setattr("bench.execution.child.limit_memory", lambda config: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
     result = measure_cell(cell(), tmp_path, tmp_path / "progress")
     assert result["status"] == "ok" and list(result["device_state"]) == ["start", "before", "after"]
