@@ -17,6 +17,8 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each task, length and mechanism: loss (nats) and whole examples right, at its best learning rate.
 
+    In the order of their names: a few short runs rank nobody.
+
     Args:
         frame: from `analysis.frame.load`.
 
@@ -27,7 +29,7 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
     speed = over_seeds(data, "steps_per_second").set_index([*PANEL, "series"])["value"]
     table["steps/s"] = speed.reindex(pd.MultiIndex.from_frame(table[["task", "n", "attention"]])).to_numpy()
-    return table.sort_values(["task", "n", "loss (nats)"], kind="stable").reset_index(drop=True)
+    return table.sort_values(["task", "n", "attention"], kind="stable").reset_index(drop=True)
 
 
 def perplexities(frame: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def test_tables_are_made_from_the_records(folder, tmp_path):
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_records_say_where_they_come_from(folder):
     records = Store(folder).load()
-    assert len(records) == len(list((folder / "records").glob("*.json"))) > 10
+    assert len(records) == len(list((folder / "records").glob("*.json"))) >= 9
     for record in records:
         assert record.machine["device_name"] and record.machine["torch"] and record.code["git_sha"]
         assert record.status in ("ok", "oom", "unsupported"), record.config["label"]
