@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.frame import MissingRecords, marked, newest
+from analysis.plots import style
 from bench.records.statistics import ratio_interval
 
 # The variant with the same work or the nearest to it, by that of the package: `attention_zoo.lucidrains` says how near.
@@ -23,7 +24,7 @@ MIB = 2.0**-20
 def peers(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per package, pass, direction, dtype and length.
 
-    `speed` is the median over rounds of the package's time over the zoo's (above 1: the zoo is faster), with its 95%
+    `speed` is the median over rounds of the package's time over the zoo's (above 1: the zoo is faster), with its
     interval and verdict; `mib` and `peer_mib` are the peaks of both where `bench=memory` measured them.
 
     Raises:
@@ -43,7 +44,8 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     both = both.join(peaks.rename("mib"), on=["attention", *shared])
     both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])
     rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
-    columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "verdict", "mib", "peer_mib"]
+    rows = rows.assign(interval=style.intervals(rows))
+    columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "interval", "verdict", "mib", "peer_mib"]
     return marked(rows[columns].reset_index(drop=True), rows["disturbance"])
 
 

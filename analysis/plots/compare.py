@@ -17,7 +17,7 @@ from bench.records.statistics import Comparison, Crossover, Overtaking, overtaki
 def figure(frame: pd.DataFrame) -> Picture:
     """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
 
-    One panel per baseline and pass. Bars are 95 % intervals over rounds; the pale band around 1 is where a
+    One panel per baseline and pass. Bars are intervals over rounds; the pale band around 1 is where a
     ratio would be a tie, ties are hollow; a vertical line with its interval is the length from which the
     order holds.
 
@@ -43,7 +43,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
     page.legend(drawn, properties)
     cells = _of_cells(frame, measured)
-    text = [_EXPLANATION, style.conditions(cells), style.functions(cells), *notes]
+    text = [_EXPLANATION.format(style.bars(measured)), style.conditions(cells), style.functions(cells), *notes]
     page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
@@ -81,9 +81,8 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
 # More marks hide what they mark; `crossovers`, and the figure of that name, have a row for each.
 MOST_MARKED = 6
 _EXPLANATION = (
-    "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), with its 95% "
-    "bootstrap interval. Hollow: a tie; pale band: where a ratio would be one; vertical line: length from "
-    "which the order holds, with its 95% interval."
+    "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), bars {}. Hollow: a tie; pale "
+    "band: where a ratio would be one; vertical line: length from which the order holds, with its interval."
 )
 
 

@@ -26,7 +26,7 @@ DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
 def figure(frame: pd.DataFrame) -> Picture:
     """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
 
-    A column per direction and a row per pass, each of two panels: the speeds with their 95 % intervals over rounds, and
+    A column per direction and a row per pass, each of two panels: the speeds with their intervals over rounds, and
     the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
 
     Args:
@@ -62,7 +62,13 @@ def figure(frame: pd.DataFrame) -> Picture:
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
     page.legend(drawn, {**properties, **(dashes if len(dashes) > 1 else {})})
-    text = [_EXPLANATION, _winners(speeds), style.conditions(timed), style.functions(timed), *notes]
+    text = [
+        _EXPLANATION.format(style.bars(speeds)),
+        _winners(speeds),
+        style.conditions(timed),
+        style.functions(timed),
+        *notes,
+    ]
     page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 
@@ -84,8 +90,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     over_best = best[numbers].set_axis(["over_best", "best_low", "best_high", "best_verdict"], axis=1)
     rows = best.join(over_best).join(over_flash, on=["cell_id", "entry"]).join(_crossovers(best), on=CURVE)
     order = ["causal", "pass", "series", "dtype", "seq_len"]
-    columns = [*order, *over_flash, "best", *over_best, *_CROSSED]
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
     rows = rows.sort_values(order).reset_index(drop=True)
+    rows = rows.assign(interval=style.intervals(rows))
     return marked(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
 
 
@@ -97,7 +104,7 @@ _LENGTH = "context length n (tokens)"
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
-    "with its 95% bootstrap interval. Under each panel: the length from which a line stays above 1, with its interval."
+    "bars {}. Under each panel: the length from which a line stays above 1, with its interval."
 )
 
 

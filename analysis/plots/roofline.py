@@ -24,7 +24,7 @@ REASONS = {
 }
 _EXPLANATION = (
     "Forward pass. A point's height under the roof is its share of the ceilings, which were measured in the same "
-    "rounds as the pass, with the 95% bootstrap interval over rounds; FLOPs are those of the mechanism's own formula, "
+    "rounds as the pass, bars {}; FLOPs are those of the mechanism's own formula, "
     "bytes those of inputs, parameters and output, once. The roof is drawn at the medians of all cells."
 )
 
@@ -56,7 +56,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
     style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
     page.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
-    text = [_EXPLANATION, *_sentences(data, points, gemm), style.conditions(data), *notes]
+    text = [_EXPLANATION.format(style.bars(points)), *_sentences(data, points, gemm), style.conditions(data), *notes]
     page.caption(drawn, " ".join(text))
     return drawn
 
@@ -89,6 +89,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         "share": "share of the ceiling (%)",
         "low": "from",
         "high": "to",
+        "words": "interval",
         "reference": "of the reference (%)",
         "bound": "ceiling",
         "ceiling": "GFLOP/s or GB/s",
@@ -96,7 +97,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     }
     ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
     scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
-    table = points.assign(ceiling=ceiling, **scaled)[list(columns)].rename(columns=columns).reset_index(drop=True)
+    table = (
+        points.assign(ceiling=ceiling, words=style.intervals(points), **scaled)[list(columns)]
+        .rename(columns=columns)
+        .reset_index(drop=True)
+    )
     return marked(table, points["disturbance"])
 
 
@@ -121,8 +126,9 @@ def _points(data: pd.DataFrame) -> pd.DataFrame:
     measured = data[data["status"] == "ok"]
     values = measured.pivot(index="cell_id", columns="metric", values="value")
     shares = measured[measured["metric"] == "share"].set_index("cell_id")
-    words = ["attention", "series", "features", "causal", "seq_len", "low", "high", "verdict", "disturbance"]
-    return shares[words].rename(columns={"verdict": "bound"}).join(values)
+    words = ["attention", "series", "features", "causal", "seq_len", "verdict", "disturbance"]
+    bars = ["low", "high", "interval", "over", "samples"]
+    return shares[[*words, *bars]].rename(columns={"verdict": "bound"}).join(values)
 
 
 def _roof(intensity: Any, gemm: float, copied: float) -> Any:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from analysis.frame import MissingRecords, by_what, marked, newest, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
+from bench.records.quantities import bootstrapped
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {
@@ -66,7 +67,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per line of the figure: the exponent of r with its 95 % interval, and the range of r.
+    """One row per line of the figure: the exponent of r with its interval, and the range of r.
 
     Args:
         frame: from `analysis.frame.load`.
@@ -160,7 +161,8 @@ def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, 
         style.errorbar(axes, line, "features", properties[name])
         exponent = _exponent(line)
         if exponent:
-            lines.append((f"{name}: {exponent.median:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]", properties[name]))
+            ends = f" [{exponent.low:.2f}, {exponent.high:.2f}]" if exponent.low == exponent.low else ""
+            lines.append((f"{name}: {exponent.median:.2f}{ends}", properties[name]))
     for lane, (text, look) in enumerate(lines):
         axes.annotate(
             text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
@@ -184,10 +186,11 @@ def _references(axes: Axes, errors: pd.DataFrame) -> None:
 def _explanation(measured: pd.DataFrame) -> str:
     values = {metric: rows["value"] for metric, rows in measured.groupby("metric")}
     errors = measured[measured["metric"] == "kernel_error"]
+    fitted = errors.assign(interval=errors["raw"].map(bootstrapped))
     text = [
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
         f"{style.over(errors)}, given these inputs. Bars: {style.bars(errors)}. Expected: the root of the expected "
-        "square, in closed form. Numbers: exponent of r, with 95% bootstrap interval over draws. Theorem 1.1 bounds "
+        f"square, in closed form. Numbers: exponent of r, in brackets {style.bars(fitted)}. Theorem 1.1 bounds "
         "the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall faster, and lead "
         "at small r.",
         f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",

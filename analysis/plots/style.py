@@ -238,6 +238,11 @@ def bars(rows: pd.DataFrame) -> str:
     return ", ".join([*kinds, *none])
 
 
+def intervals(rows: pd.DataFrame) -> list[str]:
+    """Of each row, for a table: what its interval is, as `bars` says it."""
+    return [bars(rows.loc[[row]]) for row in rows.index]
+
+
 def over(rows: pd.DataFrame) -> str:
     """The units of replication of the rows: `over 2 or 8 sequences`."""
     told = rows.dropna(subset=["over"])

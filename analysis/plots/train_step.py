@@ -67,7 +67,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "steps/s": rows["value"],
             "low": rows["low"],
             "high": rows["high"],
-            "bars": [style.bars(rows.loc[[row]]) for row in rows.index],
+            "interval": style.intervals(rows),
         }
     )
     return beside(marked(ours, rows["disturbance"]), "steps_per_second")

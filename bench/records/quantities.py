@@ -86,7 +86,7 @@ def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Quantit
     """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
     raw = _numbers(metric, samples)
     interval = median_interval(raw)
-    return Quantity(metric, interval.median, unit, interval.low, interval.high, _kind(raw), raw, **fields)
+    return Quantity(metric, interval.median, unit, interval.low, interval.high, bootstrapped(raw), raw, **fields)
 
 
 def spread(samples: ArrayLike, **fields: Any) -> Quantity:
@@ -131,7 +131,7 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
         "1",
         ratio.low,
         ratio.high,
-        _kind(of_label),
+        bootstrapped(of_label),
         of_baseline / of_label,
         attention=label,
         baseline=baseline,
@@ -158,8 +158,8 @@ def rate(metric: str, amount: float, time: Quantity, **fields: Any) -> Quantity:
     return Quantity(metric, middle, "1/s", low, high, time.interval, raw, shown=("/s", 1.0), **fields)
 
 
-def _kind(raw: NDArray[np.float64]) -> str:
-    """What `median_interval` gives for so many samples."""
+def bootstrapped(raw: NDArray[np.float64]) -> str:
+    """What a bootstrap gives for so many samples: an interval, or the range of too few."""
     return BOOTSTRAP if len(raw) >= FEWEST else RANGE
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records.quantities import Quantity, median
+from bench.records.quantities import Quantity, bootstrapped, median
 from bench.records.statistics import ratio_interval
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ def throughput(flops: float, latency: Quantity) -> Iterator[Quantity]:
 def share(
     samples: Sequence[float], ceilings: Mapping[str, Mapping[str, Any]], flops: float, compulsory_bytes: float
 ) -> Quantity:
-    """The `share` of the ceiling of a forward pass in percent, with its 95 % interval over rounds.
+    """The `share` of the ceiling of a forward pass in percent, with its interval over rounds.
 
     Its verdict is which ceiling binds, `compute` or `memory`. It may pass 100 % where memory binds and the inputs are
     in a cache.
@@ -64,7 +64,7 @@ def share(
     value, low, high = (100 * one for one in (ratio.median, ratio.low, ratio.high))
     raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
-    return Quantity("share", value, "%", low, high, "95%", raw, "forward", **words)
+    return Quantity("share", value, "%", low, high, bootstrapped(raw), raw, "forward", **words)
 
 
 def _least(ceiling: Mapping[str, Any], work: float) -> Array:

@@ -7,6 +7,7 @@ seven samples, the expanded one at least 95 %. Intervals of means are Student's,
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -117,8 +118,6 @@ def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
     """
     values = _observations("samples", samples)
     low, high = _percentiles(_resampled_medians(values, np.random.default_rng(seed)), len(values))
-    if len(values) < FEWEST:
-        low, high = values.min(), values.max()
     return Interval(float(np.median(values)), float(low), float(high))
 
 
@@ -150,7 +149,8 @@ def crossover(
     """Where one of two overtakes the other for good, or None where the measured lengths show no crossing.
 
     The median log ratio is interpolated linearly over the logarithm of the length between the two measured
-    lengths around its last change of sign. The interval comes from resampling the rounds of every length.
+    lengths around its last change of sign. The interval comes from resampling the rounds of every length; with fewer
+    than `FEWEST` it is the range of what resampling gives.
 
     Args:
         lengths: ascending sequence lengths.
@@ -239,6 +239,8 @@ def _half_width(values: Array) -> float:
 def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0) -> Interval:
     """The exponent b of `root mean square = a size^b`: least squares in logarithms, and its 95 % bootstrap interval.
 
+    That is the range of what resampling gives for fewer than `FEWEST` trials, NaN for fewer than `FEWEST_UNITS`.
+
     Args:
         sizes: at least two.
         trials: for each size, one dimension of independent observations.
@@ -255,8 +257,9 @@ def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0
     resampled = [values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(1) for values in squares]
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
     exponent = weights @ np.log([values.mean() for values in squares]) / 2
-    low, high = _percentiles(weights @ np.log(resampled) / 2, min(len(values) for values in squares))
-    return Interval(float(exponent), float(low), float(high))
+    least = min(len(values) for values in squares)
+    ends = _percentiles(weights @ np.log(resampled) / 2, least) if least >= FEWEST_UNITS else (math.nan, math.nan)
+    return Interval(float(exponent), *map(float, ends))
 
 
 def _observations(name: str, samples: ArrayLike) -> Array:
@@ -280,10 +283,9 @@ def _resampled_medians(values: Array, generator: np.random.Generator) -> Array:
 
 
 def _percentiles(resampled: Array, n: int, method: str = "linear") -> Array:
-    """The two ends of the expanded percentile interval of a statistic of n observations."""
-    normal = NormalDist()
+    """The two ends of the expanded percentile interval of a statistic of n observations; its range for too few."""
     degrees = max(n - 1, 1)
-    tail = normal.cdf(-np.sqrt(n / degrees) * _student_quantile(degrees))
+    tail = NormalDist().cdf(-np.sqrt(n / degrees) * _student_quantile(degrees)) if n >= FEWEST else 0.0
     return np.quantile(resampled, [tail, 1 - tail], method=method)  # type: ignore[call-overload, no-any-return]
 
 

@@ -480,3 +480,18 @@ def of_many_codes():
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_names_what_different_code_measured(of_many_codes, name):
     assert "Points that different code may have measured: " in caption(FIGURES[name](of_many_codes))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"), [(20, "95% bootstrap interval over 20 rounds"), (5, "range over 5 rounds")]
+)
+def test_figures_and_tables_of_ratios_say_what_their_intervals_are(rng, rounds, told):
+    names = ("flash", "performer", "lucidrains_performer")
+    frame = tidy(
+        [compare(names, n, rng, rounds=rounds) for n in (1024, 8192)] + [roofline("flash", 1024, rng, rounds=rounds)]
+    )
+    for name in ("compare", "crossover", "roofline"):
+        text = caption(FIGURES[name](frame))
+        assert told in text and ("95%" in text) == (rounds == 20), name
+    for name in ("crossover_speeds", "peers", "roofline_shares"):
+        assert set(TABLES[name](frame)["interval"]) == {told}, name

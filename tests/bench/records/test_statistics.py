@@ -155,6 +155,14 @@ def test_the_interval_of_the_exponent_covers_it():
     assert 0.9 <= hits / 200 <= 0.995  # 95 % expected, binomial standard error 1.5 %
 
 
+def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
+    small, large = [1.0, 1.5, 2.0], [0.5, 0.7, 0.8]
+    few = power_law((8, 32), [small, large])
+    assert (few.low, few.high) == pytest.approx(np.log([0.5 / 2.0, 0.8 / 1.0]) / np.log(4))
+    two = power_law((8, 32), [small[:2], large[:2]])
+    assert np.isnan([two.low, two.high]).all() and two.median < 0
+
+
 @pytest.mark.parametrize(("sizes", "trials"), [([8], [[1.0]]), ([8, 8], [[1.0], [1.0]]), ([8, 16], [[1.0]])])
 def test_a_power_law_needs_two_sizes(sizes, trials):
     with pytest.raises(ValueError, match="sizes"):
