@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest
-from analysis.plots import style
 from bench.records.statistics import ratio_interval
 
 # The variant with the same work or the nearest to it, by that of the package: `attention_zoo.lucidrains` says how near.
@@ -44,7 +44,7 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     both = both.join(peaks.rename("mib"), on=["attention", *shared])
     both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])
     rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
-    rows = rows.assign(interval=style.intervals(rows))
+    rows = rows.assign(interval=intervals.each(rows))
     columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "interval", "verdict", "mib", "peer_mib"]
     return marked(rows[columns].reset_index(drop=True), rows["disturbance"])
 

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import MissingRecords, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -43,7 +44,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     style.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
     page.legend(drawn, properties)
     cells = _of_cells(frame, measured)
-    text = [_EXPLANATION.format(style.bars(measured)), style.conditions(cells), style.functions(cells), *notes]
+    text = [_EXPLANATION.format(intervals.bars(measured)), style.conditions(cells), style.functions(cells), *notes]
     page.caption(drawn, " ".join(filter(None, text)))
     return drawn
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -63,7 +64,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
     page.legend(drawn, {**properties, **(dashes if len(dashes) > 1 else {})})
     text = [
-        _EXPLANATION.format(style.bars(speeds)),
+        _EXPLANATION.format(intervals.bars(speeds)),
         _winners(speeds),
         style.conditions(timed),
         style.functions(timed),
@@ -92,7 +93,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     order = ["causal", "pass", "series", "dtype", "seq_len"]
     columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
     rows = rows.sort_values(order).reset_index(drop=True)
-    rows = rows.assign(interval=style.intervals(rows))
+    rows = rows.assign(interval=intervals.each(rows))
     return marked(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
 
 

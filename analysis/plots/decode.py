@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis import intervals
 from analysis.frame import MissingRecords, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -47,6 +48,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         style.length_axis(panel, data["seq_len"])
         style.log_axis(panel.yaxis, label)
     page.legend(drawn, properties)
-    sentences = [_EXPLANATION.format(style.bars(data)), style.conditions(data), style.functions(data), *notes, *older]
+    explanation = _EXPLANATION.format(intervals.bars(data))
+    sentences = [explanation, style.conditions(data), style.functions(data), *notes, *older]
     page.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

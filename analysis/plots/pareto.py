@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import CODE, MissingRecords, newest, series, settle, variants
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -60,9 +61,9 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
     page.legend(drawn, properties)
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
     explanation = (
-        f"Lower left is better. Error: mean relative spectral norm error, bars {style.bars(errors)}; latency: median, "
-        f"bars {style.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that nothing shown "
-        "beats in both, exact mechanisms included."
+        f"Lower left is better. Error: mean relative spectral norm error, bars {intervals.bars(errors)}; latency: "
+        f"median, bars {intervals.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that nothing "
+        "shown beats in both, exact mechanisms included."
     )
     told = [explanation, f"{style.machine(everything)}.", style.caveats(everything), style.code(errors)]
     page.caption(drawn, " ".join(filter(None, [*told, *notes])))

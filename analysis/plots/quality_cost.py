@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import newest
 from analysis.learned import PANEL, learned, over_seeds, panels, work
 from analysis.plots import looks, page, style
@@ -65,7 +66,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         },
     )
     timed = points.dropna(subset=["interval"])
-    explanation = _EXPLANATION.format(f" ({style.bars(timed)})" if len(timed) else "")
+    explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
     page.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
     return drawn
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -56,7 +57,8 @@ def figure(frame: pd.DataFrame) -> Picture:
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
     style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
     page.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
-    text = [_EXPLANATION.format(style.bars(points)), *_sentences(data, points, gemm), style.conditions(data), *notes]
+    explanation = _EXPLANATION.format(intervals.bars(points))
+    text = [explanation, *_sentences(data, points, gemm), style.conditions(data), *notes]
     page.caption(drawn, " ".join(text))
     return drawn
 
@@ -98,7 +100,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
     scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
     table = (
-        points.assign(ceiling=ceiling, words=style.intervals(points), **scaled)[list(columns)]
+        points.assign(ceiling=ceiling, words=intervals.each(points), **scaled)[list(columns)]
         .rename(columns=columns)
         .reset_index(drop=True)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis import intervals
 from analysis.frame import MissingRecords, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -45,7 +46,7 @@ def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanat
         style.length_axis(panel, data["seq_len"])
     style.log_axis(axes[0, 0].yaxis, label)
     page.legend(drawn, properties)
-    bars = f"Bars: {style.bars(data)}." if data["interval"].notna().any() else ""
+    bars = f"Bars: {intervals.bars(data)}." if data["interval"].notna().any() else ""
     sentences = [explanation, bars, style.conditions(data), style.functions(data), *notes, *older]
     page.caption(drawn, " ".join(filter(None, sentences)))
     return drawn

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import MissingRecords, by_what, marked, newest, series, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -139,8 +140,8 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
             style.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
     page.legend(figure, properties)
     text = [
-        f"Approximations of softmax attention: mean {style.over(measured)}, of each over its heads and draws. "
-        f"Bars: {style.bars(measured)}. A mechanism without a size d is a horizontal line.",
+        f"Approximations of softmax attention: mean {intervals.over(measured)}, of each over its heads and draws. "
+        f"Bars: {intervals.bars(measured)}. A mechanism without a size d is a horizontal line.",
         *([_FAR_ABOVE] if any(far.values()) else []),
         style.conditions(data),
         *notes,

@@ -11,6 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from analysis import intervals
 from analysis.frame import MissingRecords, by_what, marked, newest, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
@@ -189,8 +190,8 @@ def _explanation(measured: pd.DataFrame) -> str:
     fitted = errors.assign(interval=errors["raw"].map(bootstrapped))
     text = [
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
-        f"{style.over(errors)}, given these inputs. Bars: {style.bars(errors)}. Expected: the root of the expected "
-        f"square, in closed form. Numbers: exponent of r, in brackets {style.bars(fitted)}. Theorem 1.1 bounds "
+        f"{intervals.over(errors)}, given these inputs. Bars: {intervals.bars(errors)}. Expected: the root of the "
+        f"expected square, in closed form. Numbers: exponent of r, in brackets {intervals.bars(fitted)}. Theorem 1.1 bounds "
         "the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall faster, and lead "
         "at small r.",
         f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",

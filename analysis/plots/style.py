@@ -17,7 +17,6 @@ from matplotlib.transforms import ScaledTranslation
 
 from analysis.frame import JSON, of_several_codes
 from analysis.plots.page import SMALLEST, Picture, in_a_column, rc, room, shown, title
-from bench.records.quantities import BOOTSTRAP, RANGE, STUDENT
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
@@ -221,33 +220,6 @@ def code(frame: pd.DataFrame) -> str:
     """A sentence that names the mechanisms of which a line may join points of different code; empty without any."""
     names = [shown(label) for label in of_several_codes(frame)]
     return f"Points that different code may have measured: {_list(names, MOST_NAMED)}." if names else ""
-
-
-BARS = {BOOTSTRAP: "95% bootstrap interval", RANGE: "range", STUDENT: "95% interval (Student's t)"}
-
-
-def bars(rows: pd.DataFrame) -> str:
-    """What bars from low to high are, in words: `95% interval (Student's t) over 8 sequences, range over 5 rounds`.
-
-    Of some there is none, which a reader must know, too.
-    """
-    told = rows.dropna(subset=["interval"])
-    known = told["low"].notna()
-    kinds = [f"{BARS[kind]} {over(of_kind)}" for kind, of_kind in told[known].groupby("interval")]
-    none = [] if known.all() else [f"none {over(told[~known])}, which are too few"]
-    return ", ".join([*kinds, *none])
-
-
-def intervals(rows: pd.DataFrame) -> list[str]:
-    """Of each row, for a table: what its interval is, as `bars` says it."""
-    return [bars(rows.loc[[row]]) for row in rows.index]
-
-
-def over(rows: pd.DataFrame) -> str:
-    """The units of replication of the rows: `over 2 or 8 sequences`."""
-    told = rows.dropna(subset=["over"])
-    counts = " or ".join(f"{count:,}" for count in sorted(set(told["samples"])))
-    return f"over {counts} {_list(sorted(set(told['over'])))}"
 
 
 def functions(rows: pd.DataFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.learned import named, with_settings
 from analysis.plots import looks, page, style
@@ -37,7 +38,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         style.length_axis(panel, rows["seq_len"])
     style.log_axis(axes[0, 0].yaxis, "steps/s")
     page.legend(drawn, properties)
-    explanation = f"Steps of training a whole model per second: medians, bars {style.bars(data)}."
+    explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
     text = [explanation, style.conditions(data), style.functions(data), *notes]
     page.caption(drawn, " ".join(filter(None, text)))
     return drawn
@@ -67,7 +68,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "steps/s": rows["value"],
             "low": rows["low"],
             "high": rows["high"],
-            "interval": style.intervals(rows),
+            "interval": intervals.each(rows),
         }
     )
     return beside(marked(ours, rows["disturbance"]), "steps_per_second")

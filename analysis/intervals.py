@@ -1,0 +1,33 @@
+"""What intervals are and what they are over, in words for captions and tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from bench.records.quantities import BOOTSTRAP, RANGE, STUDENT
+
+BARS = {BOOTSTRAP: "95% bootstrap interval", RANGE: "range", STUDENT: "95% interval (Student's t)"}
+
+
+def bars(rows: pd.DataFrame) -> str:
+    """What bars from low to high are, in words: `95% interval (Student's t) over 8 sequences, range over 5 rounds`.
+
+    Of some there is none, which a reader must know, too.
+    """
+    told = rows.dropna(subset=["interval"])
+    known = told["low"].notna()
+    kinds = [f"{BARS[kind]} {over(of_kind)}" for kind, of_kind in told[known].groupby("interval")]
+    none = [] if known.all() else [f"none {over(told[~known])}, which are too few"]
+    return ", ".join([*kinds, *none])
+
+
+def each(rows: pd.DataFrame) -> list[str]:
+    """Of each row, for a table: what its interval is, as `bars` says it."""
+    return [bars(rows.loc[[row]]) for row in rows.index]
+
+
+def over(rows: pd.DataFrame) -> str:
+    """The units of replication of the rows: `over 2 or 8 sequences`."""
+    told = rows.dropna(subset=["over"])
+    counts = " or ".join(f"{count:,}" for count in sorted(set(told["samples"])))
+    return f"over {counts} {' and '.join(sorted(set(told['over'])))}"
