@@ -62,8 +62,8 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
     explanation = (
         f"Lower left is better. Error: mean relative spectral norm error, bars {intervals.bars(errors)}; latency: "
-        f"median, bars {intervals.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that nothing "
-        "shown beats in both, exact mechanisms included."
+        f"median, bars {intervals.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that "
+        "nothing shown beats in both, exact mechanisms included."
     )
     told = [explanation, f"{style.machine(everything)}.", style.caveats(everything), style.code(errors)]
     page.caption(drawn, " ".join(filter(None, [*told, *notes])))

@@ -191,9 +191,9 @@ def _explanation(measured: pd.DataFrame) -> str:
     text = [
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
         f"{intervals.over(errors)}, given these inputs. Bars: {intervals.bars(errors)}. Expected: the root of the "
-        f"expected square, in closed form. Numbers: exponent of r, in brackets {intervals.bars(fitted)}. Theorem 1.1 bounds "
-        "the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall faster, and lead "
-        "at small r.",
+        f"expected square, in closed form. Numbers: exponent of r, in brackets {intervals.bars(fitted)}. Theorem 1.1 "
+        "bounds the error by O(1/√r), which leads at large r; the bias of the square and higher moments fall faster, "
+        "and lead at small r.",
         f"Smallest weight seen, relative to the norms of its features: {values['smallest_weight'].min():.0e}.",
     ]
     if "negative_share" in values:
