@@ -33,7 +33,7 @@ COLUMNS = (
     "baseline",  # of a ratio: the label it is relative to
     "metric",
     "pass",  # forward, backward, forward_backward
-    "value",  # NaN for a cell that is not ok
+    "value",  # NaN for a cell that is not ok, and for a share that is beyond its ceiling
     "low",
     "high",
     "interval",  # what low and high are: "95%", "range" or "95% t", see `bench.records.quantities.Quantity`
@@ -42,7 +42,7 @@ COLUMNS = (
     "unit",
     "shown_unit",  # what people read: `value` times `factor`; missing for what no table prints
     "factor",
-    "verdict",  # of a ratio: faster, slower or tie; of a share of the ceiling: compute or memory
+    "verdict",  # of a ratio: faster, slower or tie; of a share of the ceiling: compute, memory, beyond either
     "raw",  # the samples themselves: a numpy array, for a ratio the ratio of each round
     "status",
     "reason",

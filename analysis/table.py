@@ -87,6 +87,8 @@ def _column(row: pd.Series) -> str | None:
 
 
 def _text(row: pd.Series) -> str:
+    if pd.isna(row["value"]) and not pd.isna(row["verdict"]):
+        return str(row["verdict"])
     value, low, high = (number(float(row[name]) * row["factor"]) for name in ("value", "low", "high"))
     interval = "" if pd.isna(row["low"]) else f" [{low}, {high}]"
     who = "" if pd.isna(row["baseline"]) else f"{row['attention']} "

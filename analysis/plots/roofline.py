@@ -12,6 +12,7 @@ from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest, series, settle
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
+from bench.records.roofline import BEYOND
 
 MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
 HEIGHT = 3.6  # inches, without the caption: most points are in the upper decade
@@ -43,7 +44,10 @@ def figure(frame: pd.DataFrame) -> Picture:
         MissingRecords: no cell of the benchmark ended ok.
     """
     data, notes = _select(frame)
-    points, properties = _points(data), looks.styles(data, data["series"])
+    measured, properties = _points(data), looks.styles(data, data["series"])
+    points = measured.dropna(subset="share")
+    if points.empty:
+        raise MissingRecords("needs an ok record of bench=roofline that is not beyond the ceilings")
     gemm, copied = (data.loc[data["metric"] == name, "value"].median() for name in ("gemm", "copy"))
     points = points.assign(marker=_sizes(points["seq_len"]))
     masks = sorted(set(points["causal"]))
@@ -58,7 +62,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
     page.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
     explanation = _EXPLANATION.format(intervals.bars(points))
-    text = [explanation, *_sentences(data, points, gemm), style.conditions(data), *notes]
+    text = [explanation, *_sentences(data, measured, gemm), style.conditions(data), *notes]
     page.caption(drawn, " ".join(text))
     return drawn
 
@@ -97,7 +101,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         "ceiling": "GFLOP/s or GB/s",
         "why": "why below 25 %",
     }
-    ceiling = points["gemm"].where(points["bound"] == "compute", points["copy"]) / 1e9
+    ceiling = points["gemm"].where(points["bound"].str.endswith("compute"), points["copy"]) / 1e9
     scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
     table = (
         points.assign(ceiling=ceiling, words=intervals.each(points), **scaled)[list(columns)]
@@ -180,8 +184,9 @@ def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[st
             f"An exponential takes as long as {gemm / rate:.0f} FLOPs of a product; softmax over all keys needs one "
             f"for every {4 * heads[0]}."
         )
-    if ((points["share"] > 100) & (points["bound"] == "memory")).any():
-        said.append("Above the roof where it slopes: inputs that are in the cache.")
+    for bound, rows in points[points["share"].isna()].groupby("bound"):
+        names = (f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len}" for row in rows.itertuples())
+        said.append(f"Left out, {BEYOND[str(bound)]}: {', '.join(names)}.")
     failed = data[data["status"] != "ok"]
     gaps = [
         f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({style.STATUS.get(row.status, row.status)})"

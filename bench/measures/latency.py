@@ -103,7 +103,7 @@ class Latency(Benchmark):
         words: dict[str | None, list[str]] = {}
         for one in quantities:
             if one.metric == "share":
-                words.setdefault(one.measured_pass, []).append(f"{one.value:.3g} % of the ceiling")
+                words.setdefault(one.measured_pass, []).append(roofline.words(one))
             if one.metric in ("eager", "replay", "energy_per_token"):
                 what = one.metric.partition("_")[0]
                 words.setdefault(one.measured_pass, []).append(f"{what} {one.text}")

@@ -78,13 +78,15 @@ class Roofline(Benchmark):
 
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """The share, what was reached of which ceiling, and which one it is."""
+        """The share, what was reached of which ceiling, and which one it is; or why there is no share."""
         values = {one.metric: one.value for one in quantities}
         (share,) = (one for one in quantities if one.metric == "share")
+        if share.verdict in roofline.BEYOND:
+            return roofline.words(share)
         reached = 1e12 * values["throughput"]
         if share.verdict == "memory":
             of = f"{reached / values['intensity'] / 1e9:.3g} of {values['copy'] / 1e9:.3g} GB/s"
         else:
             scale, unit = (1e12, "TFLOP/s") if values["gemm"] >= MANY else (1e9, "GFLOP/s")
             of = f"{reached / scale:.3g} of {values['gemm'] / scale:.3g} {unit}"
-        return f"{share.value:.3g} % of the ceiling ({of}, {share.verdict})"
+        return f"{roofline.words(share)} ({of}, {share.verdict})"

@@ -40,7 +40,8 @@ class Quantity:
     baseline: str | None = None
     """Of a ratio: the label that it is relative to."""
     verdict: str | None = None
-    """Of a ratio: `faster`, `slower` or `tie`; of a share of the ceiling: which one binds, `compute` or `memory`."""
+    """Of a ratio: `faster`, `slower` or `tie`; of a share of the ceiling: which one binds, `compute` or `memory`, or
+    one of `bench.records.roofline.BEYOND`."""
     name: str | None = None
     """In MLflow; None: the metric and the pass."""
     shown: tuple[str, float] | None = ("", 1.0)

@@ -6,6 +6,7 @@ ceiling is that over its time. All are taken in the same rounds, so that what sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ UNITS = {
     "gemm": ("FLOP/s", ("GFLOP/s", 1e-9)),
     "copy": ("bytes/s", ("GB/s", 1e-9)),
     "exponentials": ("1/s", ("G/s", 1e-9)),
+}
+
+# Verdicts of what no share is told of: no ceiling that was measured bounds it.
+BEYOND = {
+    "beyond memory": "beyond main memory's ceiling: it stays in caches",
+    "beyond compute": "beyond the products' ceiling",
 }
 
 
@@ -45,8 +52,8 @@ def share(
 ) -> Quantity:
     """The `share` of the ceiling of a forward pass in percent, with its interval over rounds.
 
-    Its verdict is which ceiling binds, `compute` or `memory`. It may pass 100 % where memory binds and the inputs are
-    in a cache.
+    Its verdict is which ceiling binds, `compute` or `memory`. None is above 100 %: it is bounded by that where its
+    interval reaches below, and NaN with a verdict of `BEYOND` where all of it is above, as of inputs in a cache.
 
     Args:
         samples: nanoseconds of the pass, one for each round.
@@ -61,10 +68,17 @@ def share(
     least = np.array([max(one) for one in zip(compute, memory, strict=True)])
     ratio = ratio_interval(least, samples)
     bound = "compute" if np.median(compute) >= np.median(memory) else "memory"
-    value, low, high = (100 * one for one in (ratio.median, ratio.low, ratio.high))
+    value, low, high = (min(100 * one, 100.0) for one in (ratio.median, ratio.low, ratio.high))
+    if ratio.low > 1:
+        value, low, high, bound = math.nan, math.nan, math.nan, f"beyond {bound}"
     raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
     return Quantity("share", value, "%", low, high, bootstrapped(raw), raw, "forward", **words)
+
+
+def words(share: Quantity) -> str:
+    """A share for people, or why there is none."""
+    return BEYOND.get(str(share.verdict), f"{share.value:.3g} % of the ceiling")
 
 
 def _least(ceiling: Mapping[str, Any], work: float) -> Array:

@@ -79,12 +79,21 @@ def test_the_caption_says_what_is_missing_and_what_an_exponential_costs(records)
     assert "cache" not in text
 
 
-def test_a_share_above_the_roof_of_memory_is_explained(rng):
-    cached = exact("v_mean", 1024, rng, 180, 1)
-    text = caption(plot.figure(tidy([cached])))
-    assert "inputs that are in the cache" in text and "Larger markers" not in text
-    gpu = {k: v for k, v in cached.measurements["ceilings"].items() if k != "exponentials"}
-    other = dataclasses.replace(cached, measurements={**cached.measurements, "ceilings": gpu})
+def test_a_share_above_the_roof_of_memory_is_left_out_and_explained(rng):
+    cached, within = exact("v_mean", 1024, rng, 573, 1), exact("flash", 1024, rng, 64, 256)
+    drawn = plot.figure(tidy([cached, within]))
+    text = caption(drawn)
+    assert "Left out, beyond main memory's ceiling: it stays in caches: v_mean at n = 1024." in text
+    assert "Larger markers" not in text and list(legend(drawn)) == ["flash"]
+    table = plot.table(tidy([cached, within])).set_index("attention")
+    assert np.isnan(table.loc["v_mean", ["share of the ceiling (%)", "from", "to"]].to_numpy(float)).all()
+    assert table.loc["v_mean", "ceiling"] == "beyond memory" and table.loc["v_mean", "GFLOP/s or GB/s"] == COPY
+    shares = by_cell(tidy([cached, within])).set_index("attention")["share forward (%)"]
+    assert shares["v_mean"] == "beyond memory" and "573" not in text + table.to_csv()
+    with pytest.raises(MissingRecords, match="beyond the ceilings"):
+        plot.figure(tidy([cached]))
+    gpu = {k: v for k, v in within.measurements["ceilings"].items() if k != "exponentials"}
+    other = dataclasses.replace(within, measurements={**within.measurements, "ceilings": gpu})
     assert "exponential" not in caption(plot.figure(tidy([other])))
 
 
