@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from bench.errors import one_line
-from bench.measures.summary import benchmark, features, quantities
+from bench.measures.summary import Results, benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
-from bench.records.store import Store, latest
+from bench.records.store import latest
 from bench.schema import PASSES
 
 Row = dict[str, Any]
@@ -131,7 +131,7 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
         MissingRecords: there are none.
         OSError: the folder cannot be read.
     """
-    standing = latest(Store(results_dir).load())
+    standing = latest(Results(results_dir).load())
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
     if not chosen:
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"

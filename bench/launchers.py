@@ -20,12 +20,13 @@ from bench.errors import ConfigError, one_line
 from bench.execution.folder import prepare_folder
 from bench.execution.reruns import stands
 from bench.execution.sweep import Sweep, plan, run_sweep
+from bench.measures.summary import Results
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.explain import explained
 from bench.plan.load import NAME, Loader
 from bench.records import index
 from bench.records.record import Record
-from bench.records.store import Store, latest
+from bench.records.store import latest
 from bench.tracking.tracker import Tracker
 
 THREADS = "OMP_NUM_THREADS"
@@ -109,7 +110,7 @@ def run(loader: Loader, config: DictConfig, overrides: Sequence[str]) -> int:
     tracker = Tracker(sweep.settings)
     code, returned = (0, []) if _all_done(sweep) else _hand_over(Job(loader, mirrors=False), overrides)
     titles = _titles(loader, sweep, expand(config, overrides), returned)
-    store = Store(sweep.settings.results_dir)
+    store = Results(sweep.settings.results_dir)
     attempts = index.of_cells(store, titles)
     tracker.sync(store.read(attempt.file_name for attempt in attempts))
     standing = latest(attempts)
@@ -189,6 +190,6 @@ def _jobs(returned: Any) -> Iterator[JobReturn]:
 
 
 def _all_done(sweep: Sweep) -> bool:
-    store, rerun = Store(sweep.settings.results_dir), sweep.settings.rerun
+    store, rerun = Results(sweep.settings.results_dir), sweep.settings.rerun
     standing = latest(index.of_cells(store, (cell.cell_id for cell in sweep.cells)))
     return rerun != "all" and all(stands(standing.get(cell.cell_id), rerun) for cell in sweep.cells)

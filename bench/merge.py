@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.errors import ConfigError, Parser, bounded, one_line, say
+from bench.measures.summary import quantities
 from bench.records import own
 from bench.records.archive import ArchiveError, Read, contents
 from bench.records.disk import write_atomically
@@ -94,7 +95,7 @@ def _merge_record(store: Store, name: str, read: Read, read_samples: Read, tally
             samples = read_samples()
             return samples
 
-        decode(name, data, kept)
+        quantities(decode(name, data, kept))
         with store.writing():
             store.keep(name, data, samples)
         tally.added += 1

@@ -21,6 +21,7 @@ from typing import Any
 from bench.errors import Parser, bounded, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
+from bench.measures.summary import Results
 from bench.records import index, plans
 from bench.records.durations import Durations, duration
 from bench.records.plans import PlanError, SavedCell, SavedPlan
@@ -199,7 +200,7 @@ def watch(store: Store, plan: SavedPlan) -> int:
 
 def _list(results_dir: Path) -> int:
     """A line for each sweep, the newest first."""
-    store = Store(results_dir)
+    store = Results(results_dir)
     for sweep_id in plans.saved(results_dir):
         try:
             print(f"{sweep_id}  {State(store, plans.load(results_dir, sweep_id)).counts()}")
@@ -223,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.all:
             return _list(given.results)
-        plan, store = find(given.results, given.sweep), Store(given.results)
+        plan, store = find(given.results, given.sweep), Results(given.results)
         if given.watch:
             return watch(store, plan)
         state = State(store, plan)

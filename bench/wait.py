@@ -11,10 +11,11 @@ from bench.app import guarded
 from bench.errors import ConfigError, Parser, one_line
 from bench.execution import rounds
 from bench.execution.sweep import Sweep
+from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.config import Config
 from bench.records import plans
-from bench.records.store import Store, latest
+from bench.records.store import latest
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         if records:
             say_figures(sweep)
         return exit_code(records)
-    standing = latest(Store(given.results).load())
+    standing = latest(Results(given.results).load())
     records = [standing[cell.cell_id] for cell in sweep.cells if cell.cell_id in standing]
     if records:
         print_table(records)

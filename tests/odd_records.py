@@ -349,6 +349,9 @@ def _of(name, measured):
             "samples are null": timed([1.0, None]),
             "samples are nested": timed([[1.0], [2.0]]),
             "samples are zero": timed([0.0] * 8),
+            "a sample is zero": timed([1e6] * 7 + [0.0]),
+            "samples are negative": timed([-1.0, -2.0, -3.0]),
+            "samples are tiny": timed([1e-149, 1e-300, 5e-324]),
             "an unknown pass": timed([1.0, 2.0], "sideways"),
             "no tokens": {**measured, "tokens": 0},
         }
@@ -357,6 +360,8 @@ def _of(name, measured):
             "a peak of text": {"passes": {"forward": {"peak_bytes": "12"}}},
             "a peak of truth": {"passes": {"forward": {"peak_bytes": True}}},
             "an unknown pass": {"passes": {"": {"peak_bytes": 5}}},
+            "a negative peak": {"passes": {"forward": {"peak_bytes": -5}}},
+            "no passes": {**measured, "passes": {}},
             "the largest is null": {**measured, "largest": {"axis": "seq_len", "value": None}},
         }
     if name == "roofline":
@@ -368,9 +373,14 @@ def _of(name, measured):
             "no work": {**measured, "ceilings": {**ceilings, "gemm": {**ceilings["gemm"], "work": 0}}},
             "an unknown ceiling": {**measured, "ceilings": {**ceilings, "sky": one}},
             "no bytes": {**measured, "bytes": 0},
+            "immense FLOPs": {**measured, "flops": 10**100},
+            "times of a nanosecond": {**measured, "samples": [1.0] * len(measured["samples"])},
         }
     if name == "decode":
-        return {"samples are text": {**measured, "samples": ["1", "2"]}}
+        return {
+            "samples are text": {**measured, "samples": ["1", "2"]},
+            "a negative state": {**measured, "state_bytes": -1},
+        }
     if name == "train_step":
         whole = measured["parts"]["step"]
 
@@ -413,6 +423,9 @@ def _of(name, measured):
             "nothing asked": {**measured, "test": {**measured["test"], "loss_by_position": [None, None]}},
             "a baseline of text": {**measured, "baselines": {"unigram": "2"}},
             "no time": {**measured, "seconds": [0.0]},
+            "negative times": {**measured, "seconds": [-1.0]},
+            "a negative loss": {**measured, "test": {**measured["test"], "loss": -1.0}},
+            "more right than asked": {**measured, "test": {**measured["test"], "token_accuracy": 1.5}},
         }
     if name == "train_step":
         parts = measured["parts"]
@@ -425,6 +438,7 @@ def _of(name, measured):
         return {
             "ragged": {**measured, first: [[1.0], [1.0, 2.0]]},
             "errors are text": {**measured, first: [["1.0"], ["2.0"]]},
+            "negative errors": {**measured, first: [[-number for number in row] for row in measured[first]]},
         }
     return {"counted nothing": {**measured, "counted": 0}}
 
@@ -511,8 +525,7 @@ def extreme():
         "longest": latency("flash", 2**40, rng, batch_size=1),
         "one token": latency("flash", 1, rng, batch_size=1),
         "immense times": timed([1e149, 1e149, 1e148]),
-        "tiny times": timed([1e-149, 1e-300, 5e-324]),
-        "negative times": timed([-1.0, -2.0, -3.0]),
+        "times of a nanosecond": timed([1.0, 1.0, 1.0]),
         "one time": timed([1.0]),
         "whole numbers": timed([1, 2, 3]),
         "no heads": configured(
@@ -541,10 +554,9 @@ def extreme():
         "no duration": dataclasses.replace(latency("flash", 2048, rng), duration_s=0.0, seconds={"check": 0.0}),
         "a negative duration": dataclasses.replace(latency("flash", 2048, rng), duration_s=-1.0),
         "no error": measuring(error, absolute=zeros, relative=zeros),
-        "negative errors": measuring(error, absolute=[[-1.0]], relative=[[-1.0]]),
-        "one trial": measuring(error, absolute=[[1.0]], relative=[[1.0]]),
-        "one trial of one head": measuring(error, absolute=[1.0], relative=[1.0]),
-        "immense errors": measuring(error, absolute=[[1e149, 1.0]], relative=[[1e149, 1.0]]),
+        "one trial": measuring(error, sequences=1, absolute=[[1.0]], relative=[[1.0]]),
+        "one trial of one head": measuring(error, sequences=1, absolute=[1.0], relative=[1.0]),
+        "immense errors": measuring(error, sequences=1, absolute=[[1e149, 1.0]], relative=[[1e149, 1.0]]),
         "size 0": measuring(error, features=0),
         "a size of text": measuring(error, features="64"),
         "an immense size": measuring(error, features=2**62),
@@ -555,7 +567,7 @@ def extreme():
             latency("skeinformer", 1024, rng, causal=False), attention={"name": "skeinformer", "num_features": "64"}
         ),
         "a sketch without error": measuring(sketch, kernel_error=zeros, sketch_error=zeros),
-        "a sketch of one trial": measuring(sketch, kernel_error=[[1.0]], sketch_error=[[1.0]]),
+        "a sketch of one trial": measuring(sketch, sequences=1, kernel_error=[[1.0]], sketch_error=[[1.0]]),
         "a sketch of no name": configured(sketch, attention={"name": "polysketch"}),
         "an unknown sketch": configured(sketch, attention={"name": "polysketch", "sketch": "x", "degree": "y"}),
         "an expectation of zero": measuring(sketch, kernel_expected=zeros, sketch_expected=[[-1.0]]),
@@ -570,14 +582,12 @@ def extreme():
         "against nobody": configured(ratio, bench={**ratio.config["bench"], "against": []}),
         "no state": measuring(steps, state_bytes=0),
         "no peak": measuring(memory("flash", 2048), passes={"forward": {"peak_bytes": 0}}),
-        "no passes": measuring(memory("flash", 2048), passes={}),
         "no FLOPs": measuring(flops("softmax", 2048, 10**9), analytic=0, counted=1),
         "immense FLOPs": measuring(flops("softmax", 2048, 10**9), analytic=10**100),
         "another kind of FLOPs": measuring(flops("softmax", 2048, 10**9), counted=5.5),
     }
     source = roofline("flash", 2048, rng)
     records |= {
-        "immense FLOPs under a roof": measuring(source, flops=10**100),
         "one round under a roof": roofline("flash", 2048, rng, rounds=1),
         "no masks under a roof": configured(source, causal=..., head_dim=...),
     }
@@ -593,7 +603,7 @@ def extreme():
         "a source of a list": measuring(text, source=["kjv"]),
         "immense losses": train("flash", 64, 0, rng, task="language_modelling", final=1e149),
         "a loss of zero": measuring(text, test={**text.measurements["test"], "loss": 0.0}),
-        "immense baselines": measuring(text, baselines={"unigram": 1e149, "bigram": -1e149}),
+        "immense baselines": measuring(text, baselines={"unigram": 1e149, "bigram": 1e149}),
         "an unknown baseline": measuring(text, baselines={"trigram": 1.0}),
         "one position": measuring(text, test={**text.measurements["test"], "loss_by_position": [1.0]}),
         "one evaluation": train("polynomial_p4", 64, 0, rng, evaluations=1),

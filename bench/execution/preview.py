@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from bench.errors import bounded
 from bench.execution.rehearsal import rehearse
 from bench.execution.sweep import Sweep, outstanding
+from bench.measures.summary import Results
 from bench.plan.cell import Cell
 from bench.records import index
 from bench.records.durations import OF_SIZE, Durations, duration
-from bench.records.store import Store
 
 # Lines of cells; those that differ in a pass or a seed, say, share one.
 MOST = 50
@@ -23,7 +23,7 @@ def preview(sweep: Sweep) -> str:
     Raises:
         ConfigError: a cell that a mechanism or the inputs refuse.
     """
-    store = Store(sweep.settings.results_dir)
+    store = Results(sweep.settings.results_dir)
     attempts = index.of_cells(store, (cell.cell_id for cell in sweep.cells))
     missing, _ = outstanding(store, sweep, attempts)
     missing = rehearse(missing, store.root / "inputs", elsewhere=bool(sweep.executor.place.name))

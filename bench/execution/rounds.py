@@ -16,6 +16,7 @@ from bench.errors import say
 from bench.execution.interrupts import Interrupts
 from bench.execution.locks import hold
 from bench.execution.work import Work
+from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
@@ -25,7 +26,6 @@ from bench.records import index, plans
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
 from bench.records.record import Record
-from bench.records.store import Store
 
 FILE = "round.json"
 
@@ -50,7 +50,7 @@ def current(results_dir: Path, sweep_id: str) -> tuple[Work, list[Cell]]:
     except (ValueError, KeyError, TypeError) as error:
         raise plans.PlanError(f"{sweep_id}: no round in {results_dir / plans.FOLDER}: {error}") from None
     executor = executors.check(plan.launcher)
-    store = Store(results_dir, prepared=True)
+    store = Results(results_dir, prepared=True)
     work = Work(store, sweep_id, tuple(plan.overrides), seen, executor.place, executor.timings_alone)
     return work, [cell for cell in cells(plan) if cell.cell_id in wanted]
 

@@ -24,6 +24,7 @@ from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.jobs import job
 from bench.execution.ranks import follows
 from bench.measures.progress import Progress
+from bench.measures.summary import quantities
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
@@ -128,10 +129,10 @@ def run_cell(
 
 
 def _readable(record: Record) -> Record:
-    """The record, or one that says why what it measured cannot be kept: numbers or sizes that no reader takes."""
+    """The record, or one that says why what it measured cannot be kept: what no reader takes, or what cannot be."""
     data, samples = encode(record)
     try:
-        decode(record.file_name, data, lambda: samples or b"")
+        quantities(decode(record.file_name, data, lambda: samples or b""))
     except RecordError as error:
         reason = f"what was measured is no record: {one_line(error)}"
         return dataclasses.replace(record, status="error", reason=reason, phase="teardown", measurements={})

@@ -21,6 +21,7 @@ from bench.execution.reruns import Rerun, stands
 from bench.execution.shown import Shown
 from bench.execution.work import Work
 from bench.measures.progress import Progress
+from bench.measures.summary import Results
 from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
@@ -98,7 +99,7 @@ def run_sweep(
         ConfigError: the results folder, the folder of the device's lock or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
-    store = Store(sweep.settings.results_dir)
+    store = Results(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
     forks()
     attempts = _attempts(store, sweep)
@@ -110,7 +111,7 @@ def run_sweep(
     todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
     prepare_folder(sweep.settings.results_dir, shared=elsewhere)
     interrupts = Interrupts()
-    store = Store(sweep.settings.results_dir, prepared=True)
+    store = Results(sweep.settings.results_dir, prepared=True)
     work = Work(
         store,
         sweep.sweep_id,

@@ -1,4 +1,4 @@
-"""What a record says in numbers."""
+"""What a record says in numbers, and the records of a results folder that say what can be."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bench.errors import one_line
 from bench.measures.progress import Point
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
+from bench.records.store import Store
 
 
 def quantities(record: Record) -> list[Quantity]:
@@ -21,16 +22,29 @@ def quantities(record: Record) -> list[Quantity]:
     Of a benchmark that is not known here: its numbers, by their dotted path.
 
     Raises:
-        RecordError: the measurements are not in the shape that the benchmark reads.
+        RecordError: the measurements are not in the shape that the benchmark reads, say nothing, or what cannot be.
     """
     if record.status != "ok":
         return []
     try:
         # A number that no float holds is none, and is not worth a warning of numpy's.
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            return [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
+            told = [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
+        if not told and benchmark(record) is not measures.Benchmark:
+            raise ValueError("there are none")
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
+    return told
+
+
+class Results(Store):
+    """The records of a results folder, without those whose benchmark cannot say what they claim to have measured."""
+
+    def decode(self, name: str) -> Record:
+        """As in any store; raises as `quantities`, too."""
+        record = super().decode(name)
+        quantities(record)
+        return record
 
 
 def _measurements(record: Record) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
 from bench.measures.progress import Point
-from bench.records.quantities import Quantity
+from bench.records.quantities import Quantity, fraction
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,7 @@ class Train(Benchmark):
         yield Quantity("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
         yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
         for name in ("token_accuracy", "example_accuracy"):
-            yield Quantity(name, test[name], name=f"{name}.test", shown=("%", 100.0))
+            yield fraction(name, test[name], name=f"{name}.test")
         yield _by_position(test["loss_by_position"])
         for name, loss in measurements.get("baselines", {}).items():
             yield Quantity(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)

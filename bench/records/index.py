@@ -22,7 +22,7 @@ from bench.records.record import Attempt, Record, RecordError
 from bench.records.store import Store, age
 
 FILE = "index.json"
-SCHEMA = 1
+SCHEMA = 2
 # It is written when it lacks, or has too many, so many entries: that takes as long as reading fifty records.
 WORTH_WRITING = 50
 

@@ -15,17 +15,30 @@ from bench.records.statistics import FEWEST, Estimate, mean_interval, median_int
 from bench.schema import PASSES
 
 BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
+# What can be, by unit, the lowest and the highest; of other units any number. No call ends within a nanosecond, and
+# what a cache makes of a share of the ceiling is far from a thousandfold.
+NOT_NEGATIVE = 0.0, math.inf
+ALLOWED = {
+    "ns": (1.0, math.inf),
+    "%": (-1e5, 1e5),
+    **dict.fromkeys(("µs/token", "J/token", "W", "1/s", "FLOP/s", "TFLOP/s", "bytes/s"), NOT_NEGATIVE),
+    **dict.fromkeys(("bytes", "FLOP", "FLOP/byte", "nats"), NOT_NEGATIVE),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """One number that a cell measured: a row of the frame of `analysis`, a metric of MLflow, words in tables."""
+    """One number that a cell measured: a row of the frame of `analysis`, a metric of MLflow, words in tables.
+
+    Raises:
+        TypeError, ValueError: it is no number, or one that cannot be, see `ALLOWED`.
+    """
 
     metric: str
     """What was measured: `latency`, `peak_memory`, ..."""
     value: float
     unit: str = "1"
-    """Of `value`, `low`, `high` and `raw`."""
+    """Of `value`, `low`, `high` and `raw`; `ALLOWED` has what those of some units can be."""
     low: float = math.nan
     high: float = math.nan
     interval: str | None = None
@@ -54,8 +67,18 @@ class Quantity:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name}={value!r:.80}: must be a number")
+        if self.unit in ALLOWED:
+            self._require(*ALLOWED[self.unit])
         if self.measured_pass not in (None, *PASSES):
             raise ValueError(f"measured_pass={self.measured_pass!r}: must be one of {', '.join(PASSES)}")
+
+    def _require(self, lowest: float, highest: float) -> None:
+        told = np.append([] if self.raw is None else self.raw, float(self.value))
+        # NaN says that there is none.
+        impossible = told[~np.isnan(told) & ~((told >= lowest) & (told <= highest) & np.isfinite(told))]
+        if impossible.size:
+            found = f"{self.metric}={impossible[0]:g} {self.unit}"
+            raise ValueError(f"{found}: must be finite, from {lowest:g} to {highest:g}")
 
     @property
     def samples(self) -> int | None:
@@ -102,6 +125,13 @@ def mean(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
     return _estimated(metric, mean_interval(raw), raw, fields)
 
 
+def fraction(metric: str, value: float, **fields: Any) -> Quantity:
+    """How much of a whole, between 0 and 1; `fields` as in `median`."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{metric}={value!r:.80}: must be between 0 and 1")
+    return Quantity(metric, value, shown=("%", 100.0), **fields)
+
+
 def root_of_mean_square(metric: str, samples: ArrayLike, **fields: Any) -> Quantity:
     """The root of the mean square of `(units, ...)` with its interval over them; `raw` has that of each."""
     raw = np.sqrt(_by_unit(np.square(_numbers(metric, samples))))
@@ -109,8 +139,10 @@ def root_of_mean_square(metric: str, samples: ArrayLike, **fields: Any) -> Quant
 
 
 def by_sequence(trials: ArrayLike, sequences: int) -> NDArray[np.float64]:
-    """Trials, all draws of a sequence side by side, as `(sequences, draws, heads)`."""
+    """Norms of trials, all draws of a sequence side by side, as `(sequences, draws, heads)`."""
     samples = _numbers("trials", trials)
+    if samples.min() < 0:
+        raise ValueError(f"trials: must be norms, one is {samples.min():g}")
     return samples.reshape(sequences, -1, samples.shape[-1])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,11 +99,15 @@ class Store:
         for name in names:
             path = self.records_dir / name
             try:
-                yield path, decode(name, read_file(path), functools.partial(read_file, self.samples_dir / name))
+                yield path, self.decode(name)
             except RecordError as error:
                 say(f"{bounded(str(path))}: skipped, {one_line(error)}")
         if self._prepared:
             os.stat(self.records_dir)  # else it went away meanwhile, and some could not be read
+
+    def decode(self, name: str) -> Record:
+        """The record of a file; raises `RecordError` where it is none."""
+        return decode(name, read_file(self.records_dir / name), partial(read_file, self.samples_dir / name))
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of the records' files that begin so, in order; raises as `load` does."""

@@ -20,10 +20,10 @@ import psutil
 
 from bench import asked
 from bench.errors import ConfigError, Parser, one_line
+from bench.measures.summary import Results
 from bench.quiet import QUIET
 from bench.records import own
 from bench.records.disk import require_file
-from bench.records.store import Store
 from bench.tracking import views
 from bench.tracking.mirror import Mirror, TrackingError
 
@@ -102,7 +102,7 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 def _mirror_all(mirror: Mirror) -> None:
     """Bring what records there are into the store; sweeps that wrote none there are seen too."""
-    store = Store(mirror.results_dir)
+    store = Results(mirror.results_dir)
     names = store.names()
     if names:
         print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)

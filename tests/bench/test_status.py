@@ -6,7 +6,7 @@ import time
 
 import pytest
 from command import ROOT, environment
-from synthetic_records import config, record
+from synthetic_records import memory
 
 from bench import status
 from bench.execution.locks import hold
@@ -21,7 +21,7 @@ def planned(folder, statuses):
     """A sweep whose cells have these statuses; None waits."""
     store, cells = Store(folder), []
     for seed, told in enumerate(statuses):
-        one = record(config("flash", {"name": "latency"}, 64, seed=seed), status=told or "oom")
+        one = memory("flash", 64, told or "oom", seed=seed)
         cells.append(plans.SavedCell(one.cell_id, f"latency flash seed={seed}", one.config, 60.0, None, []))
         if told:
             store.write(one)

@@ -11,7 +11,7 @@ from command import ROOT, TINY, bench, command, environment, fake_config_dir, fa
 from filelock import FileLock
 from synthetic_records import everything
 
-from bench.execution import sweep, work
+from bench.execution import runner, sweep, work
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.store import Store, latest
@@ -204,6 +204,23 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(a_sweep(tmp_path, cell, rerun="all"), told.append)
     assert [[each.attempt for each in records] for records in told] == [[record.attempt], [record.attempt, 2]]
+
+
+@pytest.mark.parametrize("measured", [{}, {"passes": {"forward": {"samples": [-1.0]}}, "tokens": 1}])
+def test_a_cell_that_claims_to_have_measured_what_cannot_be_is_measured_again(measured, tmp_path, monkeypatch):
+    cell, good = a_cell_and_its_record()
+    bad = dataclasses.replace(good, record_id="b" * 32, attempt=2, measurements=measured)
+    Store(tmp_path).write(bad)
+    monkeypatch.setattr(work, "run_cell", lambda cell, *args, attempt, **kwargs: good)
+    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    assert sweep.run_sweep(a_sweep(tmp_path, cell)) == [good]
+
+
+def test_a_measurement_that_cannot_be_is_an_error():
+    _, good = a_cell_and_its_record()
+    kept = runner._readable(dataclasses.replace(good, measurements={}))
+    assert kept.status == "error" and kept.reason.startswith("what was measured is no record: ")
+    assert runner._readable(good) is good
 
 
 def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_path):

@@ -182,7 +182,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
     def plan():
         return planned("attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY)
 
-    def record(cell, status="ok", **_):
+    def record(cell, status="oom", **_):
         times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00+00:00") | {"duration_s": 1.0}
         return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
 
@@ -192,7 +192,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
     Store(tmp_path / "runs").write(record(before, "incorrect"))
     assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
     append(checkout / "bench" / "measures" / "gate.py", "# edited\n")
-    assert [r.status for r in sweep.run_sweep(plan())] == ["ok"]
+    assert [r.status for r in sweep.run_sweep(plan())] == ["oom"]
     assert len(ran) == 1 and ran != [before.cell_id]
 
 

@@ -1,17 +1,19 @@
 """One odd record never stops the others: not a sweep that goes on, not a figure, a table, the mirror or an archive."""
 
 import contextlib
+import dataclasses
 import io
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from odd_records import FILES, TEXTS, UNREADABLE, base, extreme, good, spoil, strange, unusable
+from odd_records import FILES, TEXTS, UNREADABLE, base, extreme, good, renamed, spoil, strange, unusable
 
 import analysis
 from analysis.__main__ import main
 from analysis.frame import tidy
 from analysis.registry import FIGURES, TABLES, made
+from bench.measures.summary import Results
 from bench.records import archive, index
 from bench.records.store import Store
 from bench.table import crossovers, line, table
@@ -108,6 +110,35 @@ def test_measurements_that_say_nothing_cost_no_other(kind):
     assert_plain([*lines, line(odd)])
 
 
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_claims_to_have_measured_what_cannot_be_does_not_stand_before_a_good_one(kind, tmp_path):
+    odd = dataclasses.replace(UNUSABLE[kind], attempt=2, ended="2099-01-01T00:00:00+00:00")
+    neighbour = dataclasses.replace(base("a good one"), cell_id=odd.cell_id)
+    results = Results(tmp_path)
+    for record in (neighbour, odd):
+        results.write(record)
+    found, lines = said(results.find, odd.cell_id)
+    assert found == neighbour and len(lines) == 1
+    assert lines[0].startswith(f"{results.records_dir / odd.file_name}: skipped, ")
+    assert_plain(lines)
+    (entry,), again = said(index.entries, results)
+    assert entry.record_id == neighbour.record_id and again == lines
+
+
+def test_what_a_benchmark_that_nobody_knows_has_measured_is_read(tmp_path):
+    """Whatever it calls its numbers, and whether or not it has any."""
+    measured = {"latency": -1.0, "samples": [-1.0, 0.0], "loss": -5, "peak_bytes": -1}
+    config = base("unknown").config | {"bench": {"name": "of_a_plugin"}}
+    records = [
+        dataclasses.replace(renamed(base(str(number)), str(number)), config=config, measurements=measurements)
+        for number, measurements in enumerate((measured, {}))
+    ]
+    for record in records:
+        Store(tmp_path).write(record)
+    loaded, lines = said(Results(tmp_path).load)
+    assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in records}
+
+
 @pytest.mark.parametrize("kind", some_quickly(EXTREME))
 def test_values_that_nobody_expects_cost_no_figure(kind, tmp_path):
     assert_drawn(tmp_path, [EXTREME[kind]])
@@ -130,10 +161,10 @@ def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
 
 def assert_drawn(folder, records):
     """That the records, read from files, cost no figure or table of good ones, nor a word; returns what was read."""
-    store = Store(folder)
+    results = Results(folder)
     for record in records:
-        store.write(record)
-    loaded, lines = said(store.load)
+        results.write(record)
+    loaded, lines = said(results.load)
     assert len(loaded) == len(records) and lines == []
     frame, lines = said(tidy, [*good(), *loaded])
     assert all(text.startswith("skipped, ") for text in lines) and len(lines) <= 1
