@@ -31,7 +31,7 @@ ENDINGS = {
     "fake_nan": "nonfinite",
     "fake_wrong": "incorrect",
     "fake_init_error": "error",
-    "fake_init_exit": "crash",
+    "fake_init_exit": "error",
     "fake_init_oom": "oom",
     "fake_fine_too": "ok",
 }
