@@ -119,7 +119,9 @@ def list_benchmarks() -> list[str]:
 def load(settings: Mapping[str, Any]) -> Benchmark:
     """The benchmark that a cell's resolved `bench` settings describe."""
     benchmark = get(settings["name"])
-    return benchmark(**{field.name: settings[field.name] for field in dataclasses.fields(benchmark)})
+    return benchmark(
+        **{field.name: settings[field.name] for field in dataclasses.fields(benchmark) if field.name in settings}
+    )
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bench.records.quantities import Quantity, median, spread
 from bench.schema import PASSES, setting
 
 if TYPE_CHECKING:
+    from bench.measures.timing import Pass
     from bench.measures.workbench import Workbench
 
 
@@ -25,58 +26,65 @@ class Latency(Benchmark):
     replicates: ClassVar[str] = "rounds"
     cell_per: ClassVar[str | None] = "passes"
 
+    # What is measured beside: the device's ceilings in the same rounds as the forward pass; what a caller waits, and a
+    # replay of the graph; the energy of the board. The last two on a GPU only.
+    beside: list[str] | None = setting(None, choices=("ceilings", "ways", "energy"), condition=False)
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, workbench: Workbench) -> dict[str, Any]:
-        """Raw samples per pass, and those of the device's ceilings beside the forward pass.
-
-        Where memory is limited there are no ceilings: the mechanism has it alone.
+        """Raw samples per pass.
 
         Returns:
             `{"passes": {name: {"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method",
-            "cache"}}, "tokens": batch_size * seq_len, "flops": analytic forward FLOPs, "bytes": compulsory ones}`; a
-            sample is nanoseconds per call. The forward pass has `"ceilings"` too, as `bench=roofline`; every pass has
-            `"launch_bound"`, `"replay_ns"` and on a GPU `"ways"`, as `bench.measures.replay.in_three_ways`, and
-            `"energy"`, as `bench.measures.device_state.energy`.
+            "cache"}}, "tokens": batch_size * seq_len}`; a sample is nanoseconds per call. With ceilings beside, also
+            `"flops"`, analytic ones of the forward pass, `"bytes"`, compulsory ones, and of that pass `"ceilings"`, as
+            `bench=roofline`. A pass may have `"launch_bound"`, `"replay_ns"` and on a GPU `"ways"`, as
+            `bench.measures.replay.in_three_ways`, and `"energy"`, as `bench.measures.device_state.energy`.
         """
         from bench.measures.ceilings import Ceilings, compulsory_bytes
-        from bench.measures.device_state import energy
         from bench.measures.flops import analytic
-        from bench.measures.replay import in_three_ways
         from bench.measures.rounds import time_in_rounds
         from bench.measures.timing import Pass
 
+        asked = self.beside or []
         label, attention, inputs = workbench.config["label"], workbench.attention(), workbench.inputs()
         gate = workbench.gate(inputs)
         gate.admit(label, attention, self.passes)
         passes = {}
         for name in self.passes:
             measured = {label: Pass(name, attention, inputs, gate.gradient)}
-            beside = Ceilings(workbench.dtype) if name == "forward" and self.memory_limit is None else None
-            passes[name] = time_in_rounds(workbench, {label: gate}, measured, self.min_sample_ms, beside)[label]
+            ceilings = Ceilings(workbench.dtype) if name == "forward" and "ceilings" in asked else None
+            passes[name] = time_in_rounds(workbench, {label: gate}, measured, self.min_sample_ms, ceilings)[label]
         gate.close()
         for name, timing in passes.items():
-            again, rounds = Pass(name, attention, inputs, gate.gradient), workbench.config["repeats"]
-            if workbench.device.type == "cuda":
-                calls = timing["calls_per_sample"]
-                timing["energy"] = energy(workbench.device, workbench.device_state, again, calls)
-            timing |= in_three_ways(workbench.device, again, rounds, self.min_sample_ms)
+            timing |= self._beside(workbench, Pass(name, attention, inputs, gate.gradient), timing["calls_per_sample"])
         batch_size, _, seq_len, _ = inputs[0].shape
-        return {
-            "passes": passes,
-            "tokens": batch_size * seq_len,
-            "flops": analytic(attention, batch_size, seq_len),
-            "bytes": compulsory_bytes(attention, inputs),
-        }
+        found: dict[str, Any] = {"passes": passes, "tokens": batch_size * seq_len}
+        if "ceilings" in asked:
+            found["flops"] = analytic(attention, batch_size, seq_len)
+            found["bytes"] = compulsory_bytes(attention, inputs)
+        return found
+
+    def _beside(self, workbench: Workbench, again: Pass, calls: int) -> dict[str, Any]:
+        """What is asked for of a pass after its latency, with so many calls a sample."""
+        from bench.measures.device_state import energy
+        from bench.measures.replay import in_three_ways
+
+        asked, found = self.beside or [], {}
+        if "energy" in asked and workbench.device.type == "cuda":
+            found["energy"] = energy(workbench.device, workbench.device_state, again, calls)
+        if "ways" in asked:
+            found |= in_three_ways(workbench.device, again, workbench.config["repeats"], self.min_sample_ms)
+        return found
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
         """Of each pass `latency` in ns, `latency_per_token` in µs/token and `spread`.
 
-        Of the forward one also `flops`, `throughput`, and its `share` of the ceiling. On a GPU of each pass `eager`,
-        what a caller waits, and `replay`, from a graph, in ns; `energy_per_token` in J/token, and the board's `power`
-        and `idle_power` in W.
+        What was asked for beside: of the forward one `flops`, `throughput`, and its `share` of the ceiling; on a GPU of
+        each pass `eager`, what a caller waits, and `replay`, from a graph, in ns; `energy_per_token` in J/token, and
+        the board's `power` and `idle_power` in W.
         """
         for name, timed in measurements["passes"].items():
             samples, of_pass = timed["samples"], {"measured_pass": name}
@@ -92,9 +100,9 @@ class Latency(Benchmark):
                     yield median(way, times, "ns", name=f"{way}_ms.{name}", shown=("ms", 1e-6), **of_pass)
             if used := timed.get("energy"):
                 yield from _energy(used, measurements["tokens"], of_pass)
-            if name == "forward":
+            if name == "forward" and "flops" in measurements:
                 yield from roofline.throughput(measurements["flops"], latency)
-                if ceilings := timed.get("ceilings"):  # older records have none
+                if ceilings := timed.get("ceilings"):  # older records have FLOPs without them
                     yield roofline.share(samples, ceilings, measurements["flops"], measurements["bytes"])
 
     @classmethod

@@ -330,14 +330,19 @@ def test_compulsory_bytes_are_inputs_parameters_buffers_and_output(name):
     assert held > 0 and compulsory_bytes(attention, inputs) == 4 * 3 * 2 * 64 * 8 * 2 + held
 
 
-def test_ceilings_take_no_memory_that_is_limited_and_stand_beside_the_forward_pass_only(small):
+def test_a_latency_is_a_latency_and_ceilings_stand_beside_its_forward_pass_where_they_are_asked_for(small):
     bench = {"name": "latency", "passes": ["forward", "backward"], "min_sample_ms": 0.0}
-    found = {}
-    for limit in (None, 1.0):
-        settings = config(bench={**bench, "memory_limit": limit}, repeats=2)
-        found[limit] = measures.load(measures.check(settings["bench"])).measure(Workbench(settings, None))["passes"]
-    assert set(found[None]["forward"]["ceilings"]) == {"gemm", "copy"}
-    assert "ceilings" not in found[None]["backward"] and "ceilings" not in found[1.0]["forward"]
+    found = []
+    for beside in (None, ["ceilings"]):
+        settings = config(bench=measures.check({**bench, "beside": beside}), repeats=2)
+        found.append(measures.load(settings["bench"]).measure(Workbench(settings, None)))
+    alone, asked = found
+    assert alone.keys() == {"passes", "tokens"} and asked.keys() == {"passes", "tokens", "flops", "bytes"}
+    timed = {"unit", "samples", "calls_per_sample", "warmup_calls", "method", "cache"}
+    assert alone["passes"]["forward"].keys() == asked["passes"]["backward"].keys() == timed
+    assert set(asked["passes"]["forward"]["ceilings"]) == {"gemm", "copy"}
+    said = {one.metric for one in measures.get("latency").quantities(alone)}
+    assert said == {"latency", "latency_per_token", "spread"}
 
 
 def test_a_short_call_is_warm_again_when_it_is_timed():

@@ -188,7 +188,7 @@ def test_a_comparison_says_what_was_queued(gpu):
 
 def test_a_record_has_three_times_and_the_energy(gpu, monkeypatch):
     FakeNvml(gpu, monkeypatch)
-    workbench = GpuBench(gpu, cell(), None)
+    workbench = GpuBench(gpu, cell(beside=["ways", "energy"]), None)
     measured = measures.load(workbench.config["bench"]).measure(workbench)
     json.dumps(measured, allow_nan=False)
     said = {one.metric: one for one in measures.get("latency").quantities(measured)}
@@ -274,7 +274,7 @@ def test_a_cell_notes_the_state_before_and_after(gpu, monkeypatch, tmp_path):
     FakeNvml(gpu, monkeypatch)
     monkeypatch.setattr("bench.execution.child.Workbench", lambda *args: GpuBench(gpu, *args))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
-    result = measure_cell(cell(), tmp_path, tmp_path / "progress")
+    result = measure_cell(cell(beside=["energy"]), tmp_path, tmp_path / "progress")
     assert result["status"] == "ok" and list(result["device_state"]) == ["start", "before", "after"]
     energies = [moment["energy_j"] for moment in result["device_state"].values()]
     assert energies == sorted(energies) and energies[1] < energies[2]
