@@ -60,7 +60,7 @@ def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
     assert "latency linformer n=64: unsupported, causal=true" in said
     assert "latency flash n=32: from 0 s to its timeout of 60 s" in said  # five samples of 20 ms
     assert "time: from 0 s (their samples alone) to 2 min (their timeouts) for 2 cells" in said
-    done = record(sweep.cells[0].config, status="ok")
+    done = record(sweep.cells[0].config, {"passes": {"forward": {"samples": [2e6] * 5}}, "tokens": 32}, status="ok")
     Store(folder).write(type(done)(**{**vars(done), "cell_id": sweep.cells[0].cell_id, "duration_s": 7.0}))
     assert sweep.cells[0].config["seq_len"] == 32
     again = preview(planned(*given, "attention=flash,linear", "seq_len=32,64"))
