@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from attention_zoo.base import ALL, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
-from attention_zoo.ops.fused_softmax import attend, hidden_bias, padding_bias
+from attention_zoo.ops.fused_softmax import MOST_HEADS, attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.sampled import SampledAttention
 
@@ -88,7 +88,7 @@ class BigBird(SampledAttention):
         n, w, scale = query.shape[2], self.block_size, self.head_dim**-0.5
         last = max(self._num_blocks(n) - 1, 1) * w
         edges = torch.cat([query[:, :, :w], query[:, :, last:]], dim=2)
-        out, _, backend = attend(edges, key, value, scale=scale, bias=padding_bias(padding, key.dtype))
+        out, _, backend = attend(edges, key, value, scale=scale, hidden=hidden_by(padding))
         if last == w:
             return out, backend
         middle = self._fused_middle(query[:, :, w:last], key, value, padding)
@@ -98,14 +98,16 @@ class BigBird(SampledAttention):
         """Attention of the queries of whole blocks, with blocks in the place of heads."""
         batch, h = len(query), self.head_dim
         seen = self.key_blocks(self._num_blocks(key.shape[2]), key.device)
-        bias = hidden_bias(self._hidden(seen, key.shape[2], padding).flatten(1, 2)[:, :, None], key.dtype)
+        hidden = self._hidden(seen, key.shape[2], padding).flatten(1, 2)[:, :, None]
         queries = query.reshape(batch, -1, self.block_size, h)
         keys, values = (self._by_block(x).flatten(1, 2) for x in (key, value))
         first = torch.arange(self.num_heads, device=key.device)[:, None, None] * self._num_blocks(key.shape[2])
         seen = (first + seen).flatten(0, 1)
         # As many blocks as stay in the cache, for what they see is copied together.
         size = (
-            len(seen) if key.device.type != "cpu" else max(1, GATHERED // (batch * seen.shape[1] * self.block_size * h))
+            MOST_HEADS
+            if key.device.type != "cpu"
+            else max(1, GATHERED // (batch * seen.shape[1] * self.block_size * h))
         )
         outs = []
         for start in range(0, len(seen), size):
@@ -114,7 +116,7 @@ class BigBird(SampledAttention):
                 x.index_select(1, seen[some].flatten()).view(batch, -1, seen.shape[1] * self.block_size, h)
                 for x in (keys, values)
             ]
-            outs.append(attend(queries[:, some], *near, scale=h**-0.5, bias=bias[:, some]).out)
+            outs.append(attend(queries[:, some], *near, scale=h**-0.5, hidden=hidden[:, some]).out)
         return torch.cat(outs, 1).view_as(query)
 
     def _by_block(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_int
-from attention_zoo.ops.fused_softmax import ENTRIES, attend, padding_bias
+from attention_zoo.ops.fused_softmax import ENTRIES, attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.ops.sampling import assign_rows, place_rows, take_rows
 from attention_zoo.sampled import SampledAttention
@@ -83,8 +83,8 @@ class Informer(SampledAttention):
         count, samples = self.counts(query.shape[2])
         dense = key.shape[2] < KEYS_PER_SAMPLE * samples
         rows = self.sparsity(query, key, padding, from_all_scores=dense).topk(count).indices
-        bias = padding_bias(padding, key.dtype)
-        exact = attend(take_rows(query, rows), key, value, scale=self.head_dim**-0.5, bias=bias)
+        hidden = hidden_by(padding)
+        exact = attend(take_rows(query, rows), key, value, scale=self.head_dim**-0.5, hidden=hidden)
         return assign_rows(masked_mean(value, padding).expand_as(value), rows, exact.out), exact.backend
 
     def _matrix(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
 from attention_zoo.dropout import DropsWeights
-from attention_zoo.ops.fused_softmax import attend, padding_bias
+from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
 
@@ -109,13 +109,13 @@ class Linformer(DropsWeights):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         key_projection, value_projection = self._projections(key)
-        bias = None
+        hidden = None
         projected = value_projection @ zero_padding(value, padding)
         if self.unreduced:
-            projected, bias = value_projection.T @ projected, padding_bias(padding, key.dtype)
+            projected, hidden = value_projection.T @ projected, hidden_by(padding)
         else:
             key = key_projection @ zero_padding(key, padding)
-        out, _, backend = attend(query, key, projected, scale=self.head_dim**-0.5, bias=bias)
+        out, _, backend = attend(query, key, projected, scale=self.head_dim**-0.5, hidden=hidden)
         return out, backend
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:

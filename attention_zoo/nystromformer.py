@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int, require
-from attention_zoo.ops.fused_softmax import attend, hidden_bias, padding_bias
+from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.ops.sampling import take_rows
 
@@ -92,16 +92,14 @@ class Nystromformer(Attention):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         landmarks = self._landmarks(query, key, padding)
         scale = self.head_dim**-0.5
-        from_keys, _, _ = attend(
-            landmarks.query.to(key.dtype), key, value, scale=scale, bias=padding_bias(padding, key.dtype)
-        )
+        from_keys, _, _ = attend(landmarks.query.to(key.dtype), key, value, scale=scale, hidden=hidden_by(padding))
         summary = times_pseudo_inverse(landmarks.kernel, self.iterations, from_keys.to(landmarks.kernel.dtype))
         out, _, backend = attend(
             query,
             landmarks.key.to(key.dtype),
             summary.to(value.dtype),
             scale=scale,
-            bias=None if padding is None else hidden_bias(~landmarks.exists, key.dtype),
+            hidden=None if padding is None else ~landmarks.exists,
         )
         return out if self.conv_weight is None else out + self._convolve(value, padding), backend
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
 from attention_zoo.dropout import DropsWeights
-from attention_zoo.ops.fused_softmax import Attended, attend, hidden_bias, is_blind, merge
+from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
 from attention_zoo.sampled import SampledAttention
 
@@ -89,10 +89,10 @@ class Reformer(DropsWeights, SampledAttention):
         m = min(self.bucket_size, n)
         of_query, *of_seen = (_chunks(take_rows(x, order), m) for x in (query, key, value))
         chunks = (of_query, *map(_and_before, of_seen))
-        bias = hidden_bias(self._hidden(order, m, padding), query.dtype)
-        out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, bias=bias.flatten(0, 1))
+        hidden = self._hidden(order, m, padding).flatten(0, 1)
+        out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, hidden=hidden)
         back = _inverse(order)
-        out = take_rows(out.view(batch, heads, -1, h)[:, :, :n], back)
+        out = take_rows(out.reshape(batch, heads, -1, h)[:, :, :n], back)
         return Attended(out, lse.reshape(batch, heads, -1).take_along_dim(back, 2), backend)
 
     def _hidden(self, order: Tensor, m: int, padding: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_int
-from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_with_column_norms, hidden_bias, padding_bias
+from attention_zoo.ops.fused_softmax import Attended, attend, attend_with_column_norms, hidden_by, merge
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.ops.sampling import assign_rows, place_rows, sample_without_replacement, take_rows
 from attention_zoo.sampled import SampledAttention
@@ -88,39 +88,39 @@ class Skeinformer(SampledAttention):
         batch, heads, n, _ = query.shape
         noise, scale = self._batch_noise(query), self.head_dim**-0.5
         visible = visible_keys(1, n, False, padding, query.device)
-        bias = padding_bias(padding, key.dtype)
+        hidden = hidden_by(padding)
         importance, exact = torch.ones_like(noise[:, 1:]), None
         if self.pilot_reuse:
             pilots = self._draw_pilots(noise[:, 0], visible)
             given = take_rows(query, pilots), key, value
             if self.column_sampling == "uniform":
-                exact = attend(*given, scale=scale, bias=bias)
+                exact = attend(*given, scale=scale, hidden=hidden)
             else:
-                exact, norms = attend_with_column_norms(*given, scale=scale, bias=bias)
+                exact, norms = attend_with_column_norms(*given, scale=scale, hidden=hidden)
                 importance = norms * torch.linalg.vector_norm(value.detach(), dim=3, dtype=norms.dtype)
         elif self.column_sampling == "importance":
             with torch.no_grad():
                 importance = self._importance(self._pilot(query, key, noise[:, 0], visible)[1], value)
         columns = sample_without_replacement(importance, noise[:, 1:], self.num_features, visible[:, :, 0])
-        out, backend = self._attend_columns(query, key, value, columns, visible.expand(batch, heads, 1, n), bias)
+        out, _, backend = self._attend_columns(query, key, value, columns, visible.expand(batch, heads, 1, n), hidden)
         return (out if exact is None else assign_rows(out, pilots, exact.out)), backend
 
     def _attend_columns(
-        self, query: Tensor, key: Tensor, value: Tensor, columns: Tensor, visible: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, str]:
+        self, query: Tensor, key: Tensor, value: Tensor, columns: Tensor, visible: Tensor, hidden: Tensor | None
+    ) -> Attended:
         """The rows but those of the pilots."""
         scale = self.head_dim**-0.5
         keys, values = take_rows(key, columns), take_rows(value, columns)
         selected = visible.take_along_dim(columns[:, :, None], 3)
-        hidden = None if bias is None else hidden_bias(~selected, key.dtype)
+        surplus = None if hidden is None else ~selected
+        sampled = attend(query, keys, values, scale=scale, hidden=surplus)
         if self.row_normalization == "adaptive":
             unselected = visible.scatter(3, columns[:, :, None], False)
-            keys, values, hidden = with_geometric_mean(keys, values, value, selected, unselected)
-        out, lse, backend = attend(query, keys, values, scale=scale, bias=hidden)
+            return merge(sampled, geometric_mean(query, keys, value, selected, unselected, scale))
         if self.row_normalization == "none":
-            whole = attend(query, key, value, scale=scale, bias=bias).lse
-            out = out * (lse - whole).exp()[..., None].to(out.dtype)
-        return out, backend
+            whole = attend(query, key, value, scale=scale, hidden=hidden).lse
+            return sampled._replace(out=sampled.out * (sampled.lse - whole).exp()[..., None].to(sampled.out.dtype))
+        return sampled
 
     def _output_rows(
         self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
@@ -245,29 +245,25 @@ def adaptively_normalised(scores: Tensor, selected: Tensor, others: Tensor) -> t
     return (a / row_sum).to(scores.dtype), (g / row_sum).to(scores.dtype)
 
 
-def with_geometric_mean(
-    keys: Tensor, values: Tensor, value: Tensor, selected: Tensor, unselected: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Equation 6 as a softmax over the columns and one key more, which stands for all that were not selected.
+def geometric_mean(
+    query: Tensor, keys: Tensor, value: Tensor, selected: Tensor, unselected: Tensor, scale: float
+) -> Attended:
+    """What equation 6 merges with the softmax over the columns: one key, which stands for all that were not selected.
 
     `log g` is the mean of the scores of the columns, and so the score of the mean of their keys; as many keys as are
-    not selected are one with the logarithm of their number added to its score, and with the mean of their values.
+    not selected are one with the logarithm of their number added to its log-sum-exp, and with the mean of their values.
 
     Args:
-        keys: `(batch, heads, d, h)`, of the columns; so is `values`.
-        value: `(batch, heads, n, h)`.
+        query: `(batch, heads, n, h)`; so is `value`.
+        keys: `(batch, heads, d, h)`, of the columns.
         selected: `(batch, heads, 1, d)` bool, False at surplus columns.
         unselected: `(batch, heads, 1, n)` bool.
-
-    Returns:
-        Keys and values `(batch, heads, d + 1, h)` and the bias of the scores, `(batch, heads, 1, d + 1)`.
+        scale: factor of the scores.
     """
     precision = torch.promote_types(keys.dtype, torch.float32)
     shown = selected.to(precision)
     mean_key = shown @ keys.to(precision) / shown.sum(-1, keepdim=True).clamp_min(1)
     others = unselected.sum(-1, keepdim=True)
     mean_value = unselected.to(value.dtype) @ value / others.clamp_min(1)
-    log_others = others.to(precision).log().clamp_min(HIDDEN)
-    bias = torch.cat([torch.zeros_like(shown).masked_fill(~selected, HIDDEN), log_others], -1)
-    keys, values = torch.cat([keys, mean_key.to(keys.dtype)], 2), torch.cat([values, mean_value.to(values.dtype)], 2)
-    return keys, values, bias
+    one = attend(query, mean_key.to(keys.dtype), mean_value.to(value.dtype), scale=scale)
+    return one._replace(lse=one.lse + others.squeeze(-1).to(precision).log())

@@ -2,12 +2,14 @@
 
 PyTorch's hook for devices from elsewhere (PrivateUse1) lets tensors claim to be on `DEVICE`. Each operation runs on
 the CPU tensors inside, after three checks that a GPU makes: all tensors are on one device, no generator is of another,
-and, inside `no_synchronisation`, nothing waits for the device. `torch.tensor(..., device=DEVICE)` is beyond it.
+and, inside `no_synchronisation`, nothing waits for the device. A GPU's attention kernels are those of `fake_kernels`.
+`torch.tensor(..., device=DEVICE)` is beyond it.
 """
 
 import contextlib
 
 import torch
+from fake_kernels import KERNELS
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 DEVICE = "fake"
@@ -98,7 +100,8 @@ def _run(function, *args, **kwargs):
         raise SynchronisationError(f"{function} waits for the device")
     wrappers = {id(x.inner): x for x in tensors if isinstance(x, FakeTensor)}
     values = _map(lambda x: x.inner if isinstance(x, FakeTensor) else x, [*args, *kwargs.values()])
-    out = function(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+    compute = KERNELS.get(_base_name(function), function) if on_device else function
+    out = compute(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
     if not on_device:
         return out
 
@@ -123,7 +126,8 @@ def _check_devices(function, tensors):
 
 
 def _check_generator(function, generator, on_device):
-    if not on_device or torch.Tag.nondeterministic_seeded not in function.tags:
+    drawn = torch.Tag.nondeterministic_seeded in function.tags and _base_name(function) not in KERNELS
+    if not on_device or not drawn:
         return
     kind = "the global one" if generator is None else generator.device.type
     raise RuntimeError(f"{function}: expected a generator of the device {DEVICE!r}, got {kind}")

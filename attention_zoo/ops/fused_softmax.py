@@ -19,16 +19,20 @@ from attention_zoo.ops.autocast import autocast
 HIDDEN = -1e30
 # Weights in memory together, few enough for the caches of a CPU.
 ENTRIES = 2**20
-# Columns that a kernel likes to be added together.
+# Numbers that a GPU's kernels load together: rows are as wide, and begin at, a multiple of them.
 ALIGNED = 8
-# What the flash kernel takes on a GPU.
+# Heads in a grid of a GPU.
+MOST_HEADS = 2**16 - 1
+# Rows of the log-sum-exp that PyTorch's memory-efficient kernel pads to.
+LSE_ROWS = 32
+# What the flash kernel takes on a GPU, the columns that are added included.
 FLASH_DTYPES, LARGEST_FLASH_DIM = (torch.float16, torch.bfloat16), 256
 
 aten = torch.ops.aten
 
 
 class Attended(NamedTuple):
-    """`softmax(scale Q K^T + bias) V`, `(batch, heads, queries, h)`, and `lse`, `(batch, heads, queries)`.
+    """`softmax(scale Q K^T) V` over the keys that are seen, `(batch, heads, queries, h)`, and `lse`, without its `h`.
 
     `lse` is the logarithm of the sum of the exponentials of a row, in at least float32. A row that sees no key has
     zeros, and an `lse` of about `HIDDEN`. `backend` is the name of the kernel that ran.
@@ -40,7 +44,7 @@ class Attended(NamedTuple):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, bias: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, hidden: Tensor | None = None
 ) -> Attended:
     """Softmax attention and its log-sum-exp; gradients flow through both.
 
@@ -51,26 +55,26 @@ def attend(
         key: `(batch, heads, keys, h)`; so is `value`.
         scale: factor of the scores.
         causal: query i sees keys j <= i only.
-        bias: added to the scores, broadcastable to `(batch, heads, queries, keys)`; no gradient flows to it. Keys with
-            `HIDDEN` are not seen (`hidden_bias`).
+        hidden: bool, broadcastable to `(batch, heads, queries, keys)`: True at keys that a query does not see. What
+            adds anything else to a score adds it to a log-sum-exp, which is exact in any dtype (`merge`).
     """
-    return _attend(query, key, value, bias, scale, causal, with_norms=False)[0]
+    return _attend(query, key, value, hidden, scale, causal, with_norms=False)[0]
 
 
 def attend_with_column_norms(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, bias: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, hidden: Tensor | None = None
 ) -> tuple[Attended, Tensor]:
     """`attend`, and the norm over the queries of each key's weights, `(batch, heads, keys)`, without a gradient."""
-    return _attend(query, key, value, bias, scale, False, with_norms=True)
+    return _attend(query, key, value, hidden, scale, False, with_norms=True)
 
 
 def attend_by_reference(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, bias: Tensor | None = None
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, hidden: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp of `attend` with all scores in memory."""
     scores = (query @ key.mT * scale).to(torch.promote_types(query.dtype, torch.float32))
-    if bias is not None:
-        scores = scores + bias
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, HIDDEN)
     if causal:
         scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
     out = scores.softmax(-1).to(value.dtype) @ value
@@ -86,18 +90,14 @@ def is_blind(lse: Tensor) -> Tensor:
 def merge(first: Attended, second: Attended) -> Attended:
     """Join what the same queries got of disjoint keys."""
     share = (second.lse - first.lse).sigmoid()[..., None]
-    out = torch.lerp(first.out, second.out, share.to(first.out.dtype))
-    return Attended(out, torch.logaddexp(first.lse, second.lse), first.backend)
+    # A share of 16 bits would lose what a few keys weigh beside many.
+    out = torch.lerp(first.out.to(share.dtype), second.out.to(share.dtype), share)
+    return Attended(out.to(first.out.dtype), torch.logaddexp(first.lse, second.lse), first.backend)
 
 
-def hidden_bias(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """`HIDDEN` where `hidden`, 0 elsewhere."""
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, HIDDEN)
-
-
-def padding_bias(padding: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """`hidden_bias` of `(batch, keys)` padding, `(batch, 1, 1, keys)`; None for None."""
-    return None if padding is None else hidden_bias(padding[:, None, None], dtype)
+def hidden_by(padding: Tensor | None) -> Tensor | None:
+    """The keys that `(batch, keys)` padding hides, `(batch, 1, 1, keys)`; None for None."""
+    return None if padding is None else padding[:, None, None]
 
 
 def refusal_of(query: Tensor) -> str | None:
@@ -107,22 +107,45 @@ def refusal_of(query: Tensor) -> str | None:
     return None
 
 
-def backend_of(query: Tensor, bias: Tensor | None) -> str:
-    """The name of the kernel that takes such an input: a CPU has flash; on a GPU it takes 16 bits and no bias."""
-    h = query.shape[-1]
-    fits = query.dtype in FLASH_DTYPES and h <= LARGEST_FLASH_DIM and h % ALIGNED == 0
-    return "flash" if query.device.type == "cpu" or (bias is None and fits) else "efficient"
+def backend_of(query: Tensor, hidden: Tensor | None) -> str:
+    """The name of the kernel that takes such an input: a CPU has flash; on a GPU it takes 16 bits and hides nothing."""
+    # Backwards the columns of `_with_lse_column` are there, too.
+    fits = query.dtype in FLASH_DTYPES and query.shape[-1] + ALIGNED <= LARGEST_FLASH_DIM
+    return "flash" if query.device.type == "cpu" or (hidden is None and fits) else "efficient"
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, causal: bool, *, with_norms: bool
+    query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, scale: float, causal: bool, *, with_norms: bool
 ) -> tuple[Attended, Tensor]:
     query, key, value = autocast(query, key, value)
-    backend = backend_of(query, bias)
-    if bias is not None:
-        bias = bias.to(torch.promote_types(query.dtype, torch.float32))
+    h = query.shape[-1]
+    if query.device.type != "cpu":
+        query, key, value = (_aligned(x) for x in (query, key, value))
+    backend = backend_of(query, hidden)
+    bias = None if hidden is None else _bias(hidden, query, key.shape[2])
     out, lse, norms = _Attend.apply(query, key, value, bias, scale, causal, backend, with_norms)
-    return Attended(out, lse, backend), norms
+    return Attended(out if out.shape[-1] == h else out[..., :h], lse, backend), norms
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x` in rows that a GPU's kernels load, with zeros in the columns that are added."""
+    if short := -x.shape[-1] % ALIGNED:
+        return F.pad(x, (0, short)).contiguous()
+    begins = all(step % ALIGNED == 0 for step in (x.storage_offset(), *x.stride()[:-1]))
+    return x if begins and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
+def _bias(hidden: Tensor, query: Tensor, keys: int) -> Tensor:
+    """What a kernel adds to the scores of `hidden` keys: a CPU's in float32 or more, a GPU's in the queries' dtype."""
+    on_cpu = query.device.type == "cpu"
+    dtype = torch.promote_types(query.dtype, torch.float32) if on_cpu else query.dtype
+    # Infinity would be NaN in rows that see nothing; but float16 has nothing else that is below any score.
+    lowest = -torch.inf if dtype == torch.float16 else HIDDEN
+    if on_cpu:
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, lowest)
+    rows = F.pad(hidden.expand(*hidden.shape[:3], keys), (0, -keys % ALIGNED))
+    bias = torch.zeros(rows.shape, dtype=dtype, device=hidden.device).masked_fill_(rows, lowest)
+    return bias[..., :keys].expand(*query.shape[:3], keys)
 
 
 class _Attend(torch.autograd.Function):
@@ -226,11 +249,10 @@ def _forward(
     if backend == "flash":
         out, lse, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
         return [out, lse, rest[4], rest[5]]
-    bias = _aligned(bias, query, key)
     out, lse, *rest = aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scale
     )
-    return [out, lse[..., : query.shape[2]], *rest]
+    return [out, lse[..., : query.shape[2]].clamp_min(HIDDEN), *rest]
 
 
 def _backward(
@@ -255,18 +277,10 @@ def _backward(
         return aten._scaled_dot_product_flash_attention_backward(
             *inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale
         )
-    lse = F.pad(lse, (0, -lse.shape[-1] % 32))
+    # As the kernel itself leaves them: rows that are none have infinity, and the heads of a row are side by side.
+    lse = F.pad(lse, (0, -lse.shape[-1] % LSE_ROWS), value=torch.inf)
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
     wanted = [True, True, True, False]
-    bias = _aligned(bias, query, key)
     return aten._scaled_dot_product_efficient_attention_backward(
         *inputs, bias, out, lse, *rest, 0.0, wanted, causal, scale=scale
     )[:3]
-
-
-def _aligned(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The bias in memory whose rows begin where that kernel likes them to, expanded as it wants it."""
-    if bias is None:
-        return None
-    keys = key.shape[2]
-    padded = F.pad(bias.expand(*bias.shape[:3], keys), (0, -keys % 16))[..., :keys]
-    return padded.expand(*query.shape[:3], keys)

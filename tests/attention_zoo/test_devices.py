@@ -60,6 +60,8 @@ def distinct_cases():
     return list(cases.values())
 
 
+# Whose fast path is `ops.fused_softmax`.
+BY_SOFTMAX = ("bigbird", "informer", "linformer", "nystromformer", "reformer", "skeinformer")
 # Each mechanism, and variants that run other code of it; those that differ in a number wait for the slow tests.
 OTHER_CODE = (
     "polysketch_learned_local_r32",
@@ -219,6 +221,28 @@ def test_outputs_and_gradients_are_those_of_the_cpu(label, causal, device, dtype
         actual = forward_and_gradients(there, inputs(dtype, device), masks[1])
         for one, other in zip(actual, expected, strict=True):
             assert_same(there, one, other, device, dtype)
+
+
+@every_mask
+@every_dtype
+@every_device
+@pytest.mark.parametrize(
+    "label, causal", [case_of(*case) for case in distinct_cases() if small(case[0])[0] in BY_SOFTMAX]
+)
+def test_the_fast_path_by_kernels_of_softmax_is_that_of_the_cpu(label, causal, device, dtype, padded):
+    """The fake device has those kernels, too, and refuses what they refuse."""
+    here, there = (make(label, causal, dtype, "fused") for _ in range(2))
+    masks = padding_mask(label, padded), padding_mask(label, padded, device)
+    there = move(there, device)
+    expected = forward_and_gradients(here, inputs(dtype), masks[0])
+    actual = forward_and_gradients(there, inputs(dtype, device), masks[1])
+    assert there.executed.impl == "fused"
+    tolerance = {torch.float32: {"fake": 1e-5, "cuda": 5e-3}[device], torch.bfloat16: 6e-2}[dtype]
+    for one, other in zip(actual, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.device.type == device and one.dtype == dtype and one.isfinite().all()
+            assert relative_error(there, one.detach(), other.detach()) < tolerance
 
 
 @every_mask

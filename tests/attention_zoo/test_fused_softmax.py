@@ -9,10 +9,9 @@ from attention_zoo.ops.fused_softmax import (
     attend,
     attend_by_reference,
     attend_with_column_norms,
-    hidden_bias,
+    hidden_by,
     is_blind,
     merge,
-    padding_bias,
 )
 
 BATCH, HEADS, H = 3, 2, 12
@@ -34,10 +33,10 @@ def padding(keys):
     return mask
 
 
-def biases(queries, keys):
+def masks(queries, keys):
     yield None
-    yield padding_bias(padding(keys), torch.float64)
-    yield torch.randn(1, HEADS, queries, keys, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    yield hidden_by(padding(keys))
+    yield torch.rand(1, HEADS, queries, keys, generator=torch.Generator().manual_seed(3)) < 0.4
 
 
 def with_gradients(function, tensors):
@@ -61,8 +60,8 @@ def test_output_log_sum_exp_and_gradients_are_those_of_all_scores(queries, keys,
     if causal and queries != keys:
         pytest.skip("as many keys as queries")
     tensors = qkv(queries, keys)
-    for bias in biases(queries, keys):
-        settings = {"scale": 0.3, "causal": causal, "bias": bias}
+    for hidden in masks(queries, keys):
+        settings = {"scale": 0.3, "causal": causal, "hidden": hidden}
         actual = with_gradients(lambda *x, s=settings: attend(*x, **s), tensors)
         assert_equal(actual, with_gradients(lambda *x, s=settings: attend_by_reference(*x, **s), tensors))
 
@@ -80,7 +79,7 @@ def test_rows_that_see_nothing_are_zeros_and_say_so():
     query, key, value = qkv(5, 5)
     mask = torch.zeros(BATCH, 5, dtype=torch.bool)
     mask[0, :2] = True  # with a causal mask, the first two queries see nothing
-    out, lse, _ = attend(query, key, value, scale=1.0, causal=True, bias=padding_bias(mask, torch.float64))
+    out, lse, _ = attend(query, key, value, scale=1.0, causal=True, hidden=hidden_by(mask))
     assert is_blind(lse)[0, :, :2].all() and is_blind(lse).sum() == 2 * HEADS
     assert not out[0, :, :2].any() and out.isfinite().all()
     torch.testing.assert_close(lse[0, :, :2], torch.full((HEADS, 2), HIDDEN, dtype=torch.float64))
@@ -89,9 +88,11 @@ def test_rows_that_see_nothing_are_zeros_and_say_so():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_in_less_precision(dtype):
     tensors = qkv(70, 130, dtype)
-    bias = padding_bias(padding(130), dtype)
-    actual = with_gradients(lambda *x: attend(*x, scale=0.3, bias=bias), tensors)
-    expected = with_gradients(lambda *x: attend_by_reference(*x, scale=0.3, bias=bias), [x.double() for x in tensors])
+    hidden = hidden_by(padding(130))
+    actual = with_gradients(lambda *x: attend(*x, scale=0.3, hidden=hidden), tensors)
+    expected = with_gradients(
+        lambda *x: attend_by_reference(*x, scale=0.3, hidden=hidden), [x.double() for x in tensors]
+    )
     assert actual[0].dtype == dtype and actual[1].dtype == torch.float32
     for one, other in zip(actual, expected, strict=True):
         keep = torch.isfinite(other) & (other > HIDDEN / 2)
@@ -127,7 +128,7 @@ def test_a_hidden_key_is_below_any_score(function):
     key[:, :, 3] *= -1
     value = torch.arange(5.0)[None, None, :, None].repeat(1, 1, 1, H)
     mask = torch.tensor([[False, True, False, True, True]])
-    out, lse, _ = function(query, key, value, scale=1.0, bias=padding_bias(mask, torch.float32))
+    out, lse, _ = function(query, key, value, scale=1.0, hidden=hidden_by(mask))
     torch.testing.assert_close(out, torch.ones_like(out))
     torch.testing.assert_close(lse, torch.full((1, 1, 2), -1e6 * H))
 
@@ -135,16 +136,18 @@ def test_a_hidden_key_is_below_any_score(function):
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_results_over_disjoint_keys_merge(parts):
     query, key, value = qkv(13, 40)
-    bias = padding_bias(padding(40), torch.float64)
+    hidden = hidden_by(padding(40))
 
     def merged(query, key, value):
-        pieces = zip(key.tensor_split(parts, 2), value.tensor_split(parts, 2), bias.tensor_split(parts, 3), strict=True)
-        first, *others = [attend(query, k, v, scale=0.3, bias=b) for k, v, b in pieces]
+        pieces = zip(
+            key.tensor_split(parts, 2), value.tensor_split(parts, 2), hidden.tensor_split(parts, 3), strict=True
+        )
+        first, *others = [attend(query, k, v, scale=0.3, hidden=b) for k, v, b in pieces]
         for other in others:
             first = merge(first, other)
         return first
 
-    expected = with_gradients(lambda *x: attend(*x, scale=0.3, bias=bias), (query, key, value))
+    expected = with_gradients(lambda *x: attend(*x, scale=0.3, hidden=hidden), (query, key, value))
     assert_equal(with_gradients(merged, (query, key, value)), expected)
 
 
@@ -153,19 +156,20 @@ def test_results_over_disjoint_keys_merge(parts):
 def test_column_norms_are_those_of_the_weights(entries, padded, monkeypatch):
     monkeypatch.setattr(fused_softmax, "ENTRIES", entries)
     query, key, value = qkv(10, 17)
-    mask = padding(17)[:, None, None] if padded else None
-    bias = None if mask is None else hidden_bias(mask, torch.float64)
+    hidden = hidden_by(padding(17)) if padded else None
     found = []
 
     def function(*tensors):
-        attended, norms = attend_with_column_norms(*tensors, scale=0.3, bias=bias)
+        attended, norms = attend_with_column_norms(*tensors, scale=0.3, hidden=hidden)
         found.append(norms)
         return attended
 
     actual = with_gradients(function, (query, key, value))
-    assert_equal(actual, with_gradients(lambda *x: attend_by_reference(*x, scale=0.3, bias=bias), (query, key, value)))
+    assert_equal(
+        actual, with_gradients(lambda *x: attend_by_reference(*x, scale=0.3, hidden=hidden), (query, key, value))
+    )
     scores = 0.3 * query @ key.mT
-    weights = (scores if mask is None else scores.masked_fill(mask, -torch.inf)).softmax(-1)
+    weights = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).softmax(-1)
     seen = slice(0, 2) if padded else slice(0, 3)  # padding only has no norms
     torch.testing.assert_close(found[0][seen], weights.norm(dim=2)[seen], rtol=1e-12, atol=1e-14)
     assert not found[0].requires_grad
@@ -185,9 +189,9 @@ def test_column_norms_in_less_precision(dtype):
 
 def test_column_norms_of_other_devices_are_the_same():
     query, key, value = qkv(10, 17)
-    bias = padding_bias(padding(17), torch.float64)
-    attended, norms = attend_with_column_norms(query, key, value, scale=0.3, bias=bias)
-    other = fused_softmax._norms(query, key, bias, attended.lse, 0.3)
+    hidden = hidden_by(padding(17))
+    attended, norms = attend_with_column_norms(query, key, value, scale=0.3, hidden=hidden)
+    other = fused_softmax._norms(query, key, fused_softmax._bias(hidden, query, 17), attended.lse, 0.3)
     assert_equal([other[:2]], [norms[:2]])  # padding only has none
 
 
@@ -215,6 +219,6 @@ def test_memory_is_linear_with_masks_too():
     mask = torch.zeros(1, 20_000, dtype=torch.bool)
     mask[:, 17_000:] = True
     with torch.profiler.profile(profile_memory=True) as profile:
-        attend(query, key, value, scale=1.0, causal=True, bias=padding_bias(mask, torch.float32))
+        attend(query, key, value, scale=1.0, causal=True, hidden=hidden_by(mask))
     largest = max((event.cpu_memory_usage for event in profile.key_averages()), default=0)
     assert largest < 2**24

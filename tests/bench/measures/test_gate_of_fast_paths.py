@@ -62,8 +62,8 @@ IN_OUTPUT = {
     "skeinformer, scale": (SKEINFORMER, False, skeinformer, "attend", SCALE),
     "skeinformer, norms of other columns": (SKEINFORMER, False, skeinformer, "attend_with_column_norms", NORM_LESS),
     "skeinformer, geometric mean": (
-        *(SKEINFORMER, False, skeinformer, "with_geometric_mean"),
-        giving(lambda given: (given[0], 2 * given[1], given[2])),
+        *(SKEINFORMER, False, skeinformer, "geometric_mean"),
+        giving(lambda given: given._replace(lse=given.lse - 1)),
     ),
     "nystromformer, an iteration less": (
         *(NYSTROMFORMER, False, nystromformer, "times_pseudo_inverse"),
@@ -72,9 +72,9 @@ IN_OUTPUT = {
     "informer, scale": (INFORMER, False, informer, "attend", SCALE),
     "informer, other rows": (INFORMER, False, informer, "take_rows", giving(lambda rows: rows.roll(1, 2))),
     "bigbird, scale": (BIGBIRD, False, bigbird, "attend", SCALE),
-    "bigbird, hidden keys": (BIGBIRD, False, bigbird, "hidden_bias", giving(torch.zeros_like)),
+    "bigbird, hidden keys": (BIGBIRD, False, bigbird.BigBird, "_hidden", giving(torch.zeros_like)),
     "reformer, rounds": (REFORMER, False, reformer, "merge", first),
-    "reformer, hidden keys": (REFORMER, True, reformer, "hidden_bias", giving(torch.zeros_like)),
+    "reformer, hidden keys": (REFORMER, True, reformer.Reformer, "_hidden", giving(torch.zeros_like)),
     "polynomial, the future": (
         *(EXACT, True, chunks, "_row_chunks"),
         giving(lambda given: (rows._replace(visible=None) for rows in given)),
