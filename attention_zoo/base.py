@@ -384,7 +384,9 @@ class Attention(nn.Module):
         """
         self._check_shapes(query, key, value, None)
         whole = len(query) if batch_size is None else batch_size
-        items = torch.arange(len(query)) if items is None else _check_indices("items", items, whole, items.device)
+        if items is None:
+            items = torch.arange(len(query), device="cpu")
+        items = _check_indices("items", items, whole, items.device)
         require("items", items.tolist(), len(items) == len(query), f"{len(query)} of them, one for each query")
         positions = _check_indices("positions", positions, query.shape[2], query.device)
         at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))
@@ -428,6 +430,7 @@ class Attention(nn.Module):
         """FLOPs of one head of one sequence."""
         raise NotImplementedError
 
+    @torch.inference_mode(False)
     def resample(self, seed: int) -> None:
         """Redraw everything random (projections, samples, initial weights) from `seed`."""
         self.seed = check_int("seed", seed, 0)
@@ -612,13 +615,16 @@ def create(
             hint = f"did you mean {near[0]}? " if near else ""
             takes = ", ".join(known) or "none"
             raise ValueError(f"{key}={given!r}: unknown; {hint}{name} takes {takes}")
-    attention = cls(
-        head_dim=head_dim,
-        num_heads=num_heads,
-        causal=causal,
-        max_seq_len=max_seq_len,
-        seed=seed,
-        impl=impl,
-        **hyperparameters_given,
-    )
-    return attention.to(device=device, dtype=dtype)
+    # Whatever mode it is made in, its weights are to be trained.
+    with torch.inference_mode(False), torch.device("cpu"):
+        attention = cls(
+            head_dim=head_dim,
+            num_heads=num_heads,
+            causal=causal,
+            max_seq_len=max_seq_len,
+            seed=seed,
+            impl=impl,
+            **hyperparameters_given,
+        )
+    with torch.inference_mode(False):
+        return attention.to(device=torch.get_default_device() if device is None else device, dtype=dtype)

@@ -166,7 +166,7 @@ class BigBird(SampledAttention):
         return cached
 
     def _drawn_key_blocks(self, rows: int) -> Tensor:
-        row = torch.arange(1, rows + 1)[:, None]
+        row = torch.arange(1, rows + 1, device="cpu")[:, None]
         last = torch.full_like(row, rows + 1)
         following = (row + 1).masked_fill(row == rows, 0)
         fixed = torch.cat([torch.zeros_like(row), last, row - 1, row, following], dim=1)
@@ -206,7 +206,7 @@ def draw_distinct(total: Tensor, noise: Tensor) -> Tensor:
         Shaped like `noise`.
     """
     r = noise.shape[-1]
-    drawn = torch.full(noise.shape, -1)
+    drawn = torch.full(noise.shape, -1, device=noise.device)
     for i in range(r):
         highest = total[..., 0] - r + i
         pick = (noise[..., i] * (highest + 1)).long()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.ops.masking import zero_padding
-from attention_zoo.packages import require_package
+from attention_zoo.packages import require_package, usual_defaults
 
 CHUNK = 64  # the tokens that its chunked functions treat together
 
@@ -138,7 +138,8 @@ class FlaAttention(Attention):
             tensors = {name: x.flatten(0, 1).unsqueeze(2) for name, x in tensors.items()}
         elif not function.heads_first:
             tensors = {name: x.transpose(1, 2) for name, x in tensors.items()}
-        out = _imported(function)(**tensors, **function.options)
+        with usual_defaults():
+            out = _imported(function)(**tensors, **function.options)
         out = out[0] if isinstance(out, tuple) else out
         if folds:
             out = out.squeeze(2).unflatten(0, key.shape[:2])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
 from attention_zoo.dropout import DropsWeights
+from attention_zoo.ops.draws import normal
 from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 
@@ -85,7 +86,7 @@ class Linformer(DropsWeights):
     def _draw(self) -> None:
         generator = self._generator()
         for projection in (*self.parameters(), *self.buffers()):
-            projection.copy_(torch.randn(projection.shape, generator=generator) * self.init_std)
+            projection.copy_(normal(projection.shape, generator) * self.init_std)
 
     def _projections(self, key: Tensor) -> tuple[Tensor, Tensor]:
         key_projection = self.E[:, : key.shape[2]].to(key.dtype)

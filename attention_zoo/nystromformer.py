@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int, require
+from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.ops.sampling import take_rows
@@ -81,8 +82,8 @@ class Nystromformer(Attention):
     def _draw(self) -> None:
         if self.conv_weight is not None:
             # PyTorch's default for a convolution: uniform up to 1/sqrt(inputs of an output).
-            uniform = torch.rand(self.conv_weight.shape, generator=self._generator())
-            self.conv_weight.copy_((2 * uniform - 1) * self.conv_weight.shape[2] ** -0.5)
+            drawn = uniform(self.conv_weight.shape, self._generator())
+            self.conv_weight.copy_((2 * drawn - 1) * self.conv_weight.shape[2] ** -0.5)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         from_landmarks, inverse, to_landmarks = self._factors(query, key, padding)

@@ -14,6 +14,7 @@ from attention_zoo.checks import check_bool, check_choice, check_float, check_in
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
+from attention_zoo.ops.draws import integers
 from attention_zoo.ops.feature_product.blocks import Features, Pull
 from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
 from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
@@ -98,7 +99,7 @@ class Performer(Attention):
     def _redraw(self, number: int) -> None:
         generator = self._generator()
         if number:
-            seeds = torch.randint(2**63 - 1, (number,), generator=generator)
+            seeds = integers(2**63 - 1, (number,), generator)
             generator.manual_seed(int(seeds[-1]))
         draw = orthogonal_features if self.orthogonal else gaussian_matrix
         # Not in place: a forward before this one may still await its backward pass.
@@ -115,7 +116,7 @@ class Performer(Attention):
 
     def get_extra_state(self) -> Tensor:
         """The seed and the number of forward passes so far, for the state_dict: what the next projection needs."""
-        return torch.tensor([self.seed, self._forwards])
+        return torch.tensor([self.seed, self._forwards], device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over the schedule of the state_dict being loaded; the projection is a buffer of its own."""

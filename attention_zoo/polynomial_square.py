@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
 from attention_zoo.dense import DenseAttention
+from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
 
 # The thesis' largest; float32 holds f up to scores of about a million.
@@ -94,7 +95,7 @@ class PolynomialSquare(DenseAttention):
 
     def _draw(self) -> None:
         if self._drawn:
-            unit = 2 * torch.rand(self.degree + 1, generator=self._generator()) - 1
+            unit = 2 * uniform([self.degree + 1], self._generator()) - 1
             with torch.no_grad():
                 self.coefficients.copy_(LARGEST_INITIAL_COEFFICIENT * unit)
 

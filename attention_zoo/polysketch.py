@@ -150,7 +150,7 @@ class SketchNetwork(nn.Module):
         """LeCun normal initialisation (truncated at two standard deviations), as flax's Dense."""
         for weight in self.weights:
             std = weight.shape[1] ** -0.5 / 0.8796256610342398  # the std of a unit normal truncated at +-2
-            drawn = torch.empty(weight.shape)
+            drawn = torch.empty(weight.shape, dtype=torch.float32, device=generator.device)
             weight.copy_(nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:

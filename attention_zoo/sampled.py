@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.base import Attention
+from attention_zoo.ops.draws import uniform
 
 # The uniform noise is a multiple of 2^-24, and 0 has no Gaussian quantile.
 LEAST_NOISE = 2.0**-25
@@ -17,7 +18,7 @@ LEAST_NOISE = 2.0**-25
 @torch.library.custom_op("attention_zoo::uniform_noise", mutates_args=())
 def uniform_noise(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
     """Uniform noise in [0, 1), float32, drawn on the CPU; an operation, for no graph holds a generator."""
-    return torch.rand(shape, generator=torch.Generator("cpu").manual_seed(seed)).to(device)
+    return uniform(shape, torch.Generator("cpu").manual_seed(seed)).to(device)
 
 
 @uniform_noise.register_fake
@@ -58,7 +59,7 @@ class SampledAttention(Attention):
 
     def get_extra_state(self) -> Tensor:
         """The seed, for the state_dict."""
-        return torch.tensor(self.seed)
+        return torch.tensor(self.seed, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over the seed of the state_dict being loaded."""

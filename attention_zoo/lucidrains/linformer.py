@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
 from attention_zoo.lucidrains.peer import Handed, Peer, Take
+from attention_zoo.ops.draws import normal
 
 
 @register
@@ -56,7 +57,7 @@ class LucidrainsLinformer(Peer):
     def _draw(self) -> None:
         generator, k = self._generator(), self.projection_dim
         for projection in (self.layer.proj_k, self.layer.proj_v):
-            projection.copy_(torch.randn(projection.mT.shape, generator=generator).mT * k**-0.5)
+            projection.copy_(normal(projection.mT.shape, generator).mT * k**-0.5)
 
     def _run_layer(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))

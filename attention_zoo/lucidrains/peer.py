@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo.base import ALL, Attention
-from attention_zoo.packages import require_package
+from attention_zoo.packages import require_package, usual_defaults
 
 
 class Peer(Attention):
@@ -41,7 +41,8 @@ class Peer(Attention):
         return self._matrix(query, key, value, padding, ALL) @ value
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        return self._run_layer(query, key, value, padding), self.source
+        with usual_defaults():
+            return self._run_layer(query, key, value, padding), self.source
 
     def _run_layer(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """The package's output."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attention_zoo.ops.draws import integers, normal
+
 
 def gaussian_matrix(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """iid N(0, 1), `(rows, columns)`."""
-    return torch.randn(rows, columns, generator=generator)
+    return normal((rows, columns), generator)
 
 
 def hadamard(size: int) -> Tensor:
     """The +-1 Walsh-Hadamard matrix of order `size`, a power of two."""
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, dtype=torch.float32, device="cpu")
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return matrix
@@ -21,8 +23,8 @@ def hadamard(size: int) -> Tensor:
 
 def sampled_hadamard(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """`D H P`: random signs D, Walsh-Hadamard H, P samples `columns` columns with replacement; entries +-1."""
-    signs = torch.randint(0, 2, (rows, 1), generator=generator) * 2.0 - 1
-    sampled = torch.randint(0, rows, (columns,), generator=generator)
+    signs = integers(2, (rows, 1), generator).to(torch.float32) * 2 - 1
+    sampled = integers(rows, (columns,), generator)
     return signs * hadamard(rows)[:, sampled]
 
 
@@ -33,7 +35,7 @@ def orthogonal_features(rows: int, columns: int, generator: torch.Generator) -> 
     """
     blocks = []
     for _ in range(-(-rows // columns)):
-        q, r = torch.linalg.qr(torch.randn(columns, columns, generator=generator, dtype=torch.float64))
+        q, r = torch.linalg.qr(normal((columns, columns), generator, torch.float64))
         blocks.append((q * r.diagonal().sign()).T)
-    norms = torch.randn(rows, columns, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+    norms = normal((rows, columns), generator, torch.float64).norm(dim=1, keepdim=True)
     return (torch.cat(blocks)[:rows] * norms).float()

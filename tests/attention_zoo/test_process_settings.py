@@ -1,0 +1,71 @@
+"""Settings of the process change nothing: default dtype, default device, deterministic mode, gradients, threads."""
+
+import contextlib
+
+import pytest
+import torch
+from test_contract import assert_close, every_case, inputs, make, padding_mask
+
+
+@contextlib.contextmanager
+def restored(change, before, during):
+    change(during)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+SETTINGS = {
+    "default dtype": lambda: restored(torch.set_default_dtype, torch.float32, torch.float64),
+    # Whatever is made without a device is seen: it has no numbers.
+    "default device": lambda: torch.device("meta"),
+    "deterministic": lambda: restored(torch.use_deterministic_algorithms, False, True),
+    "threads": lambda: restored(torch.set_num_threads, torch.get_num_threads(), 3),
+}
+
+
+def made_and_run(name, causal, mask, given):
+    """The output, its gradients, the weights and, where it decodes, a step, of an instance made here."""
+    attention = make(name, causal=causal, device="cpu")
+    info = attention.info
+    leaves = [x.detach().clone().requires_grad_() for x in given]
+    out = attention(*leaves, mask if info.padding else None)
+    gradients = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True, materialize_grads=True)
+    results = [out.detach(), *gradients, *attention.state_dict().values()]
+    if info.decode and causal:
+        with torch.no_grad():
+            prompt, state = attention.eval().prefill(*(x[:, :, :-1] for x in given))
+            results += [prompt, attention.step(*(x[:, :, -1:] for x in given), state)[0]]
+    attention.resample(3)
+    results += [attention(*given).detach(), *attention.state_dict().values()]
+    return results
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@every_case
+def test_a_setting_of_the_process_changes_nothing(name, causal, setting):
+    given, mask = inputs(name), padding_mask()
+    expected = made_and_run(name, causal, mask, given)
+    with SETTINGS[setting]():
+        actual = made_and_run(name, causal, mask, given)
+    for one, other in zip(actual, expected, strict=True):
+        assert (one.dtype, one.device) == (other.dtype, other.device)
+        assert_close(name, one.double(), other.double())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@every_case
+def test_a_mode_without_gradients_changes_nothing(name, causal, mode):
+    """Nor does what was made or cached inside of it hinder gradients outside."""
+    given = inputs(name)
+    expected = make(name, causal=causal)(*given).detach()
+    with mode():
+        attention = make(name, causal=causal)
+        attention.resample(attention.seed)
+        assert_close(name, attention(*given), expected)
+    leaves = [x.clone().requires_grad_() for x in given]
+    out = attention(*leaves)
+    assert_close(name, out.detach(), expected)
+    if out.requires_grad:
+        torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
