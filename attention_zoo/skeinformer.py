@@ -261,6 +261,7 @@ def geometric_mean(
         scale: factor of the scores.
     """
     precision = torch.promote_types(keys.dtype, torch.float32)
+    # Where columns are surplus no key is left, but theirs are padding, which may be too large for a mean.
     shown = selected.to(precision)
     mean_key = shown @ keys.to(precision) / shown.sum(-1, keepdim=True).clamp_min(1)
     others = unselected.sum(-1, keepdim=True)
