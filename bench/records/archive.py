@@ -42,13 +42,14 @@ def pack(results_dir: Path, archive: Path) -> int:
 
     Raises:
         ArchiveError: something else is at the archive's path, or the records are more than `LARGEST_ARCHIVE`.
-        ConfigError: there are no records in the folder.
+        ConfigError: the folder is not one of results.
     """
     if os.path.lexists(archive):
         _require_own(archive)
     buffer, store = io.BytesIO(), Store(results_dir)
     records = [path for path, _ in store.readable(store.names())]
-    if not records:
+    made = own.is_marked(results_dir, own.RESULTS) or any((results_dir / name).is_dir() for name in own.FOLDERS)
+    if not records and not made:  # one that a sweep has made may have none yet
         raise ConfigError(f"--results={str(results_dir)!r}: holds no records; must be a results folder")
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
     if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
