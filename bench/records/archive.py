@@ -49,7 +49,8 @@ def pack(results_dir: Path, archive: Path) -> int:
     buffer, store = io.BytesIO(), Store(results_dir)
     records = [path for path, _ in store.readable(store.names())]
     made = own.is_marked(results_dir, own.RESULTS) or any((results_dir / name).is_dir() for name in own.FOLDERS)
-    if not records and not made:  # one that a sweep has made may have none yet
+    # One that a sweep has made, or is to make, may have none yet.
+    if not records and not made and results_dir.is_dir() and any(results_dir.iterdir()):
         raise ConfigError(f"--results={str(results_dir)!r}: holds no records; must be a results folder")
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
     if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:

@@ -56,8 +56,8 @@ def test_merging_replaces_nothing(synthetic_results, tmp_path):
 
 
 def test_a_folder_without_records_makes_no_archive(tmp_path, capsys):
-    (tmp_path / "photos").mkdir()
-    for folder in ("photos", "nothing"):
+    (tmp_path / "photos" / "mine").mkdir(parents=True)
+    for folder in ("photos",):
         arguments = ["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / folder)]
         assert main(arguments) == 2
         assert capsys.readouterr().err.endswith("holds no records; must be a results folder\n")
