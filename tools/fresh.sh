@@ -32,6 +32,7 @@ echo "commit $(git rev-parse --short HEAD) on a minimal Debian ($SUITE), Python,
 debootstrap --variant=minbase --include=ca-certificates,git,make,python3,python3-venv "$SUITE" "$machine" "$MIRROR" \
     > "$LOGS/debootstrap.log" || { tail -3 "$LOGS/debootstrap.log" >&2; exit 1; }
 mount --make-rprivate /
+mount --bind "$machine" "$machine" # as a machine's root, a mount of its own
 mount -t proc proc "$machine/proc"
 mount -t sysfs -o ro sysfs "$machine/sys"
 mount -t tmpfs tmpfs "$machine/dev"
