@@ -1,5 +1,6 @@
 import pytest
 import torch
+from closeness import assert_near
 from torch.profiler import ProfilerActivity, profile
 
 from attention_zoo.ops.feature_product.blocks import form_of
@@ -174,15 +175,15 @@ def test_bfloat16_is_close_to_float64(degree, is_local, is_scaled):
     )
     assert out.dtype == torch.float32
     # A product rounds at 2^-9 and squaring doubles it; the sums are float32.
-    assert (out.double() - expected).norm() / expected.norm() < 0.01
+    assert_near(out, expected, 0.01)
 
 
 def test_state_is_summed_in_float32_for_bfloat16():
     """In bfloat16 adding 1 to 256 does nothing; 4,096 blocks of one row show what the sum is kept in."""
     ones = torch.ones(1, 1, 4096, 1, dtype=torch.bfloat16)
     out = feature_product(ones, ones, ones, causal=True, block_size=1)
-    # The state itself is rounded to bfloat16 when it is read: 2^-9.
-    torch.testing.assert_close(out[0, 0, :, 0], torch.arange(1.0, 4097), rtol=2**-8, atol=0)
+    # The state itself is rounded to bfloat16 when it is read, by 2^-8 of it at most.
+    torch.testing.assert_close(out[0, 0, :, 0], torch.arange(1.0, 4097), rtol=2**-7, atol=0)
 
 
 @every_degree

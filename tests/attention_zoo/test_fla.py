@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import torch
+from closeness import assert_near
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -114,7 +115,7 @@ def test_every_operator_has_its_formula():
 @pytest.mark.parametrize("n", [1, N, 70])  # more than a chunk of 64
 def test_equals_the_papers_formula(name, n):
     attention, given = make(name), qkv(n)
-    assert_close(attention(*given), FORMULAS[name](attention, *(x.double() for x in given)))
+    assert_near(attention(*given), FORMULAS[name](attention, *(x.double() for x in given)), 2e-5)
 
 
 @needs_package
@@ -149,11 +150,11 @@ def test_padding_is_as_if_it_were_not_there(name):
 @needs_package
 @every_name
 def test_bfloat16_is_float32_of_rounded_inputs(name):
-    """The reference computes in float32: only its output is rounded, by 2^-9."""
+    """The reference computes in float32: only its output is rounded, by 2^-8 of it at most."""
     attention, given = make(name), [x.bfloat16() for x in qkv()]
     out = attention(*given)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), attention(*(x.float() for x in given)), rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(out.float(), attention(*(x.float() for x in given)), rtol=2**-7, atol=1e-6)
 
 
 # --- Initial decays and step sizes -----------------------------------------------------------------
@@ -337,4 +338,4 @@ def test_the_kernel_equals_the_reference(name, padded, dtype):
     # Relative error of the whole tensor: float32 kernels may use TF32, which rounds at 2^-11, bfloat16 at 2^-9.
     tolerance = {torch.float32: 1e-2, torch.bfloat16: 5e-2}[dtype]
     for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
-        assert (one.float() - other).norm() / other.norm() < tolerance
+        assert_near(one, other, tolerance)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import assert_near, assert_within
 
 from attention_zoo.ops import fused_softmax
 from attention_zoo.ops.fused_softmax import (
@@ -97,24 +98,24 @@ def test_in_less_precision(dtype):
     for one, other in zip(actual, expected, strict=True):
         keep = torch.isfinite(other) & (other > HIDDEN / 2)
         error = (one.double() - other)[keep].norm() / other[keep].norm()
-        assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2}[dtype]
+        assert_within(error, {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}[dtype])
 
 
 def test_large_scores_do_not_overflow():
     query, key, value = qkv(6, 9, torch.float32)
-    out, lse, _ = attend(100 * query, 100 * key, value, scale=1.0)
+    out, lse, _ = attend(1e5 * query, 1e5 * key, value, scale=1.0)
     best = (query @ key.mT).argmax(-1, keepdim=True)
     torch.testing.assert_close(out, value.take_along_dim(best, 2))
-    torch.testing.assert_close(lse, 1e4 * (query @ key.mT).amax(-1))
+    torch.testing.assert_close(lse, 1e10 * (query @ key.mT).amax(-1), rtol=1e-5, atol=0)
 
 
 def test_large_scores_do_not_overflow_with_column_norms():
     query, key, value = qkv(6, 9, torch.float32)
-    (out, lse, _), norms = attend_with_column_norms(100 * query, 100 * key, value, scale=1.0)
+    (out, lse, _), norms = attend_with_column_norms(1e5 * query, 1e5 * key, value, scale=1.0)
     scores = query @ key.mT
     best = scores.argmax(-1, keepdim=True)
     torch.testing.assert_close(out, value.take_along_dim(best, 2))
-    torch.testing.assert_close(lse, 1e4 * scores.amax(-1))
+    torch.testing.assert_close(lse, 1e10 * scores.amax(-1), rtol=1e-5, atol=0)
     chosen = torch.zeros_like(scores).scatter(-1, best, 1)
     torch.testing.assert_close(norms, chosen.sum(2).sqrt())
 
@@ -182,9 +183,9 @@ def test_column_norms_in_less_precision(dtype):
     exact = [x.double() for x in tensors]
     (expected_out, expected_lse, _), expected = attend_with_column_norms(*exact, scale=0.3)
     assert out.dtype == dtype and lse.dtype == norms.dtype == torch.float32
-    torch.testing.assert_close(norms.double(), expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=0)
-    assert (out.double() - expected_out).norm() < {torch.float32: 1e-6, torch.bfloat16: 5e-3}[dtype] * out.norm()
+    assert_near(norms, expected, 1e-5)
+    assert_near(lse, expected_lse, 1e-5)
+    assert_near(out, expected_out, {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype])
 
 
 def test_column_norms_of_other_devices_are_the_same():

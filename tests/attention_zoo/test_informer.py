@@ -42,11 +42,15 @@ def slow_informer(query, key, value, mask, seed, u, samples, mask_samples):
         sparsity[i] = max(scores) - sum(scores) / len(scores) if scores else 0.0
     mean = torch.stack([value[j] for j in valid]).mean(0)
     output = mean.expand(n, -1).clone()
-    chosen = sorted(sparsity, key=sparsity.__getitem__, reverse=True)[:u]
+    ranked = sorted(sparsity, key=sparsity.__getitem__, reverse=True)
+    chosen = ranked[:u]
     for i in chosen:
         weights = [math.exp(float(query[i] @ key[j]) / math.sqrt(H)) for j in valid]
         output[i] = sum(w * value[j] for w, j in zip(weights, valid, strict=True)) / sum(weights)
-    return output, chosen, valid
+    # Queries whose samples are padding are alike, and of equals any may be chosen.
+    at_the_cut = [sparsity[i] for i in ranked[u - 1 : u + 1]]
+    tied = {i for i in ranked if at_the_cut == [sparsity[i]] * 2}
+    return output, chosen, [i for i in valid if i not in tied]
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -3,6 +3,8 @@ import torch
 
 import attention_zoo
 
+EPS = torch.finfo(torch.float64).eps  # of each of 11 terms
+
 
 def qkv(batch=2, heads=2, n=11, h=4, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
@@ -18,7 +20,7 @@ def test_is_softmax_attention_with_zero_queries(causal, padded):
     common = {"head_dim": 4, "num_heads": 2, "causal": causal, "dtype": torch.float64}
     expected = attention_zoo.create("softmax", **common)(0 * query, key, value, mask)
     actual = attention_zoo.create("v_mean", **common)(query, key, value, mask)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=11 * EPS)
     assert (actual[0, :, :2] == 0).all() == (causal and padded)
 
 
@@ -33,9 +35,9 @@ def test_equals_the_mean_of_what_is_visible(causal):
         seen = torch.tensor([[not mask[b, j] and (j <= i or not causal) for j in range(11)] for b in range(2)])
         for b in range(2):
             expected = value[b][:, seen[b]].mean(1) if seen[b].any() else torch.zeros(2, 4, dtype=torch.float64)
-            torch.testing.assert_close(output[b, :, i], expected, rtol=0, atol=1e-15)
+            torch.testing.assert_close(output[b, :, i], expected, rtol=0, atol=11 * EPS)
             weights = seen[b].double() / max(seen[b].sum(), 1)
-            torch.testing.assert_close(matrix[b, :, i], weights.expand(2, -1), rtol=0, atol=1e-15)
+            torch.testing.assert_close(matrix[b, :, i], weights.expand(2, -1), rtol=0, atol=11 * EPS)
 
 
 @pytest.mark.parametrize("causal", [False, True])

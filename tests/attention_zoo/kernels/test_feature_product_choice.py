@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from closeness import assert_near
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -41,11 +42,6 @@ def with_gradients(attention, tensors, padding=None):
     out = attention(*leaves, padding)
     d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
     return [out.detach(), *torch.autograd.grad(out, [*leaves, *attention.parameters()], d_out)]
-
-
-def assert_near(actual, expected, tolerance):
-    for one, other in zip(actual, expected, strict=True):
-        assert one.isfinite().all() and (one.double() - other.double()).norm() <= tolerance * other.double().norm()
 
 
 # --- Mechanisms -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import functools
 
+import closeness
 import pytest
 import torch
 
@@ -79,11 +80,7 @@ def with_gradients(function, tensors, **given):
 
 def assert_near(actual, expected, tolerance=TOLERANCE):
     # Where a gradient is zero by formula, its terms are about 1.
-    errors = [
-        ((one.double() - other).norm() / other.norm().clamp(min=0.3)).item()
-        for one, other in zip(actual, expected, strict=True)
-    ]
-    assert all(error <= tolerance for error in errors), errors
+    closeness.assert_near(actual, expected, tolerance, smallest=0.3)
 
 
 def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from closeness import assert_near
 from torch import nn
 
 import attention_zoo
@@ -56,8 +57,7 @@ def with_gradients(function, x, y, norm, matrices, dtype):
 def assert_is_the_formula(x, y, norm, matrices, dtype=torch.float32, tolerance=2e-6):
     actual = with_gradients(triton.random_sketch, x, y, norm, matrices, dtype)
     expected = with_gradients(by_formula, x, y, norm, matrices, torch.float64)
-    for one, other in zip(actual, expected, strict=True):
-        assert (one - other).norm() <= tolerance * other.norm()
+    assert_near(actual, expected, tolerance)
 
 
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 64, 65, 130])
@@ -125,7 +125,7 @@ def test_the_features_of_a_mechanism_are_those_of_its_modules(given, monkeypatch
     x = rows(30, 16) * 0.5
     expected = attention.double().features(x.double())
     actual = attention.float()._features_by_kernels(x)
-    assert (actual - expected).norm() <= 5e-6 * expected.norm()
+    assert_near(actual, expected, 5e-6)
 
 
 @pytest.mark.gpu
