@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CONSTRAINTS ?= constraints.txt
 RESULTS ?= runs
 ARCHIVE ?= $(RESULTS).tgz
 COMMIT ?= HEAD~1
@@ -12,14 +13,14 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-slow test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
+.PHONY: help demo test test-commands test-lowest test-highest test-slow test-numerics test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
 
 help:  ## say what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-$(INSTALLED): pyproject.toml constraints.txt requirements-data.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS) requirements-data.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test,lint]'
 	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-data.txt
 	touch $@
 
@@ -34,8 +35,19 @@ test: $(INSTALLED)  ## run the tests
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
 	$(BIN)/python -m pytest -n auto -m "commands and not slow and not faults"
 
+test-lowest:  ## run the tests with the lowest versions that pyproject.toml declares (uv in the PATH)
+	uv pip compile --quiet --python $(PYTHON) --resolution lowest-direct --extra test --extra lint \
+	    --no-annotate --no-header --output-file .venv-lowest.txt pyproject.toml
+	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=.venv-lowest.txt
+
+test-highest:  ## run the tests with the newest versions that pip finds
+	$(MAKE) test VENV=.venv-highest CONSTRAINTS=/dev/null
+
 test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing sweeps
 	$(BIN)/python -m pytest -m "slow and not faults"
+
+test-numerics: $(INSTALLED)  ## see how much of their tolerances the tests use: 50 seeds, other instructions and threads (90 minutes)
+	$(BIN)/python tests/numerics.py
 
 test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurations, write docs/reliability.md (15 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults

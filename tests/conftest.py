@@ -16,7 +16,7 @@ from synthetic_records import everything
 
 from bench.records.store import Store
 
-pytest_plugins = ["fake_driver", "needs", "promises"]
+pytest_plugins = ["fake_driver", "needs", "numerics", "promises"]
 
 # Who starts the tests in the background may ignore these, and so would all that they start.
 for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
