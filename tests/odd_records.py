@@ -139,7 +139,10 @@ FILES = {
     "device without content": (link_to("/dev/null"), "not a regular file"),
     "random device": (link_to("/dev/urandom"), "not a regular file"),
     "terminal": (link_to("/dev/tty"), "not a regular file"),
-    "kernel's log": (link_to("/proc/kmsg"), "not strict JSON"),
+    "kernel's log": (
+        link_to("/proc/kmsg"),
+        "not strict JSON" if os.access("/proc/kmsg", os.R_OK) else "cannot be read",
+    ),
     "file of the kernel's": (link_to("/proc/self/status"), "not strict JSON"),
     "dangling link": (link_to("/nowhere/at/all.json"), "No such file"),
     "link to a folder": (link_to("/"), "not a regular file"),

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,12 @@ def pack_for_gpu(folder):
     return python("gpu/pack.py", "--to", folder, "--without", "wheels", "inputs")
 
 
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def writers(results, monkeypatch):
     """Every way to name a folder that is written to."""
     home = results.with_suffix(".tgz")
@@ -137,7 +144,7 @@ def writers(results, monkeypatch):
         "unpack": lambda folder: main_of(archive.main, "unpack", home, "--results", folder),
         "figures": lambda folder: main_of(analysis.main, "figures", "--results", results, "--out", folder),
         "tables": lambda folder: main_of(analysis.main, "tables", "--results", results, "--out", folder),
-        "ui": lambda folder: main_of(ui.main, "--results", folder, "--port", "1"),
+        "ui": lambda folder: main_of(ui.main, "--results", folder, "--port", free_port()),
     }
 
 
