@@ -115,11 +115,11 @@ def test_compare_finds_the_ratio_of_known_sleeps_and_alternates():
 
     against = [{"label": "slow", "attention": {"name": "v_mean"}}]
     settings = config(bench={"name": "compare", "min_sample_ms": 0.0, "against": against}, repeats=6)
-    measured = measure(SleepingBench(settings, Noted(0.01), Noted(0.03)))
+    measured = measure(SleepingBench(settings, Noted(0.03), Noted(0.09)))
     assert measured["labels"] == ["v_mean", "slow"]
     ratios = [slow / fast for fast, slow in zip(*measured["samples"].values(), strict=True)]
     assert sorted(ratios)[3] == pytest.approx(3, rel=0.2)
-    assert order[-12:] == [0.01, 0.03, 0.03, 0.01] * 3
+    assert order[-12:] == [0.03, 0.09, 0.09, 0.03] * 3
     (speedup,) = (one for one in measures.get("compare").quantities(measured) if one.metric == "speedup")
     assert speedup.value == pytest.approx(1 / 3, rel=0.2) and speedup.attention == "slow"
 
