@@ -42,16 +42,18 @@ def pack(results_dir: Path, archive: Path) -> int:
 
     Raises:
         ArchiveError: something else is at the archive's path, or the records are more than `LARGEST_ARCHIVE`.
-        ConfigError: the folder is not one of results.
+        ConfigError: the folder is not one of results, or lacks records that an earlier archive of that name has.
     """
-    if os.path.lexists(archive):
-        _require_own(archive)
+    earlier = _own_records(archive) if os.path.lexists(archive) else set()
     buffer, store = io.BytesIO(), Store(results_dir)
     records = [path for path, _ in store.readable(store.names())]
     made = own.is_marked(results_dir, own.RESULTS) or any((results_dir / name).is_dir() for name in own.FOLDERS)
     # One that a sweep has made, or is to make, may have none yet.
     if not records and not made and results_dir.is_dir() and any(results_dir.iterdir()):
         raise ConfigError(f"--results={str(results_dir)!r}: holds no records; must be a results folder")
+    if lost := len(earlier - {path.name for path in records}):
+        where = f"--results={str(results_dir)!r}"
+        raise ConfigError(f"{where}: lacks {lost} records that {archive} has, which stays as it is; must be a new name")
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
     if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
         raise ArchiveError(f"{results_dir}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
@@ -64,11 +66,11 @@ def pack(results_dir: Path, archive: Path) -> int:
     return len(records)
 
 
-def _require_own(archive: Path) -> None:
-    """See that an earlier archive is written over, and nothing else."""
+def _own_records(archive: Path) -> set[str]:
+    """The names of the records in an earlier archive, which alone may be written over."""
     try:
         require_file(archive)
-        _members(archive)
+        return set(_members(archive)["records"])
     except (OSError, ArchiveError):
         raise ArchiveError(f"{archive}: is no archive of records, and stays as it is; must be a new name") from None
 

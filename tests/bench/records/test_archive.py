@@ -64,6 +64,22 @@ def test_a_folder_without_records_makes_no_archive(tmp_path, capsys):
     assert not (tmp_path / "a.tgz").exists()
 
 
+@pytest.mark.parametrize("lacking", ["all", "one"])
+def test_no_record_of_an_earlier_archive_is_lost(lacking, synthetic_results, tmp_path, capsys):
+    """A misspelt folder, or another one, under the name of an archive that has records."""
+    archive, other = tmp_path / "runs.tgz", tmp_path / "other"
+    pack(synthetic_results, archive)
+    before = archive.read_bytes()
+    if lacking == "one":
+        shutil.copytree(synthetic_results, other)
+        next((other / "records").iterdir()).unlink()
+    assert main(["pack", str(archive), "--results", str(other)]) == 2
+    assert "records that" in capsys.readouterr().err and archive.read_bytes() == before
+    # More records may join those that it has.
+    unpack(archive, other)
+    assert main(["pack", str(archive), "--results", str(other)]) == 0
+
+
 def test_an_archive_is_bounded_as_a_whole(synthetic_results, tmp_path, monkeypatch, capsys):
     pack(synthetic_results, tmp_path / "good.tgz")
     with gzip.open(tmp_path / "good.tgz") as stream:
