@@ -16,7 +16,7 @@ from analysis.frame import MissingRecords, choose, load, turn
 from analysis.plots import compare, files
 from analysis.plots.page import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
-from bench.errors import ConfigError, Parser, one_line
+from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own, plans
 from bench.records.disk import is_file, write_atomically
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     shared = Parser(add_help=False)
-    shared.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    shared.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
     parser = Parser(prog="python -m analysis", description="Records to figures and tables.")
     commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
@@ -49,7 +49,7 @@ def _parser() -> Parser:
     )
     chosen.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
     figures = commands.add_parser("figures", parents=[shared, chosen], help="write every figure")
-    figures.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/figures")
+    figures.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/figures")
     figures.add_argument("--figure", choices=FIGURES, help="only this one")
     figures.add_argument("--formats", **_some_of(files.FORMATS, files.DEFAULT))
     figures.add_argument(
@@ -58,12 +58,12 @@ def _parser() -> Parser:
     figures.add_argument("--captions", choices=("picture", "txt"), default="picture", help="in it, or beside it")
     figures.set_defaults(run=_figures)
     tables = commands.add_parser("tables", parents=[shared, chosen], help="write every paper's table")
-    tables.add_argument("--out", type=Path, metavar="DIR", help="default: RESULTS/tables")
+    tables.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/tables")
     tables.add_argument("--table", choices=TABLES, help="only this one")
     tables.add_argument("--formats", **_some_of(tuple(table.FORMATS), table.DEFAULT))
     tables.set_defaults(run=_tables)
     cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
-    cells.add_argument("--csv", type=Path, metavar="FILE", help="also write every number, unrounded")
+    cells.add_argument("--csv", type=named_path, metavar="FILE", help="also write every number, unrounded")
     cells.set_defaults(run=_table)
     listing = commands.add_parser("list", parents=[shared], help="name the figures and tables and what they lack")
     listing.set_defaults(run=_list)

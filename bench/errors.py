@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from tqdm import tqdm
@@ -35,6 +36,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with exit code 2."""
         self.exit(2, f"error: {bounded(message.removeprefix('argument '))}; `{self.prog} --help` lists what there is\n")
+
+
+def named_path(text: str) -> Path:
+    """A path that an argument names; an empty one, such as a variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'': must name a file or folder")
+    return Path(text)
 
 
 def message(error: BaseException) -> str:

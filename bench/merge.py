@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.errors import ConfigError, Parser, bounded, one_line, say
+from bench.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.measures.summary import quantities
 from bench.records import own
 from bench.records.archive import ArchiveError, Read, contents
@@ -150,8 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Merge; returns the exit status."""
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m bench.merge", description=__doc__, epilog=DETAILS, formatter_class=form)
-    parser.add_argument("sources", type=Path, nargs="+", metavar="FROM")
-    parser.add_argument("into", type=Path, metavar="INTO")
+    parser.add_argument("sources", type=named_path, nargs="+", metavar="FROM")
+    parser.add_argument("into", type=named_path, metavar="INTO")
     options = parser.parse_args(arguments)
     try:
         tally = merge(options.sources, options.into)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import Parser, bounded, one_line
+from bench.errors import Parser, bounded, named_path, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
 from bench.measures.summary import Results
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sweep", nargs="?", default="", help="its id, or how that begins; default: the newest")
-    parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--watch", action="store_true", help="until all is measured, every two seconds")
     parser.add_argument("--all", action="store_true", help="the counts of all sweeps")
     given = parser.parse_args(arguments)

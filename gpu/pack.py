@@ -5,7 +5,6 @@ The project at HEAD, wheels of what is missing there, cached queries, keys and v
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.errors import ConfigError, one_line
+from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 
 ROOT = Path(__file__).parents[1]
@@ -73,8 +72,8 @@ def add_inputs(folder: Path) -> None:
 
 def main() -> int:
     """Make the folder, or the project and the wheels in it anew: what calls have left in `out` and `runs` stays."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=ROOT / "gpu-pack", help="the folder (%(default)s)")
+    parser = Parser(description=__doc__)
+    parser.add_argument("--to", type=named_path, default=ROOT / "gpu-pack", help="the folder (%(default)s)")
     parser.add_argument("--without", nargs="*", choices=("wheels", "inputs"), default=(), help="parts to leave out")
     given = parser.parse_args()
     try:

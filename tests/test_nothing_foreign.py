@@ -175,6 +175,14 @@ def test_a_folder_of_somebody_elses_stays_as_it_is(kind, tmp_path, results, else
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", sorted(set(writers(Path("x"), None)) - {"sweep", "locks"}))
+def test_an_empty_name_is_not_the_current_folder(command, results, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = snapshot(tmp_path)
+    assert writers(results, monkeypatch)[command]("") == 2
+    assert "must name a file or folder" in capsys.readouterr().err and snapshot(tmp_path) == before
+
+
 @pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in NAMES}))
 def test_one_name_is_enough_to_refuse_a_folder_before_anything_is_written(
     name, tmp_path, results, elsewhere, monkeypatch, capsys

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError, Parser, one_line
+from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import require_file, write_atomically
 from bench.records.files import LARGEST, decode
@@ -165,8 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = Parser(prog="python -m bench.records.archive", description=__doc__)
     parser.add_argument("command", choices=("pack", "unpack"))
-    parser.add_argument("archive", type=Path)
-    parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("archive", type=named_path)
+    parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     options = parser.parse_args(arguments)
     try:
         if options.command == "pack":

@@ -19,7 +19,7 @@ from types import FrameType
 import psutil
 
 from bench import asked
-from bench.errors import ConfigError, Parser, one_line
+from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.measures.summary import Results
 from bench.quiet import QUIET
 from bench.records import own
@@ -45,7 +45,7 @@ class ServerError(RuntimeError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
     parser = Parser(prog="python -m bench.tracking.ui", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--port", type=_port, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)
     try:
