@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 
+def has_autocast(device: str) -> bool:
+    """As `torch.amp.is_autocast_available`, which code compiled by PyTorch 2.11 cannot ask."""
+    return device != "meta"
+
+
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
     device = tensors[0].device.type
-    # `is_autocast_available` would tell, too, but code compiled by PyTorch 2.11 cannot ask it.
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not has_autocast(device) or not torch.is_autocast_enabled(device):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)

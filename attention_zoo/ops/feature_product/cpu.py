@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attention_zoo.ops.autocast import has_autocast
 from attention_zoo.ops.feature_product.block_gradients import Gradients
 from attention_zoo.ops.feature_product.block_sums import (
     Scales,
@@ -140,7 +141,7 @@ class _BlockProduct(torch.autograd.Function):
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
     """What a `torch.autocast` is made of that does the same as the one around, if there is any."""
-    device = device if torch.amp.is_autocast_available(device) else "cpu"
+    device = device if has_autocast(device) else "cpu"
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
 
 
