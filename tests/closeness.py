@@ -11,7 +11,7 @@ listeners: list[Callable[[float, float], None]] = []
 
 def assert_within(error, allowed) -> None:
     """An error, as the test that calls defines it, is at most what is allowed."""
-    error, allowed = float(error), float(allowed)
+    error, allowed = (float(torch.as_tensor(x).detach()) for x in (error, allowed))
     for listener in listeners:
         listener(error, allowed)
     assert error <= allowed, f"error {error:.3g} where {allowed:.3g} is allowed"
