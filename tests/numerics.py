@@ -62,7 +62,9 @@ class Seeds:
 
         patch.setattr(torch, "Generator", Generator)
         patch.setattr(torch, "manual_seed", lambda seed: plain(seed + seeds.moved_by))
-        patch.setattr(np.random, "default_rng", lambda seed=None: of_numpy(seed and seed + seeds.moved_by))
+        patch.setattr(
+            np.random, "default_rng", lambda seed=None: of_numpy(None if seed is None else seed + seeds.moved_by)
+        )
 
 
 class Ratios:
