@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _bench = importlib.util.find_spec("bench")
@@ -30,17 +30,35 @@ def figures(
         The files written; none where there are no records. A figure that cannot be drawn is a warning on stderr.
 
     Raises:
+        ConfigError: the folder is somebody else's.
         OSError: the records cannot be read.
     """
+    from analysis.registry import FIGURES
+    from bench.records import own
+
+    results, out = Path(results_dir), Path(out_dir or Path(results_dir) / "figures")
+
+    def claim() -> None:
+        if out_dir is None:
+            own.claim(results, own.RESULTS, "results_dir")
+        own.claim(out, own.drawn(FIGURES), "out_dir")
+
+    return draw(results, out, cell_ids, claim)
+
+
+def draw(
+    results_dir: Path, out: Path, cell_ids: Collection[str] | None, claim: Callable[[], None] = lambda: None
+) -> list[Path]:
+    """As `figures`; `claim` is called before something is written, and raises where that must not be."""
     # Drawing needs matplotlib and seaborn.
     from analysis.frame import MissingRecords, load
     from analysis.plots.files import save
     from analysis.registry import FIGURES, made
 
-    out = Path(results_dir) / "figures" if out_dir is None else out_dir
     try:
         frame = load(results_dir, cell_ids)
     except MissingRecords:
         return []
+    claim()
     drawn = made(frame, FIGURES, lambda name, figure: save(figure, out, name))
     return [path for _, paths in drawn if isinstance(paths, list) for path in paths]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from bench import asked
+
+if __name__ == "__main__":
+    asked.answer(asked.leave)  # the other imports take seconds
+
 import argparse
 import os
 import sys
@@ -29,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
+        if not options.results.is_dir():
+            raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
         plan = plans.load(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         return int(options.run(frame, options))
@@ -125,7 +132,10 @@ def _called(made: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 
 def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
-    return choose(frame, options.mechanisms) if options.mechanisms else frame
+    try:
+        return choose(frame, options.mechanisms) if options.mechanisms else frame
+    except MissingRecords as error:
+        raise ConfigError(f"--{error}") from None
 
 
 class _Out:
@@ -136,15 +146,20 @@ class _Out:
     """
 
     def __init__(self, options: argparse.Namespace, name: str, entries: Collection[str]) -> None:
-        self.folder = options.out or options.results / name
-        of_results = (options.results, own.RESULTS, "--results")
-        self._claimed = (options.out, own.drawn(entries), "--out") if options.out else of_results
-        own.check(*self._claimed)
+        self._folder, self._kind = options.out or options.results / name, own.drawn(entries)
+        self._results = None if options.out else options.results
+        if self._results is not None:
+            own.check(self._results, own.RESULTS, "--results")
+        # What older versions have drawn gets its marker together with the results.
+        if self._results is None or own.is_marked(self._results, own.RESULTS):
+            own.check(self._folder, self._kind, "--out")
 
     def claim(self) -> Path:
         """The folder, before something is written there."""
-        own.claim(*self._claimed)
-        return self.folder
+        if self._results is not None:
+            own.claim(self._results, own.RESULTS, "--results")
+        own.claim(self._folder, self._kind, "--out")
+        return self._folder
 
 
 def _write(
@@ -192,4 +207,4 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

@@ -101,7 +101,7 @@ def _figures(sweep: Sweep, records: Sequence[Record]) -> list[Path]:
     results_dir = Path(sweep.settings.results_dir)
     folder = results_dir / "sweeps" / sweep.sweep_id
     try:
-        return analysis.figures(results_dir, folder, {record.cell_id for record in records})
+        return analysis.draw(results_dir, folder, {record.cell_id for record in records})
     # Whatever a drawing library raises, the measurements are done.
     except Exception as error:
         print(f"warning: figures of the sweep: {one_line(error)}; the records are safe", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -17,6 +18,17 @@ def answer(handler: Callable[[int, FrameType | None], object] | signal.Handlers)
             signal.signal(number, handler)
 
 
+def run(main: Callable[[], int]) -> int:
+    """Run a command; asked to end, it says so in one line, and the exit code is 130."""
+    answer(_interrupt)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        answer(signal.SIG_IGN)  # another one would only break what ends
+        print("interrupted: what was written is whole; the same command does the rest", file=sys.stderr)
+        return 130
+
+
 def leave(number: int, frame: FrameType | None) -> None:
     """End at once in one line, while there is nothing to be ended: an import of torch must not make anybody wait.
 
@@ -24,3 +36,7 @@ def leave(number: int, frame: FrameType | None) -> None:
     """
     os.write(2, b"interrupted: nothing was started\n")
     os._exit(130)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bench import asked
 from bench.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.measures.summary import quantities
 from bench.records import own
@@ -22,9 +23,9 @@ from bench.records.store import Store
 
 DETAILS = """
 A FROM is a results folder or an archive that `make pack` wrote; INTO may be new. What INTO has stays as it is: a
-record of the same name with other contents is a conflict, which is named, and the exit code is 1. Several records of a
-cell are attempts, of which figures and sweeps take the newest that measured. What was interrupted goes on with the
-same command.
+record of the same name with other contents is a conflict, which is named, as is what is no record; the exit code is 1
+then. Several records of a cell are attempts, of which figures and sweeps take the newest that measured. What was
+interrupted goes on with the same command.
 
 Records, their samples and the plans of sweeps are copied. Left behind: caches (inputs/), checkpoints and trained
 weights (training/), and what is made from records again (MLflow's store, figures).
@@ -158,12 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         say(f"error: {one_line(error)}")
         return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        say("interrupted: the same command goes on where it stopped")
-        return 130
     print(f"{options.into}: {tally}")
-    return int(tally.conflicts > 0)
+    return int(tally.conflicts + tally.skipped > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

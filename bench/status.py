@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import asked
 from bench.errors import Parser, bounded, named_path, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
@@ -233,9 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PlanError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return REFUSED
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

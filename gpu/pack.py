@@ -5,6 +5,7 @@ The project at HEAD, wheels of what is missing there, cached queries, keys and v
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench import asked
 from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
+from bench.records.disk import is_file
 
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
@@ -24,6 +27,7 @@ PYTHON = "3.12"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 PACK = own.Kind("pack for a GPU machine, of the attention zoo", ("project", "wheels", "site", "run", "runs", "out"))
 MADE_ANEW = ("project", "wheels", "site")
+COMMIT = "bench/plan/commit.txt"
 # As the call of `run` asks for them, whose cached file has its name from the same settings.
 INPUTS = (
     "bench=spectral_norm inputs=pretrained inputs.weights=initialised,pretrained seq_len=1024 batch_size=4 repeats=1"
@@ -36,6 +40,29 @@ def add_project(folder: Path) -> None:
     archive = subprocess.run(command, check=True, capture_output=True).stdout
     folder.mkdir()
     subprocess.run(["tar", "--extract", "--directory", str(folder)], input=archive, check=True)
+
+
+def changed(project: Path) -> list[str]:
+    """Files of an earlier pack's project that its commit has not, or otherwise: somebody would miss them."""
+    if not os.path.lexists(project):
+        return []
+    if not is_file(project / COMMIT):
+        return [COMMIT]
+    git = ["git", "-C", str(ROOT)]
+    listed = [*git, "ls-tree", "-r", "-z", "--format=%(path)%x09%(objectname)", (project / COMMIT).read_text().strip()]
+    tree = subprocess.run(listed, capture_output=True, text=True).stdout
+    known = dict(line.split("\t") for line in tree.split("\0") if line)
+    paths = [path for path in sorted(project.rglob("*")) if not path.is_dir() and not _is_cache(path)]
+    if irregular := [str(path.relative_to(project)) for path in paths if not is_file(path)]:
+        return irregular
+    hashed = [*git, "hash-object", "--no-filters", *(str(path) for path in paths)]
+    hashes = subprocess.run(hashed, check=True, capture_output=True, text=True).stdout.split()
+    names = [str(path.relative_to(project)) for path in paths]
+    return [name for name, sha in zip(names, hashes, strict=True) if known.get(name) != sha and name != COMMIT]
+
+
+def _is_cache(path: Path) -> bool:
+    return any(part in ("__pycache__", ".pytest_cache") for part in path.parts)
 
 
 def add_wheels(folder: Path) -> None:
@@ -80,6 +107,10 @@ def main() -> int:
         own.claim(given.to, PACK, "--to")
         if "inputs" not in given.without:
             own.claim(given.to / "runs", own.RESULTS, "--to")
+        if kept := changed(given.to / "project"):
+            raise ConfigError(
+                f"--to={str(given.to)!r}: project/{kept[0]} is not as it was packed; must be a new folder"
+            )
     except (ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
@@ -99,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

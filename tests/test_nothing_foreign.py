@@ -11,7 +11,7 @@ import pytest
 from synthetic_records import config, memory, record
 
 import analysis.__main__ as analysis
-from bench import merge, status, wait
+from bench import asked, merge, status, wait
 from bench.app import guarded
 from bench.errors import ConfigError
 from bench.execution.folder import check_folder, prepare_folder
@@ -214,8 +214,7 @@ def test_among_results_of_the_suite_what_is_not_of_its_form_stays(kind, results,
     links = [name for name in foreign if "link" in kind and name.split("/")[0] in own.RESULTS.nested]
     assert sweep(results) == (2 if links else 0)
     assert main_of(merge.main, results, results.with_name("new")) == 0
-    assert main_of(analysis.main, "figures", "--results", results) in ((0, 2) if kind == "file" else (1, 2))
-    del before[results / "figures/memory.png"]  # of the suite's form, in its folder
+    assert main_of(analysis.main, "figures", "--results", results) in ((2,) if kind == "file" else (1, 2))
     after = snapshot(elsewhere) | {path: snapshot(path)[path] for path in before if results in path.parents}
     assert after == before
     assert "Traceback" not in capsys.readouterr().err
@@ -256,9 +255,59 @@ def test_no_mode_is_changed_but_of_what_was_just_made(tmp_path, monkeypatch):
     assert locks(tmp_path / "link", monkeypatch) == locks("", monkeypatch) == 2
 
 
+def test_what_a_sweep_removes_has_its_lock_or_its_name(results):
+    assert sweep(results) == 0
+    theirs = (f"scratch/{CELL}/mine", ".mine.0123abcd.tmp")
+    for name in theirs:
+        leave(results / name, "file", results)
+    left = results / "scratch" / CELL[::-1]
+    left.mkdir()
+    (results / "locks" / f"{left.name}.lock").write_text("")
+    assert sweep(results) == 0
+    assert [(results / name).exists() for name in theirs] == [True, True] and not left.exists()
+
+
+@pytest.mark.parametrize("name", ["records", "sweeps/new", "training/mine/new"])
+def test_no_results_or_figures_lie_inside_the_records_of_others(name, results, monkeypatch, capsys):
+    assert sweep(results) == 0
+    runs = {command: run for command, run in writers(results, monkeypatch).items() if command != "locks"}
+    for command, run in runs.items():
+        (results / name).mkdir(parents=True, exist_ok=True)
+        assert run(results / name) == 2, command
+    assert sweep(results) == 0 and not list((results / name).glob("*.png"))
+
+
+def test_a_file_in_place_of_a_folder_is_named_with_what_named_it(results, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("mine")
+    for command, run in writers(results, monkeypatch).items():
+        assert run(tmp_path / "file") == 2 and (tmp_path / "file").read_text() == "mine", command
+        if command not in ("sweep", "locks"):
+            assert "file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["figures", "tables"])
+def test_figures_of_somebody_elses_in_a_results_folder_stay(kind, results, elsewhere, capsys):
+    assert sweep(results) == 0
+    name = {"figures": "memory.png", "tables": "skeinformer_table3.md"}[kind]
+    leave(results / kind / name, "file", elsewhere)
+    before = snapshot(results / kind)
+    assert main_of(analysis.main, kind, "--results", results) in (1, 2)
+    assert snapshot(results / kind) == before
+    assert main_of(analysis.main, kind, "--results", results, "--out", results.with_name("new")) in (0, 1)
+
+
+@pytest.mark.parametrize("number", asked.TO_END)
+def test_a_command_that_is_asked_to_end_says_so_in_one_line(number):
+    code = f"import os\nfrom bench import asked\nprint(asked.run(lambda: os.kill(os.getpid(), {int(number)})))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout == "130\n" and ended.stderr.startswith("interrupted: ") and ended.stderr.count("\n") == 1
+
+
 def test_older_results_get_the_marker(results):
+    (results / "figures").mkdir()
     assert not own.is_marked(results, own.RESULTS)
     assert sweep(results) == 0 and own.is_marked(results, own.RESULTS)
+    assert own.is_marked(results / "figures", own.drawn(()))
     assert len(Store(results).names()) == 61
 
 
@@ -270,8 +319,15 @@ def test_a_pack_keeps_what_calls_have_left(tmp_path, elsewhere):
     for name in ("out/call1.log", "runs/records/mine.json", "notes.txt"):
         leave(folder / name, "file", elsewhere)
     (folder / "project" / "stale").write_text("")
+    packed = (folder / "project" / "README.md").read_bytes()
     before = {name: snapshot(folder / name) for name in ("out", "runs/records", "notes.txt")}
-    assert pack_for_gpu(folder) == 0 and not (folder / "project" / "stale").exists()
+    assert pack_for_gpu(folder) == 2 and (folder / "project" / "stale").exists()
+    (folder / "project" / "stale").unlink()
+    (folder / "project" / "README.md").write_text("mine")
+    assert pack_for_gpu(folder) == 2 and (folder / "project" / "README.md").read_text() == "mine"
+    (folder / "project" / "README.md").write_bytes(packed)
+    (folder / "project" / "bench" / "__pycache__").mkdir()
+    assert pack_for_gpu(folder) == 0
     assert {name: snapshot(folder / name) for name in before} == before
     for name in ("project", "run"):
         theirs = tmp_path / f"with {name}"

@@ -19,7 +19,8 @@ from bench.records.own import FOLDERS, RESULTS, TRAINED
 from bench.records.store import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# What a sweep writes, by its name: the folder of a cell, and in `inputs` its tensors and texts.
+# What a sweep writes, by its name: at the top, the folder of a cell, and in `inputs` its tensors and texts.
+AT_THE_TOP = re.compile(rf"index\.json|{re.escape(own.MARKER)}")
 CELL = re.compile("[0-9a-f]{16}")
 ANY = re.compile(".+")
 
@@ -68,7 +69,8 @@ def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
-    written = [(folder, ANY) for folder in (root, root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
+    written = [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
+    written += [(root, AT_THE_TOP)]
     written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
     for path in (path for folder, form in written for path in unfinished(folder, form)):
         with _if_free(path) as free:
@@ -98,11 +100,11 @@ def _unusable(results_dir: str, error: Exception) -> ConfigError:
 
 @contextlib.contextmanager
 def _if_free(path: Path) -> Iterator[bool]:
-    """Whether nobody holds the lock on a file, or there is none; if so, it is held here meanwhile."""
+    """Whether a file is there and nobody holds its lock; if so, it is held here meanwhile."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        yield isinstance(error, FileNotFoundError)
+    except OSError:
+        yield False
         return
     try:
         try:

@@ -19,6 +19,7 @@ from bench.execution.interrupts import Interrupts
 from bench.execution.rehearsal import rehearse
 from bench.execution.reruns import Rerun, stands
 from bench.execution.shown import Shown
+from bench.execution.slots import slots
 from bench.execution.work import Work
 from bench.measures.progress import Progress
 from bench.measures.summary import Results
@@ -108,6 +109,8 @@ def run_sweep(
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
     elsewhere = bool(sweep.executor.place.name)
+    if todo and not elsewhere:
+        slots()  # a folder that cannot hold them is said before anything is written
     todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
     prepare_folder(sweep.settings.results_dir, shared=elsewhere)
     interrupts = Interrupts()

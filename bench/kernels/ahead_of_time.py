@@ -22,6 +22,7 @@ import torch
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration
+from bench import asked
 from bench.errors import Parser
 from bench.kernels import recorded
 from bench.kernels.call import Call, catalogue
@@ -207,4 +208,4 @@ def _calls() -> dict[str, Call]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import asked
 from bench.errors import Parser
 from bench.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eager_seconds, seconds
 from bench.kernels.exact_work import polynomial
@@ -164,4 +165,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

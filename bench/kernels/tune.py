@@ -24,6 +24,7 @@ from torch import Tensor
 import attention_zoo.ops
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration, Row
+from bench import asked
 from bench.errors import Parser
 from bench.kernels.call import Call, catalogue
 
@@ -262,4 +263,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import asked
 from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import require_file, write_atomically
@@ -41,8 +42,9 @@ def pack(results_dir: Path, archive: Path) -> int:
     A file that is no record is named on stderr and left out.
 
     Raises:
-        ArchiveError: something else is at the archive's path, or the records are more than `LARGEST_ARCHIVE`.
-        ConfigError: the folder is not one of results, or lacks records that an earlier archive of that name has.
+        ArchiveError: something else is at the archive's path.
+        ConfigError: the folder is not one of results, lacks records that an earlier archive of that name has, or they
+            are more than `LARGEST_ARCHIVE`.
     """
     earlier = _own_records(archive) if os.path.lexists(archive) else set()
     buffer, store = io.BytesIO(), Store(results_dir)
@@ -56,7 +58,7 @@ def pack(results_dir: Path, archive: Path) -> int:
         raise ConfigError(f"{where}: lacks {lost} records that {archive} has, which stays as it is; must be a new name")
     samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
     if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
-        raise ArchiveError(f"{results_dir}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
+        raise ConfigError(f"--results={str(results_dir)!r}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
     # What a link leads to, and not the link.
     with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
         for path in (*samples, *records):
@@ -123,8 +125,8 @@ def _members(archive: Path) -> dict[str, dict[str, bytes]]:
     """The contents of an archive's files, by folder and name."""
     files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
     try:
-        if archive.exists() and not archive.is_file():
-            raise ArchiveError(f"{archive}: must be a file")
+        if not archive.is_file():
+            raise ArchiveError(f"{archive}: is no file; must be an archive that `make pack` wrote")
         with gzip.open(archive) as stream, _stream(_Bounded(stream, archive)) as tar:
             for member in tar:
                 match = MEMBER.fullmatch(member.name)
@@ -165,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = Parser(prog="python -m bench.records.archive", description=__doc__)
     parser.add_argument("command", choices=("pack", "unpack"))
-    parser.add_argument("archive", type=named_path)
+    parser.add_argument("archive", type=named_path, metavar="ARCHIVE")
     parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     options = parser.parse_args(arguments)
     try:
@@ -174,11 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             added, present = unpack(options.archive, options.results)
             print(f"{options.results}: {added} records added, {present} were there")
-    except (ArchiveError, ConfigError, OSError) as error:
+    except ArchiveError as error:
+        print(f"error: ARCHIVE={one_line(error)}", file=sys.stderr)
+        return 2
+    except (ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asked.run(main))

@@ -34,6 +34,7 @@ class Kind:
         what: the line that its marker holds.
         names: patterns of what the suite writes at its top.
         nested: those that hold folders of the suite's, too.
+        drawn: those for figures and tables, which older versions have left without a marker.
         known: whether a folder is the suite's though it bears no marker, as older versions left none.
         mode: permissions of a folder that is made; None: those of any other.
     """
@@ -41,6 +42,7 @@ class Kind:
     what: str
     names: tuple[str, ...]
     nested: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
     known: Callable[[Path], bool] = _never
     mode: int | None = None
 
@@ -70,10 +72,12 @@ def _is_signed(file: Path) -> bool:
 
 # All that a sweep writes to later; what is not there any more is not made again, it comes back.
 FOLDERS = ("inputs", "locks", "records", "samples", "scratch", "sweeps", "training")
+_DRAWN = ("figures", "tables")
 RESULTS = Kind(
     "results of the attention zoo",
-    (*FOLDERS, "figures", "tables", "hydra", "index.json", "mlartifacts", "mlflow.*", "mlflow-server.log"),
+    (*FOLDERS, *_DRAWN, "hydra", "index.json", "mlartifacts", "mlflow.*", "mlflow-server.log"),
     nested=("scratch", "sweeps", "training"),
+    drawn=_DRAWN,
     known=_holds_records,
 )
 DRAWN = "figures and tables of the attention zoo"
@@ -83,8 +87,7 @@ SLOTS = Kind("locks of devices, of the attention zoo", ("*.lock", ".probe"), kno
 
 def drawn(names: Iterable[str]) -> Kind:
     """Of a folder for figures or tables of these names; one with other files in it can be taken, too."""
-    forms = tuple(form for name in names for form in (f"{name}.*", f"{name}_*.*"))
-    return Kind(DRAWN, forms, known=lambda folder: is_marked(folder.parent, RESULTS))
+    return Kind(DRAWN, tuple(form for name in names for form in (f"{name}.*", f"{name}_*.*")))
 
 
 def claim(folder: Path, kind: Kind, setting: str) -> None:
@@ -110,14 +113,22 @@ def claim(folder: Path, kind: Kind, setting: str) -> None:
             folder.chmod(kind.mode)
     if not is_marked(folder, kind):
         mark(folder, kind)
+        for name in kind.drawn:
+            if (folder / name).is_dir():
+                write_atomically(folder / name / MARKER, f"{DRAWN}\n".encode())
 
 
 def check(folder: Path, kind: Kind, setting: str) -> None:
     """See whether `claim` would take a folder, without writing; raises as it does, but for folders that are missing."""
+    named = f"{setting}={bounded(str(folder))!r}"
+    for parent in folder.absolute().parents:
+        if folder.absolute().relative_to(parent).parts[0] in FOLDERS and is_marked(parent, RESULTS):
+            raise ConfigError(f"{named}: is part of the results in {bounded(str(parent))}; must be a folder elsewhere")
     if not os.path.lexists(folder):
         return
+    if not folder.is_dir():
+        raise ConfigError(f"{named}: is no folder, and stays as it is; must be a folder, or the name of a new one")
     taken = [name for name in sorted(os.listdir(folder)) if any(fnmatchcase(name, form) for form in kind.names)]
-    named = f"{setting}={bounded(str(folder))!r}"
     for path in (*(folder / name for name in taken), *_nested(folder, kind)):
         if path.is_symlink():
             place = bounded(str(path.relative_to(folder)))

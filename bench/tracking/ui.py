@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import http.client
 import os
 import signal
@@ -36,6 +37,7 @@ ENVIRONMENT = QUIET | {
 LOG = "mlflow-server.log"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ServerError(RuntimeError):
@@ -51,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _on_signals(_stop):
             _require_free(options.port)
+            if not options.results.is_dir():
+                raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
             own.claim(options.results, own.RESULTS, "--results")
             mirror = Mirror(options.results)
             experiment_id = mirror.create()
@@ -92,12 +96,19 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_this_process,
         )
     try:
         _wait_until_healthy(server, port)
         yield server
     finally:
         _end_group(server)
+
+
+def _end_with_this_process() -> None:
+    """Have Linux end the server where this process is killed and cannot; elsewhere it stays."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _mirror_all(mirror: Mirror) -> None:

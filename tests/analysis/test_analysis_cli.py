@@ -20,7 +20,7 @@ def test_figures_writes_what_it_can_and_says_why_not(one_cell, capsys):
     assert main(["figures", "--results", str(one_cell)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(FIGURES)
-    written = sorted(path.name for path in (one_cell / "figures").iterdir())
+    written = sorted(path.name for path in (one_cell / "figures").glob("[!.]*"))
     assert written == ["polysketchformer_figure1.png", "polysketchformer_figure1.svg"]
     assert "memory: skipped, needs records of bench=memory" in said
 
@@ -90,6 +90,9 @@ def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, 
 
 
 def test_no_records_is_one_line(tmp_path, capsys):
+    assert main(["figures", "--results", str(tmp_path / "missing")]) == 2
+    assert capsys.readouterr().err.startswith("error: --results=")
+    (tmp_path / "missing").mkdir()
     assert main(["figures", "--results", str(tmp_path / "missing")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("error: results_dir=") and "missing" in error

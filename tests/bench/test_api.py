@@ -40,7 +40,7 @@ def warnings_in(stderr):
 
 def test_a_figure_that_cannot_be_drawn_costs_a_warning(finished, monkeypatch, capsys):
     sweep, records, summaries = finished
-    monkeypatch.setattr(analysis, "figures", fail)
+    monkeypatch.setattr(analysis, "draw", fail)
     assert api.launch(sweep, api.print_table) == records
     assert summaries == [[]]
     printed = capsys.readouterr()
@@ -50,7 +50,7 @@ def test_a_figure_that_cannot_be_drawn_costs_a_warning(finished, monkeypatch, ca
 
 def test_a_summary_that_cannot_be_written_costs_a_warning(finished, monkeypatch, capsys):
     sweep, records, _ = finished
-    monkeypatch.setattr(analysis, "figures", lambda *args: [])
+    monkeypatch.setattr(analysis, "draw", lambda *args: [])
     monkeypatch.setattr(Mirror, "summary", fail)
     assert api.launch(sweep, api.print_table) == records
     printed = capsys.readouterr()
@@ -61,7 +61,7 @@ def test_a_summary_that_cannot_be_written_costs_a_warning(finished, monkeypatch,
 
 def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch):
     sweep, records, summaries = finished
-    monkeypatch.setattr(analysis, "figures", lambda *args: list(args))
+    monkeypatch.setattr(analysis, "draw", lambda *args: list(args))
     api.launch(sweep)
     ((results_dir, folder, cell_ids),) = summaries
     assert folder.parent.parent == results_dir and folder.name == sweep.sweep_id

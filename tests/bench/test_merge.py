@@ -79,7 +79,7 @@ def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys
     os.mkfifo(store.records_dir / "pipe.json")
     (store.records_dir / ".half.json.7.tmp").write_text("")
     (store.records_dir / "README").write_text("")
-    assert main([str(source), str(tmp_path / "into")]) == 0
+    assert main([str(source), str(tmp_path / "into")]) == 1
     out, err = capsys.readouterr()
     assert "6 records added, 4 skipped" in out and err.count(": skipped, ") == err.count("\n") == 4
     into = Store(tmp_path / "into")

@@ -86,7 +86,7 @@ def test_an_archive_is_bounded_as_a_whole(synthetic_results, tmp_path, monkeypat
         size = len(stream.read())
     # Each member is small enough.
     monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size - 2**11)
-    assert main(["unpack", str(tmp_path / "good.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert main(["unpack", str(tmp_path / "good.tgz"), "--results", str(tmp_path / "home")]) == 2
     assert "larger than" in capsys.readouterr().err and not (tmp_path / "home").exists()
     monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size)
     assert unpack(tmp_path / "good.tgz", tmp_path / "home")[0] > 0
@@ -102,8 +102,11 @@ def test_a_header_is_bounded_too(tmp_path, monkeypatch):
 
 def test_a_pipe_is_no_archive(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
-    assert main(["unpack", str(tmp_path / "pipe"), "--results", str(tmp_path / "home")]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path}/pipe: must be a file\n"
+    assert main(["unpack", str(tmp_path / "pipe"), "--results", str(tmp_path / "home")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: ARCHIVE={tmp_path}/pipe: is no file; must be an archive that `make pack` wrote\n"
+    )
 
 
 NAME = "records/0123456789abcdef-0123456789abcdef.json"
@@ -132,8 +135,8 @@ def test_a_link_is_no_record(tmp_path, kind):
 
 def test_a_file_that_is_no_archive_is_one_line(tmp_path, capsys):
     (tmp_path / "runs.tgz").write_bytes(b"not an archive")
-    assert main(["unpack", str(tmp_path / "runs.tgz"), "--results", str(tmp_path / "home")]) == 1
-    assert main(["unpack", str(tmp_path / "nothing.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert main(["unpack", str(tmp_path / "runs.tgz"), "--results", str(tmp_path / "home")]) == 2
+    assert main(["unpack", str(tmp_path / "nothing.tgz"), "--results", str(tmp_path / "home")]) == 2
     assert [line.startswith("error: ") for line in capsys.readouterr().err.splitlines()] == [True, True]
 
 

@@ -296,7 +296,7 @@ def test_an_archive_of_an_odd_record_is_refused_in_one_line_and_nothing_is_writt
         for folder in ("samples", "records"):
             for path in sorted((store.root / folder).iterdir()):
                 tar.add(path, f"{folder}/{path.name}", recursive=False)
-    assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 1
+    assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 2
     lines = capsys.readouterr().err.split("\n")[:-1]
     assert len(lines) == 1 and lines[0].startswith("error: ")
     assert_plain(lines)

@@ -58,6 +58,7 @@ def get(port, path, **headers):
 
 def test_the_pages_are_served_to_this_machine_alone_and_end_without_a_trace(tmp_path):
     port, marker = a_free_port(), f"{tmp_path}-term"
+    (tmp_path / "runs").mkdir()
     with running(tmp_path / "runs", port, marker) as (process, printed):
         assert get(port, "/health") == (200, "OK")
         path = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=" + quote("attention-zoo")
@@ -109,7 +110,7 @@ def test_a_port_that_is_none_is_refused(tmp_path, port):
 def test_a_folder_that_is_none_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     done = subprocess.run(ui(tmp_path / "file", a_free_port()), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert str(tmp_path / "file") in done.stderr
     assert done.stderr.count("\n") == 1
 
