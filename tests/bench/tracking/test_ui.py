@@ -100,6 +100,24 @@ def test_interrupting_the_start_leaves_no_process_behind(tmp_path, wait_s):
     assert family(marker) == []
 
 
+def test_a_kill_takes_the_server_along(tmp_path):
+    marker = f"{tmp_path}-kill"
+    (tmp_path / "runs").mkdir()
+    with running(tmp_path / "runs", a_free_port(), marker) as (process, _):
+        process.kill()
+        deadline = time.monotonic() + 30
+        while family(marker) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert family(marker) == []
+
+
+@pytest.mark.parametrize("name", ["typo", "runs/of/nobody"])
+def test_a_folder_that_is_not_there_is_not_made(tmp_path, name):
+    done = subprocess.run(ui(tmp_path / name, a_free_port()), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("error: --results=") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
 def test_a_port_that_is_none_is_refused(tmp_path, port):
     done = subprocess.run(ui(tmp_path, port), capture_output=True, text=True, timeout=60)
