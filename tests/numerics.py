@@ -250,9 +250,8 @@ def main() -> int:
     """50 seeds as it is, then the worst cases elsewhere."""
     cases = ROOT / ".pytest_cache" / "worst_cases.json"
     cases.parent.mkdir(exist_ok=True)
-    failed = run(
-        [*TESTS, "-n", "auto", "--dist", "worksteal", f"--seeds={SEEDS}", "--slowest=20", f"--worst-cases={cases}"]
-    )
+    options = ["-n", "auto", "--dist", "worksteal", f"--slowest={SLOWEST_S}", f"--worst-cases={cases}"]
+    failed = run([*TESTS, *options, f"--seeds={SEEDS}"])
     for environment in settings():
         print(" ".join(f"{key}={value}" for key, value in environment.items()), flush=True)
         failed |= run([*json.loads(cases.read_text()), f"--seeds={SEEDS_ELSEWHERE}"], **environment)
