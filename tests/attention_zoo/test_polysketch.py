@@ -281,8 +281,9 @@ def test_scale_moves_into_the_bias(sketch, degree, local):
     given, scale = {"sketch": sketch, "degree": degree, "causal": True, "local": local, "block_size": 4}, 0.5
     expected = make(**given)(*qkv())
     assert_close(make(**given, scale=scale, bias=scale**degree)(*qkv()), expected)
-    # With the scores small enough that 1 counts, the scale alone is another function.
-    assert (make(**given, scale=1 / 64)(*qkv()) - expected).abs().max() > 0.01
+    # With the scores small enough that 1 counts, the scale alone is another function. An srht may hit next to nothing.
+    other = make(**given, scale=1 / 64)(*qkv())
+    assert (other - expected).norm() > 0.1 * expected.norm() > 0
 
 
 @pytest.mark.parametrize("sketch", ["gaussian", "srht"])

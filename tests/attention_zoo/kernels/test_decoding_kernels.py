@@ -106,16 +106,25 @@ def error(actual, expected):
 
 
 def assert_rows(out, reference, exact, inputs, padding=None, start=0, tolerance=1e-5):
-    """The rows from `start` on of the forward in float64; where sums cancel, no further from it than plain steps."""
-    state = reference.init_state(BATCH, device=out.device, dtype=out.dtype)
-    if start:
-        hidden = None if padding is None else padding[:, :start]
-        _, state = reference.prefill(*(x[:, :, :start] for x in inputs), hidden)
-    plain = decode(reference, inputs, state, start)
-    with torch.no_grad():
-        expected = exact(*(x.double() for x in inputs), padding)[:, :, start:]
+    """The rows from `start` on of the forward in float64; where sums cancel, no further from it than plain steps.
+
+    How far these are depends on luck, too: the worst of inputs that hardly differ is taken.
+    """
+
+    def expected(inputs):
+        with torch.no_grad():
+            return exact(*(x.double() for x in inputs), padding)[:, :, start:]
+
+    def error_of_plain_steps(inputs):
+        state = reference.init_state(BATCH, device=out.device, dtype=out.dtype)
+        if start:
+            hidden = None if padding is None else padding[:, :start]
+            _, state = reference.prefill(*(x[:, :, :start] for x in inputs), hidden)
+        return error(decode(reference, inputs, state, start), expected(inputs))
+
+    plain = max(error_of_plain_steps([x * factor for x in inputs]) for factor in (1, 1.01, 1.02, 1.03))
     # Within bounds: what both do wrong is no rounding.
-    assert_within(error(out, expected), max(tolerance, min(8 * error(plain, expected), 10 * tolerance)))
+    assert_within(error(out, expected(inputs)), tolerance + min(8 * plain, 30 * tolerance))
 
 
 # --- It is the same function ------------------------------------------------------------------------

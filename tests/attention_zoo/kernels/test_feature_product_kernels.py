@@ -51,8 +51,21 @@ def exact(length, h=16, seed=1, **sizes):
 
 
 def by_formula(
-    left, right, value, query=None, key=None, log_scale=None, *, bias, causal, degree, block_size=None, local_degree=1
+    left,
+    right,
+    value,
+    query=None,
+    key=None,
+    log_scale=None,
+    ones=1.0,
+    *,
+    bias,
+    causal,
+    degree,
+    block_size=None,
+    local_degree=1,
 ):
+    """`ones` times how the total changes: their rounding is that of two sums that cancel in the gradient."""
     weights = (left @ right.mT) ** degree
     if query is not None:
         block = torch.arange(left.shape[2], device=left.device) // block_size
@@ -62,6 +75,7 @@ def by_formula(
         weights = weights * (log_scale[:, :, None] - running[..., None]).clamp(max=0).exp()
     weights = weights.tril() if causal else weights
     total = bias + weights.sum(-1, keepdim=True)
+    total = ones * total + (1 - ones) * total.detach()
     return torch.where(total != 0, weights @ value / total.masked_fill(total == 0, 1), 0)
 
 
@@ -84,15 +98,14 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 
 def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
-    exactly = [None if x is None else x.double() for x in tensors]
-    tolerance *= conditioning(*exactly[:2])
-    assert_near(with_gradients(by_kernels, tensors, **given), with_gradients(by_formula, exactly, **given), tolerance)
+    def exactly(*inputs):
+        return with_gradients(functools.partial(by_formula, ones=inputs[-1]), inputs[:-1], **given)
 
-
-def conditioning(left, right):
-    """By how much more than itself the rounding of a product counts, where terms of both signs cancel in it."""
-    products, terms = left @ right.mT, left.abs() @ right.abs().mT
-    return ((products.abs() * terms).sum() / products.square().sum()).item()
+    doubles = [None if x is None else x.double() for x in tensors]
+    inputs = [*doubles, torch.ones(*tensors[0].shape[:3], tensors[2].shape[3], device=DEVICE, dtype=torch.float64)]
+    rounding = closeness.rounding_of(exactly, inputs, torch.finfo(torch.float32).eps)
+    actual = with_gradients(by_kernels, tensors, **given)
+    closeness.assert_near(actual, exactly(*inputs), tolerance, rounding=rounding)
 
 
 # --- What it computes -----------------------------------------------------------------------------
