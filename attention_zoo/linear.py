@@ -54,7 +54,9 @@ class Linear(Attention):
 
     def features(self, x: Tensor) -> Tensor:
         """`phi(x) = elu(x) + 1`, `(batch, heads, seq_len, head_dim)`, positive."""
-        return x.clamp(max=0).exp() + x.relu()
+        above = x.relu()
+        # `x - above` is x clamped to 0 from above, with a slope of 1 at 0: that of `clamp` there is torch's choice.
+        return (x - above).exp() + above
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         return normalised_feature_product(

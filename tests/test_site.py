@@ -23,8 +23,9 @@ def test_every_mechanism_is_on_the_page_of_mechanisms():
 
 
 def test_help_of_create_describes_each_of_its_arguments():
+    text = inspect.getdoc(attention_zoo.create)
     for name in inspect.signature(attention_zoo.create).parameters:
-        assert re.search(rf"^        \**{name}: ", attention_zoo.create.__doc__, re.MULTILINE), name
+        assert re.search(rf"^    \**{name}: ", text, re.MULTILINE), name
 
 
 @pytest.mark.commands

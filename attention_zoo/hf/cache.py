@@ -18,6 +18,9 @@ from attention_zoo.base import Attention
 from attention_zoo.hf.masks import MARK, key_padding, visible_of
 from attention_zoo.ops.decoding.states import State
 
+# What `generate` calls its cache: transformers 5.24 renamed it.
+NAMES = ("cache", "past_key_values")
+
 
 class StateLayer(CacheLayerMixin):
     """The state of one layer: of a size that does not grow, where the mechanism has such a one."""
@@ -123,12 +126,12 @@ def install() -> None:
     def prepare_states(
         self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        given = model_kwargs.get("past_key_values")
+        given = any(model_kwargs.get(name) is not None for name in NAMES)
         prepared = prepare(self, generation_config, model_kwargs, *args, **kwargs)
-        made = model_kwargs.get("past_key_values")
-        wanted = given is None and type(made) is DynamicCache and not generation_config.is_assistant
-        if wanted and any(from_state for _, from_state in _layers(self)):
-            model_kwargs["past_key_values"] = StateCache(self)
+        made = next((name for name in NAMES if type(model_kwargs.get(name)) is DynamicCache), None)
+        wanted = not given and not generation_config.is_assistant
+        if made and wanted and any(from_state for _, from_state in _layers(self)):
+            model_kwargs[made] = StateCache(self)
         return prepared
 
     GenerationMixin._prepare_cache_for_generation = prepare_states  # type: ignore[method-assign]

@@ -57,7 +57,8 @@ def by_formula(
     query=None,
     key=None,
     log_scale=None,
-    ones=1.0,
+    of_weights=1.0,
+    of_totals=1.0,
     *,
     bias,
     causal,
@@ -65,17 +66,22 @@ def by_formula(
     block_size=None,
     local_degree=1,
 ):
-    """`ones` times how the total changes: their rounding is that of two sums that cancel in the gradient."""
-    weights = (left @ right.mT) ** degree
+    """Ones of weights and of totals change nothing: rounded they are the sums over products of features, whose terms
+    cancel, and two sums that cancel in the gradient.
+    """
+    terms = (left.abs() @ right.abs().mT) ** degree
+    weights = (left @ right.mT) ** degree + (of_weights - 1) * terms.detach()
     if query is not None:
         block = torch.arange(left.shape[2], device=left.device) // block_size
         weights = torch.where(block[:, None] == block, (query @ key.mT) ** local_degree, weights)
     if log_scale is not None:
         running = log_scale.detach().cummax(-1).values
-        weights = weights * (log_scale[:, :, None] - running[..., None]).clamp(max=0).exp()
+        exponent = log_scale[:, :, None] - running[..., None]
+        # With the slope of an exponent of zero, which of `clamp` is torch's choice.
+        weights = weights * torch.where(exponent > 0, 0, exponent).exp()
     weights = weights.tril() if causal else weights
     total = bias + weights.sum(-1, keepdim=True)
-    total = ones * total + (1 - ones) * total.detach()
+    total = of_totals * total + (1 - of_totals) * total.detach()
     return torch.where(total != 0, weights @ value / total.masked_fill(total == 0, 1), 0)
 
 
@@ -99,10 +105,13 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 
 def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
     def exactly(*inputs):
-        return with_gradients(functools.partial(by_formula, ones=inputs[-1]), inputs[:-1], **given)
+        *inputs, of_weights, of_totals = inputs
+        ones = {"of_weights": of_weights, "of_totals": of_totals}
+        return with_gradients(functools.partial(by_formula, **ones), inputs, **given)
 
     doubles = [None if x is None else x.double() for x in tensors]
-    inputs = [*doubles, torch.ones(*tensors[0].shape[:3], tensors[2].shape[3], device=DEVICE, dtype=torch.float64)]
+    left, right, value = doubles[:3]
+    inputs = [*doubles, torch.ones_like(left @ right.mT), torch.ones_like(left[..., :1] @ value[..., :1, :])]
     rounding = closeness.rounding_of(exactly, inputs, torch.finfo(torch.float32).eps)
     actual = with_gradients(by_kernels, tensors, **given)
     closeness.assert_near(actual, exactly(*inputs), tolerance, rounding=rounding)
