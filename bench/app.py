@@ -22,6 +22,10 @@ from bench.plan.conf import CONF
 from bench.plan.explain import explained
 from bench.plan.load import NAME, Loader
 
+if sys.version_info >= (3, 14):
+    # Python reads the help of every flag there is; Hydra 1.3's of --shell-completion is no text before it is shown.
+    argparse.ArgumentParser._check_help = lambda *_: None  # type: ignore[attr-defined]
+
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
 def shown(config: DictConfig) -> None:

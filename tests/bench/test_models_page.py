@@ -48,8 +48,9 @@ def test_what_is_refused_says_why():
 
 
 def test_what_does_not_compile_says_where():
-    refused = "torch.compile(fullgraph=True): lucidrains_performer does not support key_padding_mask"
-    assert outcome(Case("BERT", "lucidrains_performer"), TRIALS["compile"]) == refused
+    refused = outcome(Case("BERT", "lucidrains_performer"), TRIALS["compile"])
+    assert refused.startswith("torch.compile(fullgraph=True): ")
+    assert "lucidrains_performer does not support key_padding_mask" in refused  # torch 2.11 puts words around it
     told = """Attempted to call it\n  Explanation: ...\n  Developer debug context: module: m\n\nfrom user code:
    File "/a/library/outer.py", line 943, in wrapper\n   File "/a/library/inner.py", line 7, in forward\n    it()"""
     assert models_page._break(told) == "Attempted to call it (module: m; inner.py, forward)"

@@ -27,8 +27,8 @@ every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "caus
 def poisoned(monkeypatch):
     """What is not written is seen."""
     torch.manual_seed(0)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **given: empty(*size, **given).fill_(torch.nan))
+    empty, fill = torch.empty, torch.no_grad()(torch.Tensor.fill_)
+    monkeypatch.setattr(torch, "empty", lambda *size, **given: fill(empty(*size, **given), torch.nan))
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """The reader of machine code, on small kernels compiled for GPUs that are not there and on a listing."""
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,6 +31,9 @@ LISTING = """
         /*00d0*/              @!P0 BRA 0xd0 ;
         /*00e0*/                   BRA 0x70 ;
 """
+
+OLDER = importlib.util.find_spec("triton") is not None and importlib.metadata.version("triton") < "3.7"
+SCHEDULED = pytest.mark.skipif(OLDER, reason="needs Triton 3.7, older ones schedule products otherwise")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def test_a_count_is_of_one_instruction_and_predicates_are_no_part_of_it():
         (90, "squared", "is serialised"),
         (90, "without registers", "spills registers; is serialised"),
         (90, "too wide", "spills registers; is serialised"),
-        (90, "too deep", "does not fit on a multiprocessor"),
+        pytest.param(90, "too deep", "does not fit on a multiprocessor", marks=SCHEDULED),
         (90, "of half a warp group", "has products that are not wgmma (HMMA)"),
         (90, "streaming", ""),
         (90, "one feature at a time", "stores to shared memory in a loop (STS); waits for loads in a loop (LDG)"),
@@ -94,9 +99,13 @@ def test_left_operands_come_from_shared_memory_or_from_registers(small):
     assert "8 HGMMA (0 RS)" in small["90"]["from shared memory"]["loops"]
     assert "8 HGMMA (8 RS)" in small["90"]["squared"]["loops"]
     assert "16 HGMMA (16 RS)" in small["90"]["streaming"]["loops"]
-    assert small["90"]["streaming"]["loops"].endswith("waits 1,1")
     assert "64 HMMA" in small["80"]["from shared memory"]["loops"]
     assert "UTCHMMA" in small["100"]["from shared memory"]["loops"]
+
+
+@SCHEDULED
+def test_a_loop_that_streams_waits_for_all_products_but_one(small):
+    assert small["90"]["streaming"]["loops"].endswith("waits 1,1")
 
 
 def test_versions_of_a_kernel_have_numbers_and_one_gate(small):
