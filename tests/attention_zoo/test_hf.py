@@ -53,7 +53,11 @@ def tiny(kind, attn_implementation="eager", **changes):
         "bart": ("Bart", bart | {"init_std": 0.25, "vocab_size": VOCABULARY, "pad_token_id": 0}),
         "t5": ("T5", {"d_model": 32, "d_kv": HEAD_DIM, "num_heads": HEADS, "num_layers": 1, "vocab_size": VOCABULARY}),
         "bloom": ("Bloom", {"hidden_size": 32, "n_layer": 1, "n_head": HEADS, "vocab_size": VOCABULARY}),
-        "gptj": ("GPTJ", {"n_embd": 32, "n_layer": 1, "n_head": HEADS, "rotary_dim": 4, "vocab_size": VOCABULARY}),
+        "gpt_neo": (
+            "GPTNeo",
+            {"hidden_size": 32, "num_layers": 1, "num_heads": HEADS, "attention_types": [[["global"], 1]]}
+            | {"vocab_size": VOCABULARY},
+        ),
     }[kind]
     head = changes.pop("head", "Model")
     config = getattr(transformers, f"{name}Config")(**(given | changes))
@@ -482,7 +486,7 @@ def test_every_mechanism_runs_in_a_model_or_says_why_not(name, kind):
         ("t5", {}, "^position_bias: T5Attention needs it"),
         ("gemma2", {}, "^softcap: Gemma2Attention needs it"),
         ("bloom", {}, "^BloomModel does not call its attention"),
-        ("gptj", {}, "^GPTJModel does not call its attention"),
+        ("gpt_neo", {}, "^GPTNeoModel does not call its attention"),
         ("mistral", {}, "^sliding_window=4: .* 5 keys"),
     ],
 )
