@@ -97,6 +97,7 @@ def test_the_server_of_the_pages_speaks_to_nobody(tmp_path, traced, promise):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    (tmp_path / "runs").mkdir()
     words = ["-m", "bench.tracking.ui", "--results", str(tmp_path / "runs"), "--port", str(port)]
     server = subprocess.Popen([*traced, sys.executable, *words], stdout=subprocess.PIPE, text=True, env=environment())
     try:

@@ -50,10 +50,10 @@ def mounted(tmp_path, request):
 
 
 def refusals(folder, **env):
-    """The last line that a sweep says for a results folder, and for a folder of locks, in that folder."""
+    """The last line that a sweep says for a folder of locks, and for a results folder, in that folder."""
     for results, slots, name in (
-        (folder / "runs", folder.parent / "slots", "results_dir='"),
         (folder.parent / "runs", folder / "slots", "ATTENTION_ZOO_SLOTS="),
+        (folder / "runs", folder.parent / "slots", "results_dir='"),
     ):
         result = bench(
             "attention=v_mean", "tracking=none", f"results_dir={results}", *TINY, ATTENTION_ZOO_SLOTS=str(slots), **env
@@ -80,7 +80,7 @@ def test_a_simulated_file_system_without_locks_is_refused(tmp_path, promise):
     folder, refused = tmp_path / "folder", 0
     folder.mkdir()
     for number, words in SAID.items():
-        # Everything is without locks then: the results folder is looked at first.
+        # Everything is without locks then: the folder of locks is looked at first.
         said = next(refusals(folder, LD_PRELOAD=str(library), NO_LOCKS=str(number)))
         assert words in said
         refused += 1
