@@ -49,7 +49,7 @@ test-slow: $(INSTALLED)  ## run the tests that take minutes, such as killing swe
 test-numerics: $(INSTALLED)  ## see how much of their tolerances the tests use: 50 seeds, other instructions and threads (90 minutes)
 	$(BIN)/python tests/numerics.py
 
-test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurations, write docs/reliability.md (15 minutes)
+test-faults: $(INSTALLED)  ## break disks, processes, mechanisms and configurations, write docs/reliability.md (40 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m faults
 
 test-extras: $(INSTALLED)  ## run the tests that need more than the README names (Slurm, Chromium, a GPU ...), fail where it is missing
