@@ -7,8 +7,6 @@ import torch
 
 # Called with an error and what is allowed, of one number or the worst of many.
 listeners: list[Callable[[float, float], None]] = []
-# Of every number given, that many units in the last place: an inner product and its gradient round some times.
-ROUNDINGS = 8
 
 
 def assert_within(error, allowed) -> None:
@@ -20,38 +18,40 @@ def assert_within(error, allowed) -> None:
 
 
 def assert_near(
-    actual: Any, expected: Any, tolerance: float, smallest: float = 0.0, rounding: Sequence[torch.Tensor] | None = None
+    actual: Any, expected: Any, tolerance: float, smallest: float = 0.0, besides: Sequence[Any] | None = None
 ) -> None:
     """Differences of whole tensors, one or several, by their norms: at most `tolerance` of the expected one's.
 
-    `smallest`: the norm that an expected tensor has at least, where its terms cancel. `rounding`: what is allowed
-    besides to each of several, in units of its `rounding_of`, where the function is ill conditioned.
+    `smallest`: the norm that an expected tensor has at least, where its terms cancel. `besides`: what is allowed to
+    each of several on top of that, as `with_rounding` gives it.
     """
-    several = isinstance(actual, Sequence)
-    pairs = list(zip(actual, expected, strict=True)) if several else [(actual, expected)]
-    for (one, other), moved in zip(pairs, rounding or [0.0] * len(pairs), strict=True):
+    pairs = list(zip(actual, expected, strict=True)) if isinstance(actual, Sequence) else [(actual, expected)]
+    for (one, other), more in zip(pairs, besides or [0.0] * len(pairs), strict=True):
         assert one.shape == other.shape and one.isfinite().all()
         other = other.detach().double()
         difference = torch.linalg.vector_norm(one.detach().double() - other)
-        norm = torch.linalg.vector_norm(other).clamp_min(smallest)
-        assert_within(difference, tolerance * norm + ROUNDINGS * moved)
+        assert_within(difference, tolerance * torch.linalg.vector_norm(other).clamp_min(smallest) + more)
 
 
-def rounding_of(function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[Any], eps: float) -> list[Any]:
-    """How far each result moves, by its norm, where every number given is one unit of its last place elsewhere.
+def with_rounding(
+    function: Callable[..., Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor | None],
+    dtype: torch.dtype = torch.float32,
+    roundings: int = 8,
+) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
+    """The results in float64, and by how much, of their norms, rounding to a dtype may move each.
 
-    No algorithm that rounds to as many digits does much better, however good it is: the condition of the function at
-    these inputs. The farthest of a few draws, for a single number may move by nothing.
+    Every number given is moved by one unit of its last place: the condition of the function at these inputs, the worst
+    of a few draws, since one number may move by nothing. That so many `roundings` times.
     """
-    generator, expected, moved = torch.Generator().manual_seed(5), function(*inputs), None
-    for _ in range(4):
-        signs = [None if x is None else torch.randint(2, x.shape, generator=generator).to(x) * 2 - 1 for x in inputs]
-        others = [x if sign is None else x * (1 + eps * sign) for x, sign in zip(inputs, signs, strict=True)]
-        distances = torch.stack(
-            [
-                torch.linalg.vector_norm(a.detach() - b.detach())
-                for a, b in zip(function(*others), expected, strict=True)
-            ]
-        )
-        moved = distances if moved is None else torch.maximum(moved, distances)
-    return list(moved)
+    generator, eps = torch.Generator().manual_seed(5), torch.finfo(dtype).eps
+
+    def elsewhere(x: torch.Tensor | None) -> torch.Tensor | None:
+        return None if x is None else x * (1 + eps * (2 * torch.randint(2, x.shape, generator=generator).to(x) - 1))
+
+    expected = function(*inputs)
+    draws = [function(*map(elsewhere, inputs)) for _ in range(4)]
+    moved = [
+        [torch.linalg.vector_norm((a - b).detach()) for a, b in zip(draw, expected, strict=True)] for draw in draws
+    ]
+    return expected, [roundings * max(of_one) for of_one in zip(*moved, strict=True)]

@@ -97,9 +97,9 @@ def attach(
     """Swap the attention of every layer or of some, and make the mechanisms before an optimizer looks for parameters.
 
     One forward pass makes them and shows that they are called: a model outside transformers' attention interface
-    (XLNet, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of the
-    attention modules and part of the state_dict: attach before `load_state_dict`. A model of `from_pretrained` already
-    has those that were saved with it, and keeps them.
+    (GPT-Neo, BLOOM) only warns at `set_attn_implementation`, and keeps what it has. The mechanisms are submodules of
+    the attention modules and part of the state_dict: attach before `load_state_dict`. A model of `from_pretrained`
+    already has those that were saved with it, and keeps them.
 
     Args:
         model: a `PreTrainedModel`, or a part of one.

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from closeness import ROUNDINGS, assert_near, rounding_of
+from closeness import assert_near, with_rounding
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attention_zoo
@@ -67,13 +67,12 @@ def test_equals_polynomial(causal, keys, padded, dtype):
     assert out.dtype == dtype
 
     @torch.no_grad()
-    def expected(*inputs):
+    def exactly(*inputs):
         return [exact(*inputs, mask)]
 
-    doubles = [x.double() for x in given]
     # Sums are of 32 bits at least: what is computed from the numbers given is rounded to the dtype once.
-    rounding = rounding_of(expected, doubles, torch.finfo(dtype).eps / ROUNDINGS)
-    assert_near([out], expected(*doubles), TOLERANCES[dtype], rounding=rounding)
+    expected, rounding = with_rounding(exactly, [x.double() for x in given], dtype, roundings=1)
+    assert_near([out], expected, TOLERANCES[dtype], besides=rounding)
 
 
 @pytest.mark.parametrize(

@@ -106,15 +106,14 @@ def assert_near(actual, expected, tolerance=TOLERANCE):
 def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
     def exactly(*inputs):
         *inputs, of_weights, of_totals = inputs
-        ones = {"of_weights": of_weights, "of_totals": of_totals}
-        return with_gradients(functools.partial(by_formula, **ones), inputs, **given)
+        formula = functools.partial(by_formula, of_weights=of_weights, of_totals=of_totals)
+        return with_gradients(formula, inputs, **given)
 
     doubles = [None if x is None else x.double() for x in tensors]
     left, right, value = doubles[:3]
     inputs = [*doubles, torch.ones_like(left @ right.mT), torch.ones_like(left[..., :1] @ value[..., :1, :])]
-    rounding = closeness.rounding_of(exactly, inputs, torch.finfo(torch.float32).eps)
-    actual = with_gradients(by_kernels, tensors, **given)
-    closeness.assert_near(actual, exactly(*inputs), tolerance, rounding=rounding)
+    expected, rounding = closeness.with_rounding(exactly, inputs)
+    closeness.assert_near(with_gradients(by_kernels, tensors, **given), expected, tolerance, besides=rounding)
 
 
 # --- What it computes -----------------------------------------------------------------------------

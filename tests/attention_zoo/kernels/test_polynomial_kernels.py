@@ -79,9 +79,9 @@ def assert_equals_formula(tensors, **given):
 
     query, key, value = (x.double() for x in tensors)
     inputs = query, key, value, torch.ones_like(query)
-    rounding = closeness.rounding_of(exactly, inputs, torch.finfo(torch.float32).eps)
+    expected, rounding = closeness.with_rounding(exactly, inputs)
     actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
-    closeness.assert_near(actual, exactly(*inputs), 1e-5, rounding=rounding)
+    closeness.assert_near(actual, expected, 1e-5, besides=rounding)
 
 
 def use_tiles(monkeypatch, arch, bits):

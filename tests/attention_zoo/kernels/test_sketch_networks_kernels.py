@@ -88,16 +88,15 @@ def exactly(tensors, parameters):
     return with_gradients(by_formula, [x.double() for x in tensors], [x.double() for x in parameters])
 
 
-def assert_near(actual, expected, tolerance=1e-5, gradient_tolerance=None, rounding=None):
-    closeness.assert_near(actual[:1], expected[:1], tolerance, rounding=rounding and rounding[:1])
-    closeness.assert_near(actual[1:], expected[1:], gradient_tolerance or tolerance, rounding=rounding and rounding[1:])
+def assert_near(actual, expected, tolerance=1e-5, gradient_tolerance=None, besides=None):
+    closeness.assert_near(actual[:1], expected[:1], tolerance, besides=besides and besides[:1])
+    closeness.assert_near(actual[1:], expected[1:], gradient_tolerance or tolerance, besides=besides and besides[1:])
 
 
 def assert_equals_formula(tensors, parameters, *tolerances, function=by_kernels):
     count, doubles = len(tensors), [x.double() for x in (*tensors, *parameters)]
-    rounding = closeness.rounding_of(lambda *x: exactly(x[:count], x[count:]), doubles, torch.finfo(torch.float32).eps)
-    actual = with_gradients(function, tensors, parameters)
-    assert_near(actual, exactly(tensors, parameters), *tolerances, rounding=rounding)
+    expected, rounding = closeness.with_rounding(lambda *x: exactly(x[:count], x[count:]), doubles)
+    assert_near(with_gradients(function, tensors, parameters), expected, *tolerances, besides=rounding)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from bench.kernels import machine_code
 
@@ -32,7 +33,9 @@ LISTING = """
         /*00e0*/                   BRA 0x70 ;
 """
 
-OLDER = importlib.util.find_spec("triton") is not None and importlib.metadata.version("triton") < "3.7"
+OLDER = importlib.util.find_spec("triton") is not None and Version(importlib.metadata.version("triton")) < Version(
+    "3.7"
+)
 SCHEDULED = pytest.mark.skipif(OLDER, reason="needs Triton 3.7, older ones schedule products otherwise")
 
 
