@@ -236,18 +236,42 @@ def test_the_fast_path_by_kernels_of_softmax_is_that_of_the_cpu(label, causal, d
     here, there = (make(label, causal, dtype, "fused") for _ in range(2))
     masks = padding_mask(label, padded), padding_mask(label, padded, device)
     there = move(there, device)
-    exact = forward_and_gradients(copy.deepcopy(here).double(), inputs(dtype, exact=torch.float64), masks[0])
     expected = forward_and_gradients(here, inputs(dtype), masks[0])
     actual = forward_and_gradients(there, inputs(dtype, device), masks[1])
     assert there.executed.impl == "fused"
     tolerance = {torch.float32: {"fake": 1e-5, "cuda": 5e-3}[device], torch.bfloat16: 6e-2}[dtype]
-    for one, same, other in zip(actual, expected, exact, strict=True):
+    for one, same, rounding in zip(actual, expected, errors_of_the_cpu(here, dtype, masks[0]), strict=True):
         assert (one is None) == (same is None)
         if one is not None:
             assert one.device.type == device and one.dtype == dtype and one.isfinite().all()
-            # A pseudo-inverse magnifies rounding: on the CPU as here.
-            allowed = max(tolerance, 4 * relative_error(there, same.detach(), other.detach()))
-            assert_within(relative_error(there, one.detach(), same.detach()), allowed)
+            assert_within(relative_error(there, one.detach(), same.detach()), max(tolerance, 6 * rounding))
+
+
+def errors_of_the_cpu(attention, dtype, mask):
+    """The largest of each result near these inputs: a pseudo-inverse magnifies rounding, by how much is chance.
+
+    Two devices are apart by the errors of both, and the worst of a few draws is not the worst there is.
+    """
+    exact, errors = copy.deepcopy(attention).double(), []
+    for draw in range(6):
+        given = elsewhere(inputs(dtype), draw)
+        pairs = zip(
+            *(forward_and_gradients(*x, mask) for x in ((attention, given), (exact, doubles(given)))), strict=True
+        )
+        errors.append([0.0 if x is None else relative_error(attention, x.detach(), y.detach()) for x, y in pairs])
+    return [max(of_one) for of_one in zip(*errors, strict=True)]
+
+
+def elsewhere(tensors, draw):
+    """Each number moved by a unit of its last place, or where it is."""
+    generator = torch.Generator().manual_seed(draw)
+    unit = torch.finfo(tensors[0].dtype).eps
+    moves = (torch.randint(-1, 2, x.shape, generator=generator).to(x) for x in tensors)
+    return [(x * (1 + unit * move)).detach().requires_grad_() for x, move in zip(tensors, moves, strict=True)]
+
+
+def doubles(tensors):
+    return [x.detach().double().requires_grad_() for x in tensors]
 
 
 @every_mask
