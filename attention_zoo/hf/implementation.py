@@ -136,8 +136,6 @@ class Implementation:
         common = {"attention": self.attention, "seed": self.seed, "max_seq_len": self.max_seq_len}
         return common | self.hyperparameters
 
-    # Parameters made in inference mode could never be trained.
-    @torch.inference_mode(False)
     def _create(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
         index = getattr(module, "layer_idx", None) if self.called is None else len(self.called)
         if index is None and info(self.attention).random:
