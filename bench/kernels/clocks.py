@@ -35,13 +35,16 @@ ISSUE_ALONE = 3.5
 FILL = 1250.0
 # Clocks of a wait for all products that are under way, beyond the products themselves.
 DRAIN = 60.0
+# Shared memory that products wait for is busy at most so much of the time: kernels of others that it bounds, the
+# backward pass of softmax, reach 450 to 560 TFLOP/s where this model without it has 750.
+SUSTAINED = 0.7
 # Products of the generation before (HMMA) reach this part of the tensor cores.
 OLD_PRODUCTS = 0.6
 # Seconds from the end of a kernel to the first work of the next in a full queue.
 NEXT_KERNEL_S = 1.5e-6
-# Seconds of the host to launch an operation of PyTorch and a Triton kernel: 847 operations took it 6.5 ms on the
-# machine that this was written on; that of a kernel with descriptors is a guess.
-OPERATION_S, TRITON_S = 7.7e-6, 15e-6
+# Seconds of the host to launch an operation of PyTorch, a Triton kernel, and to make a descriptor for it: 847
+# operations took 6.5 ms, launches by Triton 3.6.0 over a stub of the driver 22 µs and with four descriptors 80 to 100.
+OPERATION_S, TRITON_S, DESCRIPTOR_S = 7.7e-6, 22e-6, 17e-6
 # Seconds that a caller waits beside them: the first launch to reach the device, the device's end to reach the host.
 WAIT_S = 10e-6
 
@@ -93,7 +96,8 @@ class Kernel:
     """A launch: its blocks, all alike but for the longest, and what all of them move.
 
     `resident` blocks fit on a multiprocessor; `edges` are the instructions of a warp outside of the loops; `longest` is
-    the longest block's work over the mean; `hbm_bytes` are what is read and written once.
+    the longest block's work over the mean; `hbm_bytes` are what is read and written once; `descriptors` are the tensors
+    that it loads and stores by tiles.
     """
 
     name: str
@@ -104,6 +108,7 @@ class Kernel:
     loops: Sequence[Loop] = ()
     edges: float = 0.0
     longest: float = 1.0
+    descriptors: int = 0
 
 
 class Predicted(NamedTuple):
@@ -123,6 +128,7 @@ def seconds(kernel: Kernel, device: Device) -> Predicted:
     if kernel.longest == 1.0:  # equal blocks come in waves; of unequal ones the long come first and the short fill up
         share = math.ceil(share)
     parts = {name: share * clocks for name, clocks in busy(kernel).items()}
+    parts["shared memory"] /= SUSTAINED
     side_by_side = max(1, min(kernel.resident, math.ceil(share)))
     rounds = max(1.0, share / side_by_side if kernel.longest != 1.0 else math.ceil(share / side_by_side))
     parts["latency"] = max(rounds, kernel.longest) * alone(kernel)
@@ -186,6 +192,7 @@ def _total(loop: Loop, of_an_iteration: float) -> float:
     return loop.times * loop.iterations * of_an_iteration
 
 
-def eager_seconds(on_device: float, operations: int, kernels: int) -> float:
+def eager_seconds(on_device: float, operations: int, kernels: Sequence[Kernel]) -> float:
     """What a caller waits: for the host or for the device, whichever is longer, and for the way there and back."""
-    return max(on_device, operations * OPERATION_S + kernels * TRITON_S) + WAIT_S
+    launches = sum(TRITON_S + kernel.descriptors * DESCRIPTOR_S for kernel in kernels)
+    return max(on_device, operations * OPERATION_S + launches) + WAIT_S

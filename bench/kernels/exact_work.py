@@ -20,7 +20,11 @@ def polynomial(heads: int, n: int, p: int, code: Codes, *, backward: bool) -> Wo
         )
         blocks = rows // prepare.tiles["block_m"]
         kernels += [
-            Kernel("prepare", blocks, prepare.warps, prepare.resident, rows * (6 * H + 8), edges=prepare.edges),
+            Kernel(
+                *("prepare", blocks, prepare.warps, prepare.resident, rows * (6 * H + 8)),
+                edges=prepare.edges,
+                descriptors=5,
+            ),
             _exact(keys, "backward_keys", rows, n, flops=4 * H, outputs=2 * H, order=(1, 0)),
             _exact(queries, "backward_queries", rows, n, flops=3 * H, outputs=H, order=(0, 1)),
         ]
@@ -45,6 +49,8 @@ def _exact(how: Compiled, name: str, rows: int, n: int, *, flops: int, outputs: 
         loops=[Loop(whole, before, per_tile, loaded), Loop(masked, diagonal, per_tile, loaded)],
         edges=how.edges,
         longest=2.0,
+        # Queries, keys, values and gradients, and what comes out.
+        descriptors={"backward_keys": 6, "backward_queries": 5}.get(name, 4),
     )
 
 

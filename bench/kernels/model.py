@@ -95,7 +95,7 @@ def predicted(line: Line, device: Device) -> tuple[list[tuple[str, int, Predicte
         around = Predicted(moved / device.copy_bytes + count * NEXT_KERNEL_S, "memory" if moved else "launches")
         parts.append(("operations of PyTorch", count, around))
     total = sum(part.seconds for _, _, part in parts)
-    return parts, total, eager_seconds(total, count, len(line.work.kernels))
+    return parts, total, eager_seconds(total, count, line.work.kernels)
 
 
 def table(code: Codes, date: str, commit: str) -> list[Row]:

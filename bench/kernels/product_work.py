@@ -120,6 +120,7 @@ def _sums(p: Product, *, backward: bool, second: bool = False, stores: float = 0
         hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 4 * p.r**2,
         loops=[Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r)],
         edges=norms.edges,
+        descriptors=2,
     )
     return [*squares, of_norms]
 
@@ -137,6 +138,7 @@ def _walk(p: Product, name: str, how: Compiled, chunks: float, times: float, mov
         hbm_bytes=p.rows * 2 * (p.r + H) + moved,
         loops=[loop],
         edges=how.edges * (times + 1),
+        descriptors=3,
     )
 
 
@@ -180,6 +182,7 @@ def _output(p: Product, *, backward: bool = False) -> Kernel:
         edges=how.edges,
         # Without chunks the last rows see all keys.
         longest=1.0 + own,
+        descriptors=(p.chunks > 1) + 3 * (not backward),
     )
 
 
@@ -229,6 +232,7 @@ def _near_gradient(p: Product, kernel: str, flops: int) -> Kernel:
         loops=loops,
         edges=how.edges,
         longest=2.0 if p.chunks == 1 else 1.0,
+        descriptors=4,
     )
 
 
@@ -246,4 +250,5 @@ def _gradient(p: Product, version: str) -> Kernel:
         hbm_bytes=p.rows * 2 * (3 * p.r + H) + reads * p.heads * p.chunks * p.r**2 * H * 2,
         loops=[loop],
         edges=how.edges,
+        descriptors=2,
     )

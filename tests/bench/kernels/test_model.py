@@ -171,9 +171,17 @@ def test_a_decoding_step_reads_and_writes_its_state():
 
 
 def test_a_caller_waits_for_the_host_where_that_takes_longer():
-    assert clocks.eager_seconds(1.0, 10, 10) == 1.0 + clocks.WAIT_S
-    host = 10 * clocks.OPERATION_S + 3 * clocks.TRITON_S
-    assert clocks.eager_seconds(1e-6, 10, 3) == host + clocks.WAIT_S
+    launches = [kernel(descriptors=0), kernel(descriptors=4)]
+    assert clocks.eager_seconds(1.0, 10, launches) == 1.0 + clocks.WAIT_S
+    host = 10 * clocks.OPERATION_S + 2 * clocks.TRITON_S + 4 * clocks.DESCRIPTOR_S
+    assert clocks.eager_seconds(1e-6, 10, launches) == pytest.approx(host + clocks.WAIT_S)
+
+
+def test_shared_memory_is_not_busy_all_the_time():
+    shared = Loop(Code(1, products=1, in_registers=0), 1e6, PRODUCTS.flops, 0.0)
+    predicted = seconds(kernel(shared), H100)
+    assert predicted.bound == "shared memory"
+    assert predicted.seconds == pytest.approx(32e6 / clocks.SUSTAINED / CLOCK_HZ + NEXT_KERNEL_S)
 
 
 def test_every_kernel_that_is_predicted_was_compiled_and_the_other_way_round():
