@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+# As Triton reads it, when the kernels are imported.
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
 # What a kernel is compiled for where it is only interpreted.
 INTERPRETED = 90
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -86,6 +89,8 @@ def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
     """
     if not HAS_TRITON:
         return "the kernels need the package triton"
+    if x.is_cuda and IS_INTERPRETED:
+        return "TRITON_INTERPRET is set, with which the kernels would run on the CPU"
     if x.dtype not in DTYPES:
         return f"the kernels take {', '.join(str(dtype) for dtype in DTYPES)}, the input is {x.dtype}"
     if head_dims and x.shape[-1] not in head_dims:
@@ -100,6 +105,16 @@ def architecture(device: torch.device) -> int:
         return INTERPRETED
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def launcher(kernel: Any, x: Tensor, *grid: int) -> Callable[..., Any]:
+    """`kernel[grid]` on the device of x: Triton launches on the current one, wherever its arguments are."""
+
+    def launch(*arguments: Any, **options: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return kernel[grid](*arguments, **options)
+
+    return launch
 
 
 def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
@@ -123,8 +138,10 @@ def descriptor(x: Tensor, block: Sequence[int]) -> Any:
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    x = by_tiles(x)
     strides = _strides(x)
+    if strides is None:
+        x = by_tiles(x)
+        strides = _strides(x)
     if strides is None:
         raise ValueError(f"shape={tuple(x.shape)}: rows must be of a multiple of {ALIGNED} bytes")
     return TensorDescriptor(x, list(x.shape), strides, list(block))
@@ -137,15 +154,19 @@ def by_rows(x: Tensor) -> Tensor:
 
 def by_tiles(x: Tensor) -> Tensor:
     """x, or a copy of it whose layout can be loaded by tiles: numbers of a row side by side, rows aligned."""
-    if _strides(x) is not None and x.data_ptr() % ALIGNED == 0:
-        return x
     # `contiguous` would leave it as it is where only dimensions of one have such strides.
-    return x.clone(memory_format=torch.contiguous_format)
+    return x if _strides(x) is not None else x.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(x: Tensor) -> list[int] | None:
     """Strides by which tiles can be loaded; None if these cannot. That of a single row is nobody's business."""
-    unit = ALIGNED // x.element_size()
-    strides = [unit if size == 1 else stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    fits = all(stride > 0 and stride % unit == 0 for stride in strides)
-    return [*strides, 1] if fits and (x.stride(-1) == 1 or x.shape[-1] == 1) else None
+    unit, sizes, strides = ALIGNED // x.element_size(), x.shape, list(x.stride())
+    if (strides[-1] != 1 and sizes[-1] != 1) or x.data_ptr() % ALIGNED:
+        return None
+    strides[-1] = 1
+    for i in range(len(strides) - 1):
+        if sizes[i] == 1:
+            strides[i] = unit
+        elif strides[i] <= 0 or strides[i] % unit:
+            return None
+    return strides

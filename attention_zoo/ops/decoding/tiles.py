@@ -26,6 +26,19 @@ ROWS: tuple[Row, ...] = (
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )
 
+# What `python -m bench.kernels.tune` tries on a GPU.
+CANDIDATES = {
+    kernel: tuple(
+        Configuration({"BLOCK": block, **others}, warps, 1) for block, warps in ((64, 2), (64, 4), (128, 4), (256, 8))
+    )
+    for kernel, others in (
+        ("featured_step", {}),
+        ("sketched_step", {}),
+        ("exponential_step", {"BLOCK_DIM": 16}),
+        ("block_read", {"BLOCK_N": 64}),
+    )
+}
+
 
 def rows_of_part(head_dim: int, width: int) -> int:
     """Dimensions of the values that share a normaliser in a state whose steps are kernels."""

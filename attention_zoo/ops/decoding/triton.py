@@ -115,7 +115,7 @@ def read_block(state: BlockState, query: Tensor, features: Tensor, degree: int, 
 
 def _launch(kernel: Any, programs: int, *arguments: Any, sizes: dict[str, Any], **dims: int) -> None:
     chosen = launching.configuration(ROWS, kernel.__name__, arguments[0], **dims)
-    kernel[(programs,)](*arguments, **sizes, **chosen.options)
+    launching.launcher(kernel, arguments[0], programs)(*arguments, **sizes, **chosen.options)
 
 
 def launch_featured_step(

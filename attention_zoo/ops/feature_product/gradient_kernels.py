@@ -8,7 +8,7 @@ with gradients instead of features. Keys get the same of sums over queries after
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile
+from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile, times_sums
 from attention_zoo.ops.feature_product.state_kernels import SIZES
 
 
@@ -47,7 +47,7 @@ def square_gradient_kernel(
     y,  # descriptor (batch, heads, n, h)
     row_weights,  # (batch * heads, n), or None
     states,  # descriptor (batch * heads * chunks * r * h, r)
-    norms,  # (batch * heads, chunks, r, r)
+    norms,  # (batch * heads, chunks, r, r), float32
     out,  # (batch * heads, n, r)
     heads,
     seq_len,
@@ -81,18 +81,19 @@ def square_gradient_kernel(
     own += rows[:, None].to(tl.int64) * stride_row
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, R), tl.float32)
-    if is_far:
-        whole = tl.load(own + r[None, :], visible, 0.0)
-        norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
-        summed = tl.dot(whole, norm, input_precision=PRECISION)
-        if row_weights is not None:
-            summed *= tl.load(row_weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
     right = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
     for i in range(0, tl.where(is_far, R, 0), COLUMNS):
         left = tl.load(own + (i + tl.arange(0, COLUMNS))[None, :], visible, 0.0)
         products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
         state = states.load([(at * R + i) * H, 0])
         summed = tl.dot(products, state, summed, input_precision=PRECISION)
+    if is_far:
+        whole = tl.load(own + r[None, :], visible, 0.0)
+        norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
+        of_norms = times_sums(whole, norm, PRECISION)
+        if row_weights is not None:
+            of_norms *= tl.load(row_weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+        summed += of_norms
     place = out + (head.to(tl.int64) * seq_len + rows[:, None]) * R + r[None, :]
     summed = 2 * summed
     if ADD:

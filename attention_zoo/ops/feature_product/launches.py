@@ -19,11 +19,13 @@ from attention_zoo.ops.feature_product.near_kernels import near_key_kernel, near
 from attention_zoo.ops.feature_product.output_kernels import output_kernel, square_output_kernel
 from attention_zoo.ops.feature_product.state_kernels import square_state_kernel, state_kernel
 from attention_zoo.ops.feature_product.tiles import ROWS
-from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor
+from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor, launcher
 
 chosen = functools.partial(configuration, ROWS)
-# So many walk along sequences at once: two on each multiprocessor of an H100.
-PROGRAMS = 264
+# Programs that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
+RESIDENT, MULTIPROCESSORS = 2, 132
+# Parts of a sequence that are tried.
+MOST_PARTS = 12
 # Features that a tile has whole, and in parts.
 WIDEST, PART = 128, 64
 
@@ -51,6 +53,10 @@ class Chunks:
     def tiles(self, seq_len: int, block: int) -> int:
         """Tiles of so many rows, none of which is in two chunks."""
         return -(-seq_len // self.size) * -(-self.size // block)
+
+    def overlap(self, block: int) -> bool:
+        """Whether some tile of so many rows reaches into the next chunk."""
+        return self.count > 1 and self.size % block != 0
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:
@@ -125,31 +131,51 @@ def square_states(
         launch(None, sums, other, chunks, chunks.count)
         return _total(sums, values.dtype), _total(other, values.dtype)
     programs = blocks * 16 // tiles.tiles["BLOCK_I"] * batch * heads
-    segments = _segments(programs, chunks, x_t.shape[-1])
+    segments = _segments(programs, chunks, x_t.shape[-1], slots(x.device))
     starts = None
     if segments.count > 1:
-        own = x.new_empty(batch * heads, segments.count, 256 * blocks, h, dtype=torch.float32)
-        launch(None, own, None, segments, segments.count)
+        # Nobody begins with the last one's sum.
+        own = x.new_empty(batch * heads, segments.count - 1, 256 * blocks, h, dtype=torch.float32)
+        launch(None, own, None, segments, segments.count - 1, first=int(reverse))
         starts = _before(own, reverse=reverse)
     launch(starts, sums, other, chunks, segments.count, steps=segments.size // chunks.size)
     return sums, other
 
 
-def _segments(programs: int, chunks: Chunks, rows: int) -> Chunks:
-    """Parts of the sequence, of whole chunks, that programs walk along side by side: few programs leave a device idle.
+@functools.cache
+def slots(device: torch.device) -> int:
+    """How many programs walk along sequences at once."""
+    on_gpu = device.type == "cuda"
+    return RESIDENT * (torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else MULTIPROCESSORS)
 
-    What a part begins with is then summed before, which is nearly as much work again.
+
+def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
+    """The chunks of each part of a sequence, parts being walked along side by side: few programs leave a device idle.
+
+    What a part begins with is summed before, by programs for all parts but one. Programs come in waves, each of which
+    takes as long as a part is.
     """
-    parts = min(round(PROGRAMS / programs), chunks.count // 2) if rows == chunks.count * chunks.size else 1
-    steps = -(-chunks.count // max(1, parts))
+
+    def time(steps: int) -> int:
+        parts = -(-chunks // steps)
+        return steps * sum(-(-programs * each // at_once) for each in (parts, parts - 1))
+
+    most = max(1, min(MOST_PARTS, chunks // 2))
+    return min((-(-chunks // parts) for parts in range(1, most + 1)), key=time)
+
+
+def _segments(programs: int, chunks: Chunks, rows: int, at_once: int) -> Chunks:
+    """Parts of a sequence, of whole chunks; only one where chunks have rows of zeros behind them."""
+    is_whole = rows == chunks.count * chunks.size
+    steps = steps_of_a_part(programs, chunks.count, at_once) if is_whole else chunks.count
     return Chunks(steps * chunks.size, -(-chunks.count // steps))
 
 
 def _before(sums: Tensor, *, reverse: bool) -> Tensor:
-    """The sum of all before each, along the second dimension, or of all after it."""
-    sums = sums.flip(1) if reverse else sums
-    before = F.pad(sums.cumsum(1)[:, :-1], (0, 0, 0, 0, 1, 0))
-    return before.flip(1) if reverse else before
+    """Of one more than there are along the second dimension: the sum of all before each, or of all after it."""
+    if reverse:
+        return F.pad(sums.flip(1).cumsum(1).flip(1), (0, 0, 0, 0, 0, 1))
+    return F.pad(sums.cumsum(1), (0, 0, 0, 0, 1, 0))
 
 
 def _launch_squares(
@@ -165,15 +191,18 @@ def _launch_squares(
     tiles: Configuration,
     reverse: bool,
     steps: int | None = None,
+    first: int = 0,
 ) -> None:
-    """A program for each tile and group: of `steps` chunks that it walks along, or of one, which it sums."""
+    """A program for each tile and group: of `steps` chunks that it walks along, or of one, from `first` on."""
     (heads, seq_len, h), (rows, _, columns) = values.shape[1:], x_t.shape
     block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
     blocks = r // 16 * (r // 16 + 1) // 2
-    square_state_kernel[blocks * 16 // block_i * rows, groups](
+    chunk_rows = max(chunks.size, columns // chunks.count)
+    launcher(square_state_kernel, values, blocks * 16 // block_i * rows, groups)(
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
-        *(descriptor(values, (1, 1, block_t, h)), starts, sums, other, heads, seq_len, chunks.size, chunks.count),
-        *(max(chunks.size, columns // chunks.count), steps or 1, r, h, steps is not None, reverse, precision(values)),
+        *(descriptor(values, (1, 1, block_t, h)), starts, sums, other, heads, seq_len),
+        *(chunks.size, chunks.count, first, chunk_rows, steps or 1),
+        *(r, h, steps is not None, reverse, chunks.overlap(block_t), precision(values)),
         **tiles.options,
     )
 
@@ -204,10 +233,11 @@ def states(
     block_t, block_m = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_M"]
     sums = x.new_empty(rows, chunks.count, m, h, dtype=x.dtype if scan else torch.float32)
     norms = x.new_empty(rows, chunks.count, m, dtype=torch.float32) if norm else None
-    state_kernel[-(-m // block_m) * rows, 1 if scan else chunks.count](
+    groups = 1 if scan else chunks.count
+    launcher(state_kernel, x, -(-m // block_m) * rows * groups)(
         *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
         *(sums, norms, heads, seq_len, chunks.size, chunks.count),
-        *(chunks.count if scan else 1, m, h, scan, reverse, chunks.size % block_t != 0, precision(x)),
+        *(chunks.count // groups, groups, m, h, scan, reverse, chunks.overlap(block_t), precision(x)),
         **tiles.options,
     )
     return sums, norms
@@ -219,15 +249,15 @@ def totals(sums: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tens
 
 
 def square_norms(x: Tensor, weighted: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False) -> Tensor:
-    """Sums of `x_i y_j`, `(.., r, r)`, of all rows before each chunk, or after it.
+    """Sums of `x_i y_j`, `(.., r, r)` in float32, of all rows before each chunk, or after it.
 
     A chunk's are a few numbers, so each is summed by a program of its own, and what is before it added up afterwards:
     one program that walks along a sequence takes longer than all the others.
     """
     sums, _ = states(x, weighted, chunks, scan=False, norm=False)
     if not scan:
-        return sums.sum(1, keepdim=True).to(x.dtype)
-    return _before(sums, reverse=reverse).to(x.dtype)
+        return sums.sum(1, keepdim=True)
+    return _before(sums[:, 1:] if reverse else sums[:, :-1], reverse=reverse)
 
 
 def square_output(
@@ -249,11 +279,11 @@ def square_output(
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
     inner, log_degree = (near.query.shape[-1], near.log_degree) if near else (r, 0)
-    square_output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+    launcher(square_output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         *(x, None if sums is None else descriptor(sums.view(-1, h), (128, h)), norms),
         *(near.descriptors(block_t, block_n, inner) if near else (None, None, None)),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments, *x.stride()[:3]),
-        *(r, h, inner, log_degree, out is not None, precision(x)),
+        *(r, h, inner, log_degree, out is not None, chunks.overlap(block_n), precision(x)),
         **tiles.options,
     )
     return result, totals
@@ -279,13 +309,13 @@ def output(
     block_m, width = min(block_m, m), near.width(tiles.tiles["BLOCK_INNER"]) if near else 0
     result = x.new_empty(batch, heads, seq_len, h) if out is None else out
     totals = None if bias is None else x.new_empty(batch * heads, seq_len, dtype=torch.float32)
-    output_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+    launcher(output_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         descriptor(x, (1, 1, block_t, block_m)),
         *(None if sums is None else descriptor(sums.view(-1, h), (block_m, h)), norms),
         *(near.descriptors(block_t, block_n, width) if near else (None, None, None)),
         *(row_scales, *((scales.running, scales.log) if scales else (None, None))),
         *(result, totals, bias or 0.0, heads, seq_len, *chunks.arguments),
-        *(m, h, out is not None, precision(x)),
+        *(m, h, out is not None, chunks.overlap(block_n), precision(x)),
         **{**tiles.options, "BLOCK_M": block_m, "BLOCK_INNER": width},
     )
     return result, totals
@@ -297,7 +327,7 @@ def divide(d_out: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
     tiles = chosen("divide", out, h=h)
     d_out = by_rows(d_out)
     grad, d_total = torch.empty_like(out), torch.empty_like(totals)
-    divide_kernel[(batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]),)](
+    launcher(divide_kernel, out, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
         d_out, out, totals, grad, d_total, heads, seq_len, *d_out.stride()[:3], h, **tiles.options
     )
     return grad, d_total
@@ -320,7 +350,7 @@ def square_gradient(
     block_t = tiles.tiles["BLOCK_T"]
     x = by_rows(x)
     result = x.new_empty(x.shape) if out is None else out
-    square_gradient_kernel[(batch * heads * chunks.tiles(seq_len, block_t),)](
+    launcher(square_gradient_kernel, x, batch * heads * chunks.tiles(seq_len, block_t))(
         *(x, descriptor(y, (1, 1, block_t, h)), weights),
         *(None if sums is None else descriptor(sums.view(-1, r), (128, r)), norms, result),
         *(heads, seq_len, *chunks.arguments, *x.stride()[:3], r, h, out is not None, precision(x)),
@@ -345,7 +375,7 @@ def gradient(
     tiles = chosen("gradient", y, h=h, m=m)
     block_t, block_m = tiles.tiles["BLOCK_T"], min(tiles.tiles["BLOCK_M"], m)
     result = y.new_empty(batch, heads, seq_len, m) if out is None else out
-    gradient_kernel[batch * heads * chunks.tiles(seq_len, block_t), m // block_m](
+    launcher(gradient_kernel, y, batch * heads * chunks.tiles(seq_len, block_t), m // block_m)(
         *(descriptor(y, (1, 1, block_t, h)), weights, row_scales, descriptor(sums.view(-1, h), (block_m, h)), norms),
         *(result, heads, seq_len, *chunks.arguments, m, h, out is not None, precision(y)),
         **{**tiles.options, "BLOCK_M": block_m},
@@ -376,10 +406,11 @@ def _near_query(
     h = grad.shape[-1]
     tiles = chosen("near_query", grad, h=h, inner=inner)
     block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
-    near_query_kernel[batch * heads * chunks.tiles(seq_len, block_t), inner // width](
+    launcher(near_query_kernel, grad, batch * heads * chunks.tiles(seq_len, block_t), inner // width)(
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
-        *(d_query, heads, seq_len, chunks.size, h, inner, near.log_degree, precision(grad)),
+        *(d_query, heads, seq_len, chunks.size, h, inner, near.log_degree, chunks.overlap(block_n)),
+        precision(grad),
         **tiles.options,
         BLOCK_INNER=width,
     )
@@ -398,11 +429,13 @@ def _near_key(
     h = grad.shape[-1]
     tiles = chosen("near_key", grad, h=h, inner=inner)
     block_t, block_n, width = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_N"], near.width(WIDEST)
-    near_key_kernel[batch * heads * chunks.tiles(seq_len, block_n), 1 if d_key is None else inner // width](
+    launcher(
+        near_key_kernel, grad, batch * heads * chunks.tiles(seq_len, block_n), 1 if d_key is None else inner // width
+    )(
         *near.descriptors(block_t, block_n, width),
         *(descriptor(grad, (1, 1, block_t, h)), d_total, *((scales.running, scales.log) if scales else (None, None))),
         *(d_key, d_value, heads, seq_len, chunks.size, h, inner, near.log_degree),
-        *(chunks.size % block_n != 0, precision(grad)),
+        *(chunks.overlap(block_n), precision(grad)),
         **tiles.options,
         BLOCK_INNER=width,
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
-from attention_zoo.ops.feature_product.state_kernels import SIZES
+from attention_zoo.ops.feature_product.state_kernels import SIZES, rows_before
 
 
 @triton.jit
@@ -39,6 +39,7 @@ def near_query_kernel(
     H: tl.constexpr,
     INNER: tl.constexpr,
     LOG_DEGREE: tl.constexpr,
+    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -65,6 +66,8 @@ def near_query_kernel(
             columns = s + tl.arange(0, BLOCK_N)
             key = tl.reshape(keys.load([batch, own, s, m]), (BLOCK_N, BLOCK_INNER))
             value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+            if masked and RAGGED:
+                key = rows_before(key, s, end, BLOCK_N)
             d_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION) + d_total
             if LOG_DEGREE > 0:
                 scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
@@ -125,6 +128,8 @@ def near_key_kernel(
             d_total = tl.load(d_totals + of_head + rows, rows < end, 0.0)[None, :]
             query = tl.reshape(queries.load([batch, own, t, m]), (BLOCK_T, BLOCK_INNER))
             grad = tl.reshape(grads.load([batch, own, t, 0]), (BLOCK_T, H))
+            if RAGGED:
+                query, grad = rows_before(query, t, end, BLOCK_T), rows_before(grad, t, end, BLOCK_T)
             power = tl.full((BLOCK_N, BLOCK_T), 1.0, tl.float32)
             slope = power
             if d_values is not None or LOG_DEGREE > 0:

@@ -7,7 +7,7 @@ and 16 numbers j. None of them is ever in memory.
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of
+from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of, rows_before
 
 
 @triton.jit
@@ -31,6 +31,19 @@ def even_power(x, LOG_DEGREE: tl.constexpr):
 def reciprocal(denominator):
     """0 where there is nothing to divide by, or less than a normal number, whose inverse may be infinite."""
     return tl.where(tl.abs(denominator) < 2.0**-126, 0.0, 1 / denominator)
+
+
+@triton.jit
+def times_sums(x, sums, PRECISION: tl.constexpr):
+    """`x @ sums` with sums in float32, where x has 16 bits by their first and second 8.
+
+    What all keys have in common is large in the sums, and may be nothing to x: what is left must not be rounding.
+    """
+    high = sums.to(x.dtype)
+    product = tl.dot(x, high, input_precision=PRECISION)
+    if x.dtype != tl.float32:
+        product = tl.dot(x, (sums - high.to(tl.float32)).to(x.dtype), product)
+    return product
 
 
 @triton.jit
@@ -103,6 +116,7 @@ def _add_near(
     INNER: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     LOG_DEGREE: tl.constexpr,
+    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -125,6 +139,8 @@ def _add_near(
         scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
         weights = _near_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
         value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+        if RAGGED:
+            value = rows_before(value, s, end, BLOCK_N)
         total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
         summed = tl.dot(weights.to(value.dtype), value, summed, input_precision=PRECISION)
     return summed, total
@@ -160,7 +176,7 @@ def _finish(
 def square_output_kernel(
     x,  # (batch, heads, n, r), of any strides but the last
     states,  # descriptor (batch * heads * chunks * width, h); None where there is one chunk
-    norms,  # (batch * heads, chunks, r, r)
+    norms,  # (batch * heads, chunks, r, r), float32
     queries,  # descriptor (batch, heads, n, inner)
     keys,  # the same, by BLOCK_N rows; None is without a chunk's own
     values,  # descriptor (batch, heads, n, h)
@@ -181,6 +197,7 @@ def square_output_kernel(
     INNER: tl.constexpr,
     LOG_DEGREE: tl.constexpr,
     ADD: tl.constexpr,
+    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -205,7 +222,7 @@ def square_output_kernel(
             r = tl.arange(0, R)
             whole = tl.load(own + r[None, :], visible, 0.0)
             norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
-            seen = tl.dot(whole, norm, input_precision=PRECISION) * whole.to(tl.float32)
+            seen = times_sums(whole, norm, PRECISION) * whole.to(tl.float32)
             total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
     if keys is None:
         if not is_far:
@@ -222,7 +239,7 @@ def square_output_kernel(
     if keys is not None:
         summed, total = _add_near(
             *(summed, total, queries, keys, values, None, None, heads, head, seq_len, t, begin, end),
-            *(H, INNER, INNER, LOG_DEGREE, PRECISION, BLOCK_T, BLOCK_N),
+            *(H, INNER, INNER, LOG_DEGREE, RAGGED, PRECISION, BLOCK_T, BLOCK_N),
         )
     _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)
 
@@ -250,6 +267,7 @@ def output_kernel(
     M: tl.constexpr,
     H: tl.constexpr,
     ADD: tl.constexpr,
+    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -285,7 +303,7 @@ def output_kernel(
             highest = tl.load(running + of_head, rows < end, 0.0)
         near, near_total = _add_near(
             *(near, near_total, queries, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
-            *(H, M, BLOCK_INNER, 0, PRECISION, BLOCK_T, BLOCK_N),
+            *(H, M, BLOCK_INNER, 0, RAGGED, PRECISION, BLOCK_T, BLOCK_N),
         )
     if row_scales is not None:
         factor = tl.load(row_scales + of_head, rows < end, 0.0)[:, None]

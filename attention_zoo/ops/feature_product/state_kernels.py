@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 # A kernel compiled for one number of heads, or of chunks, is the kernel of all.
-SIZES = ("heads", "chunks", "chunk_rows", "steps", "first_far", "last_far")
+SIZES = ("heads", "chunks", "first_chunk", "chunk_rows", "steps", "groups", "first_far", "last_far")
 
 
 @triton.jit
@@ -32,6 +32,12 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
     if SCAN:
         end = tl.where(step == steps - 1, begin, end)
     return chunk, begin, end
+
+
+@triton.jit
+def rows_before(tile, first, end, BLOCK_T: tl.constexpr):
+    """A tile without the rows of the next chunk: zero times what is infinite there would be no number."""
+    return tl.where((first + tl.arange(0, BLOCK_T) < end)[:, None], tile, 0.0)
 
 
 @triton.jit
@@ -79,12 +85,14 @@ def square_state_kernel(
     seq_len,
     chunk_size,
     chunks,
+    first_chunk,  # of those that are summed, without SCAN
     chunk_rows,
     steps,
     R: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
     REVERSE: tl.constexpr,
+    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -95,17 +103,18 @@ def square_state_kernel(
     TILES: tl.constexpr = BLOCKS * (BLOCKS + 1) // 2 * PARTS
     ROWS: tl.constexpr = BLOCK_I * 16
     tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    groups = tl.num_programs(1)
     block_i, block_j = pair_of(tile // PARTS, BLOCKS)
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
     if starts is not None:
-        of_segment = (head * tl.num_programs(1) + group).to(tl.int64)
+        of_segment = (head * groups + group).to(tl.int64)
         place = (of_segment * TILES + tile) * ROWS * H
         offsets = tl.arange(0, ROWS)[:, None] * H + tl.arange(0, H)[None, :]
         total += tl.load(starts + place + offsets) * tl.where(block_i == block_j, 1.0, 0.5)
     for step in range(steps):
-        chunk, begin, end = _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN, REVERSE)
-        at = (head * chunks + chunk).to(tl.int64)
+        chunk, begin, end = _rows_of_step(step, first_chunk + group, steps, seq_len, chunk_size, SCAN, REVERSE)
+        at = (head * chunks + chunk if SCAN else head * groups + group).to(tl.int64)
         if SCAN:
             if chunk < chunks:
                 _store_squares(*(states, permuted, total, at, tile, first_i, first_j, R, H, TILES * ROWS, BLOCK_I))
@@ -114,6 +123,8 @@ def square_state_kernel(
             x = tl.reshape(left.load([head, first_i, t + shift]), (BLOCK_I, BLOCK_T))
             y = tl.reshape(right.load([head, first_j, t + shift]), (16, BLOCK_T))
             v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
+            if RAGGED:
+                v = rows_before(v, t, end, BLOCK_T)
             products = tl.reshape(x[:, None, :] * y[None, :, :], (ROWS, BLOCK_T))
             total = tl.dot(products, v, total, input_precision=PRECISION)
         if not SCAN:
@@ -142,6 +153,7 @@ def state_kernel(
     chunk_size,
     chunks,
     steps,
+    groups,
     M: tl.constexpr,
     H: tl.constexpr,
     SCAN: tl.constexpr,
@@ -153,7 +165,9 @@ def state_kernel(
 ):
     """Sums of `x_f v` and, for `norms`, of `x_f` times the row's weight, for `BLOCK_M` features f."""
     TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
-    tile, head, group = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    # Of one dimension: chunks are many, and a grid's others end at 65,535.
+    program = tl.program_id(0)
+    tile, head, group = program % TILES, program // TILES // groups, program // TILES % groups
     features = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     total = tl.zeros((BLOCK_M, H), tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
@@ -170,7 +184,7 @@ def state_kernel(
             own = tl.reshape(x.load([head // heads, head % heads, t, tile * BLOCK_M]), (BLOCK_T, BLOCK_M))
             v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
             if RAGGED:
-                own = tl.where((rows < end)[:, None], own, 0.0)
+                own, v = rows_before(own, t, end, BLOCK_T), rows_before(v, t, end, BLOCK_T)
             total = tl.dot(tl.trans(own), v, total, input_precision=PRECISION)
             if norms is not None:
                 seen = own.to(tl.float32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attention_zoo.ops.launching import Configuration, Row
 
-OLDER, NEWER = (0, 89), (100, 199)
+OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
 
 # On the newer ones ptxas likes many blocks more than registers, and spills a few, unless it is told how many there are.
 ROWS = (
@@ -34,6 +34,12 @@ ROWS = (
     ),
     Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16}, 8, 1)),
+    # Of eight warps ptxas waits for every product, with Triton 3.6.
+    Row(
+        "output",
+        Configuration({"BLOCK_T": 64, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 4, 2),
+        *(HOPPER, 16, {"h": 64}),
+    ),
     Row("output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": 256}, 8, 2), bits=16),
     Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 32}, 8, 1)),
     Row("divide", Configuration({"BLOCK_T": 64}, 4, 1)),
@@ -43,9 +49,12 @@ ROWS = (
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 8, 1)),
     Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
     Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
+    # Several small blocks on a multiprocessor, which wait for their products in turn.
+    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
     Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), bits=16, at_most={"h": 64, "inner": 64}),
     Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
     Row("near_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
+    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
     Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), bits=16, at_most={"h": 64, "inner": 64}),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
@@ -67,12 +76,23 @@ CANDIDATES = {
         for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3))
     ),
     "near_query": tuple(
-        Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, warps, stages) for warps in (4, 8) for stages in (2, 3)
+        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64}, warps, stages)
+        for block_t, warps, stages in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3))
     ),
-    "near_key": (
-        Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2),
-        Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 4, 2),
-        Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2),
+    "near_key": tuple(
+        Configuration({"BLOCK_T": block_t, "BLOCK_N": block_n}, warps, stages)
+        for block_t, block_n, warps, stages in (
+            *((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
+            *((32, 128, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)),
+        )
+    ),
+    "output": tuple(
+        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": inner}, warps, stages)
+        for block_t, inner, warps, stages in ((128, 256, 8, 1), (128, 256, 8, 2), (64, 256, 4, 2), (128, 64, 8, 2))
+    ),
+    "gradient": tuple(
+        Configuration({"BLOCK_T": 128, "BLOCK_M": block_m}, warps, stages)
+        for block_m, warps, stages in ((64, 4, 1), (64, 4, 2), (64, 8, 2), (128, 8, 2))
     ),
     "state": tuple(
         Configuration({"BLOCK_M": block_m, "BLOCK_T": 64}, 4, stages) for block_m in (64, 128) for stages in (2, 3)

@@ -211,7 +211,7 @@ def _pull_squares(
 ) -> tuple[Tensor, Tensor, Tensor]:
     left, right, value, chunks, scan = given.left, given.right, given.value, given.chunks, given.causal
     if not given.reads_sums:
-        return *(torch.zeros_like(x) if d is None else d for x, d in ((left, d_left), (right, d_right))), d_value  # type: ignore[return-value]
+        return *(x.new_zeros(x.shape) if d is None else d for x, d in ((left, d_left), (right, d_right))), d_value  # type: ignore[return-value]
     cut = given.summed(right)
     _, sums = launches.square_states(right, value, cut, scan=scan, packed=False, permuted=True)
     norms = launches.square_norms(right, right, cut, scan=scan)

@@ -17,6 +17,7 @@ ROWS = (
     Row("prepare", Configuration({"BLOCK_M": 32}, 4, 1)),
     # Warpgroups, and tiles that are loaded by hardware.
     _row("forward", 128, 64, 4, 3, h=64, arch=(90, 999), bits=16),
+    _row("backward_keys", 32, 64, 4, 3, h=64, arch=(90, 90), bits=16),
     _row("backward_keys", 64, 128, 8, 2, h=64, arch=(90, 999), bits=16),
     _row("backward_queries", 128, 64, 8, 3, h=64, arch=(90, 999), bits=16),
     _row("forward", 128, 64, 8, 3, arch=(90, 999), bits=16),
@@ -38,3 +39,13 @@ ROWS = (
     _row("backward_keys", 16, 16, 4, 2, bits=32),
     _row("backward_queries", 16, 32, 4, 2, bits=32),
 )
+
+# What `python -m bench.kernels.tune` tries on a GPU.
+CANDIDATES = {
+    kernel: tuple(Configuration({"BLOCK_M": m, "BLOCK_N": n}, warps, stages) for m, n, warps, stages in tried)
+    for kernel, tried in {
+        "forward": ((64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)),
+        "backward_keys": ((32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (64, 128, 8, 2)),
+        "backward_queries": ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)),
+    }.items()
+}

@@ -144,7 +144,7 @@ def launch_forward(
     chosen = _configuration("forward", query)
     m, n = chosen.tiles.values()
     out, denominator = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    kernels.forward[_grid(query, m)](
+    launching.launcher(kernels.forward, query, *_grid(query, m))(
         tiles(query, m),
         tiles(key, n),
         tiles(value, n),
@@ -178,13 +178,13 @@ def launch_backward(
     chosen = _configuration("backward_keys", query)
     m, n = chosen.tiles.values()
     inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
-    kernels.backward_keys[_grid(key, n)](
+    launching.launcher(kernels.backward_keys, query, *_grid(key, n))(
         *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(query, key), **given, **chosen.options
     )
     chosen = _configuration("backward_queries", query)
     m, n = chosen.tiles.values()
     inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
-    kernels.backward_queries[_grid(query, m)](
+    launching.launcher(kernels.backward_queries, query, *_grid(query, m))(
         *inputs, denominator, tiles(d_query, m), *_sizes(query, key), **given, **chosen.options
     )
     return d_query, d_key, d_value
@@ -197,7 +197,7 @@ def _prepare(
     chosen = _configuration("prepare", out)
     (m,) = chosen.tiles.values()
     in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
-    kernels.prepare[_grid(out, m)](
+    launching.launcher(kernels.prepare, out, *_grid(out, m))(
         *(tiles(x, m) for x in (d_out, query, out)),
         denominator,
         tiles(in_units, m),

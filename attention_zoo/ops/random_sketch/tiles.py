@@ -15,6 +15,15 @@ ROWS = (
     Row("gradient", Configuration({"BLOCK_T": 32}, 8, 1)),
 )
 
+# What `python -m bench.kernels.tune` tries on a GPU.
+CANDIDATES = {
+    kernel: tuple(Configuration({"BLOCK_T": block_t}, warps, 1) for block_t, warps in tried)
+    for kernel, tried in {
+        "sketch": ((64, 4), (128, 4), (128, 8), (256, 8)),
+        "gradient": ((32, 4), (64, 4), (64, 8), (128, 8)),
+    }.items()
+}
+
 # Columns of inputs and sketches that a tile can have.
 COLUMNS = (16, 32, 64, 128)
 

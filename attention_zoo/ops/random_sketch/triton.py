@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.launching import by_rows, configuration
+from attention_zoo.ops.launching import by_rows, configuration, launcher
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
 
@@ -56,7 +56,7 @@ def launch(
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
-    sketch_kernel[(batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]),)](
+    launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
         *(x, y, weight, bias, matrices, out, factor, eps, *_sizes(x, matrices), *_strides(x, y)),
         *(width, r, _precision(x)),
         **tiles.options,
@@ -94,7 +94,7 @@ def launch_backward(
     grad = by_rows(grad)
     d_x, d_y = x.new_empty(x.shape), None if y is None else x.new_empty(y.shape)
     d_norm = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
-    sketch_gradient_kernel[(programs,)](
+    launcher(sketch_gradient_kernel, x, programs)(
         *(x, y, weight, bias, matrices, grad, d_x, d_y, *((None, None) if d_norm is None else d_norm)),
         *(factor, eps, *_sizes(x, matrices), *_strides(x, y, grad), width, r, _precision(x)),
         **tiles.options,

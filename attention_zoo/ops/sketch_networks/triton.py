@@ -160,8 +160,8 @@ def launch_networks(
     outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
-    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width)
-    kernels.networks[(outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]),)](
+    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width, again=int(between is not None))
+    launching.launcher(kernels.networks, x, outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]))(
         x,
         y,
         *_operands(weights, kind),
@@ -187,7 +187,7 @@ def launch_input_gradient(hats: Tensor, rstds: Tensor, d_out: Tensor, weights: W
     r = d_out.shape[-1]
     chosen = launching.configuration(ROWS, "input_gradient", hats, r=r, width=width)
     d_in = torch.empty_like(hats, dtype=dtype)
-    kernels.input_gradient[(distinct * groups * triton.cdiv(rows, chosen.tiles["BLOCK_M"]),)](
+    launching.launcher(kernels.input_gradient, hats, distinct * groups * triton.cdiv(rows, chosen.tiles["BLOCK_M"]))(
         hats,
         rstds,
         d_out,
@@ -218,7 +218,7 @@ def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> li
     if r == 16:
         # Products that add up 16 numbers, by three of tf32, take more registers than there are.
         constants["PRECISION"] = "ieee"
-    kernels.weight_gradients[(splits * programs,)](
+    launching.launcher(kernels.weight_gradients, hats, splits * programs)(
         hats,
         d_out,
         *weights,

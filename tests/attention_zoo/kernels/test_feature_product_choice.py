@@ -364,9 +364,9 @@ MEGABYTE = 2**20
     ("case", "r", "block", "forward", "backward"),
     [
         ("squares local", 32, 1024, 39, 375),
-        ("squares local", 64, 1024, 125, 701),
-        ("squares", 32, 512, 76, 388),
-        ("squares", 64, 1024, 125, 653),
+        ("squares local", 64, 1024, 128, 704),
+        ("squares", 32, 512, 77, 389),
+        ("squares", 64, 1024, 128, 656),
         ("squares full", 64, 1024, 132, 480),
     ],
 )

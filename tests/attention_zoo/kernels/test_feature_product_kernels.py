@@ -5,6 +5,7 @@ import functools
 import closeness
 import pytest
 import torch
+from closeness import assert_within, of_float32
 
 from attention_zoo.ops.feature_product import launches, triton
 from attention_zoo.ops.feature_product.reference import Local
@@ -13,7 +14,6 @@ from attention_zoo.ops.launching import configuration
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
-TOLERANCE = 5e-6
 # Tiles of float32 have 32 or 64 rows: chunks of several tiles and a part of one, a tile and its neighbours, one row.
 LENGTHS = [150, 65, 64, 63, 2, 1]
 SQUARES = {"degree": 2, "bias": 1.0}
@@ -98,12 +98,12 @@ def with_gradients(function, tensors, **given):
     return [out.detach(), *torch.autograd.grad(out, [x for x in leaves if x is not None], d_out)]
 
 
-def assert_near(actual, expected, tolerance=TOLERANCE):
+def assert_near(actual, expected, tolerance=None):
     # Where a gradient is zero by formula, its terms are about 1.
-    closeness.assert_near(actual, expected, tolerance, smallest=0.3)
+    closeness.assert_near(actual, expected, tolerance or of_float32(), smallest=0.3)
 
 
-def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
+def assert_equals_formula(tensors, tolerance=None, **given):
     def exactly(*inputs):
         *inputs, of_weights, of_totals = inputs
         formula = functools.partial(by_formula, of_weights=of_weights, of_totals=of_totals)
@@ -113,7 +113,8 @@ def assert_equals_formula(tensors, tolerance=TOLERANCE, **given):
     left, right, value = doubles[:3]
     inputs = [*doubles, torch.ones_like(left @ right.mT), torch.ones_like(left[..., :1] @ value[..., :1, :])]
     expected, rounding = closeness.with_rounding(exactly, inputs)
-    closeness.assert_near(with_gradients(by_kernels, tensors, **given), expected, tolerance, besides=rounding)
+    actual = with_gradients(by_kernels, tensors, **given)
+    closeness.assert_near(actual, expected, tolerance or of_float32(), besides=rounding)
 
 
 # --- What it computes -----------------------------------------------------------------------------
@@ -152,8 +153,26 @@ def test_any_number_of_features(m, h, causal):
 def test_parts_of_a_sequence_of_few_heads(r, chunks):
     """So few programs that each sequence is walked along in parts, the last of which may be shorter."""
     length = 64 * chunks - 5
-    assert launches._segments(4, launches.Chunks.of(length, 64), 64 * chunks).count == 3
+    assert (
+        launches._segments(4, launches.Chunks.of(length, 64), 64 * chunks, launches.slots(torch.device(DEVICE))).count
+        == 3
+    )
     assert_equals_formula(inputs(length, r=r), causal=True, block_size=64, **SQUARES)
+
+
+@pytest.mark.parametrize(
+    ("programs", "chunks", "steps"),
+    [
+        (72, 64, 6),  # 11 parts: three waves of 6 chunks for them, and three for what they begin with
+        (264, 64, 64),  # one wave; any more parts are more waves
+        (265, 64, 64),
+        (132, 64, 64),  # two parts, and a wave for what the second begins with, are no faster than one
+        (4, 3, 3),  # no part of a single chunk
+        (4, 7, 3),
+    ],
+)
+def test_parts_are_as_many_as_take_the_least_time(programs, chunks, steps):
+    assert launches.steps_of_a_part(programs, chunks, 264) == steps
 
 
 @every_degree
@@ -293,6 +312,60 @@ def test_nothing_of_the_future_is_seen():
         x[:, :, first:], v[:, :, first:], s[:, :, first:] = 1e3, -1e3, 1e4
         changed = by_kernels(left, x, v, log_scale=s, **settings)
         assert torch.equal(changed[:, :, :first], out[:, :, :first])
+
+
+@every_degree
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
+    """Tiles reach into the next chunk, and zero times infinity is no number."""
+    tensors = inputs(120, m=16 if given is FEATURES else None)
+    settings = {**given, "causal": True, "block_size": 40}
+    expected = with_gradients(by_kernels, tensors, **settings)
+    value = tensors[2].clone()
+    value[:, :, 80] = wrong
+    out = by_kernels(*tensors[:2], value, **settings)
+    assert torch.equal(out[:, :, :80], expected[0][:, :, :80])
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    d_out = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    d_out[:, :, 39] = wrong
+    _, *of_keys = torch.autograd.grad(by_kernels(*leaves, **settings), leaves, d_out)
+    for x, other in zip(of_keys, expected[2:], strict=True):
+        assert torch.equal(x[:, :, 40:], other[:, :, 40:])
+
+
+# --- Keys that have much in common ----------------------------------------------------------------
+
+
+def with_a_common_part(of_keys):
+    """Features of 16 bits: keys share a part of so many standard deviations, which half of the queries do not see."""
+    left, right, value = inputs(300, r=32)
+    common = torch.nn.functional.normalize(left[0, 0, 0], dim=0)
+    right = (right + of_keys * right.std() * 32**0.5 * common) / of_keys
+    left[:, :, ::2] -= (left[:, :, ::2] @ common)[..., None] * common
+    return [x.to(torch.bfloat16 if HAS_GPU else torch.float16) for x in (left, right, value)]
+
+
+@pytest.mark.parametrize("of_keys", [3, 10])
+def test_denominators_of_keys_with_a_common_part(of_keys):
+    left, right, value = with_a_common_part(of_keys)
+    _, totals = triton.attend(left, right, value, None, None, None, 0.0, True, 64, 2, 1)
+    expected = ((left.double() @ right.double().mT) ** 2).tril().sum(-1)[0]
+    assert_within(((totals - expected).abs() / expected).max(), 2e-3)
+
+
+@pytest.mark.parametrize("of_keys", [3, 10])
+def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
+    left, right, value = with_a_common_part(of_keys)
+    chunks, nothing = launches.Chunks.of(300, 64), torch.zeros_like(value)
+    norms = launches.square_norms(right, right, chunks, scan=True)
+    sums = right.new_zeros(1, chunks.count, 32 * value.shape[-1], 32)
+    actual = launches.square_gradient(left, nothing, sums, norms, chunks)[:, :, 64::2]
+    before = torch.stack(
+        [right[0, 0, :first].double().mT @ right[0, 0, :first].double() for first in range(0, 300, 64)]
+    )
+    row = torch.arange(64, 300, 2, device=DEVICE)
+    expected = 2 * (left[0, 0, row, None].double() @ before[row // 64]).squeeze(1)
+    assert_within((actual[0, 0] - expected).norm(dim=-1).div(expected.norm(dim=-1)).max(), 2e-2)
 
 
 # --- How tensors lie in memory --------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""Where kernels are launched, and how far their grids reach: on devices that are made up, on tensors without memory."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_zoo import ops
+from attention_zoo.ops import launching
+from attention_zoo.ops.feature_product import launches, triton
+
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Two GPUs, the first of them the current one; what PyTorch keeps of that."""
+    current = [0]
+
+    def exchange(device):
+        before = current[0]
+        if device >= 0:
+            current[0] = device
+        return before if device >= 0 else -1
+
+    monkeypatch.setattr(torch.cuda, "_exchange_device", exchange)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", exchange)
+    return current
+
+
+class OnTheSecond:
+    """A tensor, as far as anybody asks where it is, and what it holds."""
+
+    is_cuda = True
+    dtype = torch.bfloat16
+    shape = (1, 1, 16, 64)
+
+    def get_device(self):
+        return 1
+
+
+class Kernel:
+    """Notes where it is launched."""
+
+    def __init__(self, devices):
+        self.devices, self.launches = devices, []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, fails=False):
+            self.launches.append((grid, arguments, self.devices[0]))
+            if fails:
+                raise RuntimeError("out of resources")
+
+        return launch
+
+
+def test_a_kernel_is_launched_where_its_tensors_are(devices):
+    kernel = Kernel(devices)
+    launching.launcher(kernel, OnTheSecond(), 3, 4)("x")
+    assert kernel.launches == [((3, 4), ("x",), 1)] and devices == [0]
+    with pytest.raises(RuntimeError, match="out of resources"):
+        launching.launcher(kernel, OnTheSecond(), 1)(fails=True)
+    assert devices == [0]
+
+
+def test_no_kernel_is_launched_in_another_way():
+    for file in Path(ops.__file__).parent.rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        launched = [ast.unparse(of) for of in calls if isinstance(of, ast.Subscript)]
+        assert launched == (["kernel[grid]"] if file.name == "launching.py" else []), file
+
+
+@pytest.mark.parametrize("is_interpreted", [False, True])
+def test_where_kernels_are_interpreted_none_is_for_a_gpu(is_interpreted, monkeypatch):
+    monkeypatch.setattr(launching, "IS_INTERPRETED", is_interpreted)
+    refusal = launching.refusal_of(OnTheSecond())
+    assert (refusal is not None) == is_interpreted and (
+        refusal is None or refusal.startswith("TRITON_INTERPRET is set")
+    )
+    assert launching.refusal_of(torch.ones(1, 1, 16, 64)) is None
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_million_tokens_in_blocks_of_sixteen_fit_a_grid(degree, monkeypatch):
+    grids = []
+    monkeypatch.setattr(launches, "launcher", lambda kernel, x, *grid: lambda *_, **__: grids.append(grid))
+
+    def rows(columns):
+        return torch.empty(1, 1, 2**20 + 16, columns, device="meta", dtype=torch.bfloat16)
+
+    settings = 1.0, True, 16, degree, degree - 1
+    given = triton._Inputs(rows(32), rows(32), rows(64), None, None, None, *settings)
+    out, totals = triton._forward(given)
+    triton._backward(given, out, totals, torch.empty_like(out))
+    assert len(grids) >= 10
+    assert all(size <= most for grid in grids for size, most in zip(grid, LARGEST_GRID, strict=False))
