@@ -1,0 +1,157 @@
+"""Every row of every table of tiles that a GPU can reach is used by some case here, and compared with float64 there."""
+
+import copy
+import importlib
+import itertools
+import pkgutil
+
+import pytest
+import torch
+from closeness import assert_near, of_float32
+
+import attention_zoo
+from attention_zoo import ops
+from attention_zoo.ops import launching
+from attention_zoo.ops.feature_product import launches
+from attention_zoo.ops.random_sketch import triton as random_sketch
+
+LENGTH, HEADS, BATCH, DECODED = 1000, 2, 2, 3
+HAS_GPU = torch.cuda.is_available()
+TABLES = {
+    module.name: importlib.import_module(module.name).ROWS
+    for module in pkgutil.walk_packages(ops.__path__, "attention_zoo.ops.")
+    if module.name.endswith(".tiles")
+}
+
+
+def case(name, head_dim=64, **given):
+    return pytest.param(name, head_dim, given, id="-".join(map(str, (name, head_dim, *given.values()))))
+
+
+SKETCHED = [
+    case("polysketch", h, sketch_size=r, block_size=256, causal=True) for r in (16, 32, 64, 128) for h in (64, 128)
+]
+WHOLE = [case("polysketch", h, sketch_size=r, causal=False) for r, h in ((32, 64), (32, 128), (128, 64))]
+LOCAL = [case("polysketch", h, sketch_size=32, block_size=256, local=True, causal=True) for h in (64, 128)]
+LEARNED = [
+    case("polysketch", h, sketch="learned", sketch_size=r, block_size=256, causal=True)
+    for r in (16, 32, 64)
+    for h in (64, 128)
+]
+FEATURES = [
+    *(case("linear", h, block_size=256, causal=True) for h in (64, 128)),
+    *(case("performer", 64, num_features=m, block_size=256, causal=True) for m in (64, 256)),
+    case("performer", 128, num_features=256, causal=False),
+]
+EXACT = [case("polynomial", h, degree=4, causal=causal) for h in (32, 64, 128) for causal in (False, True)]
+STEPS = [
+    *(case("linear", h, causal=True) for h in (32, 64, 128)),
+    *(case("performer", 64, num_features=m, causal=True) for m in (128, 256, 512, 1024)),
+    case("polysketch", 64, sketch_size=32, causal=True),
+    *(case("polysketch", h, sketch_size=16, block_size=2, local=True, causal=True) for h in (64, 128)),
+]
+CASES = [*SKETCHED, *WHOLE, *LOCAL, *LEARNED, *FEATURES, *EXACT]
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch):
+    """Kernels are chosen wherever tensors are."""
+    monkeypatch.setattr(launching, "is_gpu", lambda device: True)
+
+
+def make(name, head_dim, given, dtype, device, **others):
+    made = attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, **given, **others)
+    return made.to(device, dtype).eval()
+
+
+def tokens(head_dim, dtype, device, length):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(BATCH, HEADS, length, head_dim, generator=generator).to(device, dtype) for _ in range(3)]
+
+
+def with_gradients(attention, tensors):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = attention(*leaves)
+    direction = torch.linspace(-1, 1, out.shape[-1], device=out.device).to(out.dtype).expand_as(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, direction)]
+
+
+def decoded(attention, tensors):
+    state = attention.init_state(BATCH, device=tensors[0].device, dtype=tensors[0].dtype)
+    rows = [attention.step(*(x[:, :, at : at + 1] for x in tensors), state)[0] for at in range(DECODED)]
+    return torch.cat(rows, 2)
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name, head_dim, given", CASES)
+def test_outputs_and_gradients_are_those_of_float64(name, head_dim, given, dtype):
+    fused = make(name, head_dim, given, dtype, "cuda")
+    exact = copy.deepcopy(fused).double()
+    exact.impl = "reference"
+    tensors = tokens(head_dim, dtype, "cuda", LENGTH)
+    actual = with_gradients(fused, tensors)
+    assert fused.executed.impl == "fused"
+    expected = with_gradients(exact, [x.double() for x in tensors])
+    tolerance = 2 * of_float32() if dtype == torch.float32 else 2e-2
+    assert_near(actual, expected, tolerance)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name, head_dim, given", STEPS)
+def test_steps_are_those_of_float64(name, head_dim, given, dtype):
+    fused = make(name, head_dim, given, dtype, "cuda")
+    exact = copy.deepcopy(fused).double()
+    exact.impl = "reference"
+    tensors = tokens(head_dim, dtype, "cuda", DECODED)
+    expected = exact(*(x.double() for x in tensors))
+    assert_near(decoded(fused, tensors), expected, 2 * of_float32() if dtype == torch.float32 else 2e-2)
+
+
+# --- Without one: the cases above leave no row out --------------------------------------------------
+
+
+def reachable(table, arch, bits):
+    """Rows that are the first to fit for some sizes: those of their limits, and larger ones."""
+    found = set()
+    for kernel in {row.kernel for row in table}:
+        rows = [row for row in table if row.kernel == kernel]
+        limits = {}
+        for row in rows:
+            for name, most in row.at_most.items():
+                limits.setdefault(name, set()).add(most)
+        sizes = [[(name, size) for size in (*most, 2 * max(most) or 1)] for name, most in limits.items()]
+        for dims in map(dict, itertools.product(*sizes)):
+            first = next((row for row in rows if row.fits(arch, bits, dims)), None)
+            found |= set() if first is None else {(kernel, first.configuration.name)}
+    return found
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there the cases run")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_no_row_is_left_out(arch, dtype, monkeypatch):
+    used, fitting = set(), launching.fitting
+
+    def look(table, kernel, *sizes):
+        chosen = fitting(table, kernel, *sizes)
+        used.add((kernel, chosen.name))
+        return chosen
+
+    for module in (launching, launches, random_sketch):
+        monkeypatch.setattr(module, "launcher", lambda kernel, x, *grid: lambda *_, **__: None)
+    monkeypatch.setattr(launching, "fitting", look)
+    monkeypatch.setattr(launching, "architecture", lambda device: arch)
+    for name, head_dim, given in (x.values for x in CASES):
+        with_gradients(make(name, head_dim, given, dtype, "cpu"), tokens(head_dim, dtype, "cpu", LENGTH))
+    with torch.no_grad():
+        for name, head_dim, given in (x.values for x in STEPS):
+            decoded(make(name, head_dim, given, dtype, "cpu"), tokens(head_dim, dtype, "cpu", DECODED))
+    wanted = set().union(*(reachable(table, arch, dtype.itemsize * 8) for table in TABLES.values()))
+    assert not wanted - used
