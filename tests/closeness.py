@@ -5,8 +5,23 @@ from typing import Any
 
 import torch
 
+# Of float32: sums of products that are rounded once each, or, on tensor cores, are made of three and cut.
+ROUNDED, ON_TENSOR_CORES = 5e-6, 2e-5
+_has_tensor_cores = torch.cuda.is_available()
+
 # Called with an error and what is allowed, of one number or the worst of many.
 listeners: list[Callable[[float, float], None]] = []
+
+
+def use_tensor_cores() -> None:
+    """Kernels are interpreted as if they ran there."""
+    global _has_tensor_cores
+    _has_tensor_cores = True
+
+
+def of_float32() -> float:
+    """What results of kernels in float32 are allowed, of their norm."""
+    return ON_TENSOR_CORES if _has_tensor_cores else ROUNDED
 
 
 def assert_within(error, allowed) -> None:

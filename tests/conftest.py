@@ -12,11 +12,12 @@ if not os.path.exists("/dev/nvidiactl"):
 
 import numpy as np
 import pytest
+import torch
 from synthetic_records import everything
 
 from bench.records.store import Store
 
-pytest_plugins = ["fake_driver", "needs", "numerics", "promises"]
+pytest_plugins = ["fake_driver", "needs", "numerics", "promises", "tensor_cores"]
 
 # Who starts the tests in the background may ignore these, and so would all that they start.
 for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -28,6 +29,14 @@ for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 def a_device_of_its_own(tmp_path_factory):
     """Sweeps of the tests wait neither for other sweeps on this machine nor for other processes that test."""
     os.environ["ATTENTION_ZOO_SLOTS"] = str(tmp_path_factory.mktemp("slots"))
+
+
+def pytest_sessionstart():
+    """Interpreted kernels never pass for those of a GPU."""
+    from attention_zoo.ops import launching
+
+    if launching.IS_INTERPRETED and torch.cuda.is_available():
+        pytest.exit("TRITON_INTERPRET is set where there is a GPU: hide that (CUDA_VISIBLE_DEVICES=) or unset it", 4)
 
 
 def pytest_collection_finish():

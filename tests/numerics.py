@@ -5,8 +5,9 @@ times, all that it draws drawn anew, and the run ends with a table of the worst 
 the mechanism that a test's id names, or its file. A ratio of `WORST` or more is a failure. `--slowest S` ends the
 repetitions of a test after S seconds, for kernels in Triton's interpreter.
 
-Run as a program (`make test-numerics`), it does that with 50 seeds, then repeats the worst case of each family and
-dtype with three seeds under each set of instructions that this processor has, and with 1, 2 and 5 threads.
+Run as a program (`make test-numerics`), it does that with 50 seeds, with three for kernels that multiply as a GPU does,
+then repeats the worst case of each family and dtype with three seeds under each set of instructions that this processor
+has, and with 1, 2 and 5 threads.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ TESTS = (
     "tests/bench/measures/test_spectral_norm.py",
     "tests/bench/training/test_loop.py",
 )
+KERNELS = "tests/attention_zoo/kernels"
 # Beyond this, what is allowed is chance or a difference of functions, not rounding.
 COARSE = 0.03
 
@@ -252,6 +254,8 @@ def main() -> int:
     cases.parent.mkdir(exist_ok=True)
     options = ["-n", "auto", "--dist", "worksteal", f"--slowest={SLOWEST_S}", f"--worst-cases={cases}"]
     failed = run([*TESTS, *options, f"--seeds={SEEDS}"])
+    print("kernels as on tensor cores", flush=True)
+    failed |= run([KERNELS, *options[:4], "--tensor-cores", f"--seeds={SEEDS_ELSEWHERE}"])
     for environment in settings():
         print(" ".join(f"{key}={value}" for key, value in environment.items()), flush=True)
         failed |= run([*json.loads(cases.read_text()), f"--seeds={SEEDS_ELSEWHERE}"], **environment)
