@@ -35,6 +35,7 @@ ROOMS = {
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|models_page|parameters|status|wait|zoo_page))?",
+    "beside the front doors": r"bench\.compile",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

@@ -6,6 +6,7 @@ It ends when the parent does: stdin stays open as long as the parent lives.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import os
@@ -19,6 +20,7 @@ import psutil
 import torch
 
 import attention_zoo
+from attention_zoo.ops import launching
 from bench import measures
 from bench.execution import family
 from bench.measures.progress import Progress
@@ -82,7 +84,10 @@ def measure_cell(
     config: dict[str, Any], cache_dir: Path, progress_file: Path, keep: Path | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    workbench = Workbench(config, cache_dir, limit, lambda progress: _note(progress_file, progress), keep)
+    told = Told(progress_file)
+    if config["device"] != "cpu":
+        told.listen()
+    workbench = Workbench(config, cache_dir, limit, told.note, keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(workbench)
@@ -99,9 +104,31 @@ def measure_cell(
     return result
 
 
-def _note(file: Path, progress: Progress) -> None:
-    with contextlib.suppress(OSError):  # a courtesy
-        file.write_text(progress.encode())
+class Told:
+    """What the parent reads in a file: how far the cell is, and the time that went into compiling, which is not its."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.progress = file, Progress()
+
+    def listen(self) -> None:
+        """Let Triton say how long each kernel took."""
+        if launching.HAS_TRITON:
+            from triton import knobs
+
+            knobs.compilation.listener = self.compiled
+
+    def note(self, progress: Progress) -> None:
+        """How far the cell is now."""
+        self.progress = dataclasses.replace(progress, compiling_s=self.progress.compiling_s)
+        with contextlib.suppress(OSError):  # a courtesy
+            self.file.write_text(self.progress.encode())
+
+    def compiled(self, *, times: Any, cache_hit: bool, **_: Any) -> None:
+        """A kernel is there, `times.total` microseconds after it was asked for."""
+        if not cache_hit:
+            compiling_s = self.progress.compiling_s + times.total / 1e6
+            self.progress = dataclasses.replace(self.progress, compiling_s=compiling_s)
+            self.note(self.progress)
 
 
 def limit_memory(config: dict[str, Any], share: float = 1.0) -> int | None:

@@ -235,13 +235,14 @@ def _without_result(code: int, oom_kills: int) -> tuple[str, str]:
 
 
 def _ended(child: processes.Child, timeout: float, file: Path, tick: Callable[[Progress | None], None]) -> bool:
-    """Wait for the end or the timeout; returns whether the end came first."""
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
+    """Wait for the end or the timeout, which compiling does not count to; returns whether the end came first."""
+    deadline, compiling_s = time.monotonic() + timeout, 0.0
+    while (left := deadline + compiling_s - time.monotonic()) > 0:
         if child.wait(min(1.0, left)):
             return True
         now = None
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
             now = Progress.decode(file.read_text())
+            compiling_s = now.compiling_s
         tick(now)
     return child.wait(0.0)

@@ -17,14 +17,15 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """What the bar shows, and the newest point of each curve of a training run."""
+    """What the bar shows, the newest point of each curve of a training run, and the seconds of compiling kernels."""
 
-    text: str
+    text: str = ""
     curves: dict[str, Point] = field(default_factory=dict)
+    compiling_s: float = 0.0
 
     def encode(self) -> str:
         """As `decode` reads it."""
-        return json.dumps([self.text, self.curves])
+        return json.dumps([self.text, self.curves, self.compiling_s])
 
     @classmethod
     def decode(cls, encoded: str) -> Progress:
@@ -33,6 +34,7 @@ class Progress:
         Raises:
             ValueError, TypeError, AttributeError: it is not that, cut short perhaps.
         """
-        text, curves = json.loads(encoded)
+        text, curves, compiling_s = json.loads(encoded)
         points = {str(name): Point(int(step), float(value)) for name, (step, value) in curves.items()}
-        return cls(str(text), {name: point for name, point in points.items() if math.isfinite(point.value)})
+        finite = {name: point for name, point in points.items() if math.isfinite(point.value)}
+        return cls(str(text), finite, float(compiling_s))

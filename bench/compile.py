@@ -1,0 +1,89 @@
+"""Kernels compiled before anything is measured, many at a time: `python -m bench.compile OVERRIDES` of a sweep.
+
+Every mechanism of the sweep runs once in each pass that will be measured, on random numbers, at the lengths that its
+cells have and at those of their checks. Triton keeps what it compiled on disk, where the cells find it; a kernel takes
+about a second, a comparison's cell needs a hundred of them, and the processes here compile side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from typing import Any
+
+from bench import api, asked
+from bench.errors import Parser, one_line
+from bench.plan.cell import Cell
+from bench.plan.load import Loader
+from bench.plan.machine import is_gpu
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; what does not run here is said, and is the cells' own to report."""
+    parser = Parser(prog="python -m bench.compile", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the sweep, as for python -m bench")
+    given = parser.parse_args(arguments)
+    wanted = list(jobs(api.planned(Loader(), [*given.overrides, "tracking=none"]).cells))
+    began = time.monotonic()
+    # A process for each: one that CUDA has given up on compiles nothing more.
+    pool = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+    with pool:
+        futures: dict[Future[float], dict[str, Any]] = {pool.submit(run_once, job): job for job in wanted}
+        for future in as_completed(futures):
+            said = f"{futures[future]['label']}, {futures[future]['seq_len']} tokens"
+            error = future.exception()
+            print(f"{said}: {f'{future.result():.1f} s' if error is None else one_line(error)}", flush=True)
+    print(f"{len(wanted)} mechanisms and shapes in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """The configurations of the mechanisms that run on a GPU, each with all the passes of its cells."""
+    found: dict[str, dict[str, Any]] = {}
+    keys = ("label", "attention", "dtype", "batch_size", "seq_len", "num_heads", "head_dim", "causal", "impl", "seed")
+    for cell in cells:
+        if not is_gpu(cell.config["device"]) or "task" in cell.config:
+            continue
+        bench = cell.config["bench"]
+        for config in (cell.config, *({**cell.config, **other} for other in bench.get("against", ()))):
+            job = {key: config[key] for key in keys} | {"device": config["device"].partition(":")[0]}
+            passes = bench.get("passes") or [bench.get("measured_pass", "forward")]
+            kept = found.setdefault(json.dumps(job, sort_keys=True), {**job, "passes": [], "steps": 0})
+            kept["passes"] += [name for name in passes if name not in kept["passes"]]
+            kept["steps"] = max(kept["steps"], bench.get("steps", 0) if bench["name"] == "decode" else 0)
+    yield from sorted(found.values(), key=lambda job: job["seq_len"], reverse=True)
+
+
+def run_once(job: dict[str, Any]) -> float:
+    """Run every pass of a mechanism at its own length and at that of the check; the seconds that it took."""
+    import torch
+
+    from bench.measures.decode import LastSteps
+    from bench.measures.timing import Pass
+    from bench.mechanism import build_attention
+
+    began = time.monotonic()
+    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
+    attention = build_attention(job).to(device, dtype).eval()
+    for batch_size, length in ((1, min(job["seq_len"], attention.telling_length)), (job["batch_size"], job["seq_len"])):
+        shape = batch_size, job["num_heads"], length, job["head_dim"]
+        query, key, value = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+        for name in job["passes"]:
+            Pass(name, attention, (query, key, value)).run_unprepared()
+    if job["steps"]:
+        with torch.no_grad():
+            steps = LastSteps(attention, (query, key, value), job["steps"])
+            steps.run(steps.prepare())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    sys.exit(asked.run(main))

@@ -1,0 +1,69 @@
+"""Compiling: not in the timeout of a cell, and done before a sweep where somebody asks."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from bench import api, compile
+from bench.execution import runner
+from bench.execution.child import Told
+from bench.measures.progress import Progress
+from bench.plan.load import Loader
+
+
+class Child:
+    """Ends after 10 seconds of a clock that only its parent's waiting moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def wait(self, seconds):
+        self.now += seconds
+        return self.now >= 10
+
+
+@pytest.mark.parametrize(("compiling_s", "ends"), [(0.0, False), (4.0, False), (6.0, True)])
+def test_a_timeout_does_not_count_what_went_into_compiling(compiling_s, ends, tmp_path, monkeypatch):
+    child, file = Child(), tmp_path / "progress"
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: child.now))
+    file.write_text(Progress(compiling_s=compiling_s).encode())
+    assert runner._ended(child, 5.0, file, lambda now: None) == ends
+
+
+def test_a_child_tells_how_long_it_compiled(tmp_path):
+    file = tmp_path / "progress"
+    told = Told(file)
+    told.note(Progress("1/2"))
+    assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=0.0)
+    for total, cache_hit in ((2_500_000, False), (900_000, True), (500_000, False)):
+        told.compiled(src=None, times=SimpleNamespace(total=total), cache_hit=cache_hit)
+    assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=3.0)
+    told.note(Progress("2/2"))
+    assert Progress.decode(file.read_text()) == Progress("2/2", compiling_s=3.0)
+
+
+def test_what_a_sweep_will_run_is_compiled_once(driver):
+    cells = api.planned(Loader(), ["experiment=h100_kernels", "size=paper", "tracking=none"]).cells
+    jobs = list(compile.jobs(cells))
+    mechanisms = {
+        (other["label"], cell.config["seq_len"], other["dtype"])
+        for cell in cells
+        for other in (cell.config, *({**cell.config, **one} for one in cell.config["bench"].get("against", ())))
+    }
+    assert {(job["label"], job["seq_len"], job["dtype"]) for job in jobs} == mechanisms
+    assert {job["device"] for job in jobs} == {"cuda"}
+    (shared,) = (job for job in jobs if (job["label"], job["seq_len"]) == ("polynomial_p4", 16384))
+    assert shared["passes"] == ["forward", "forward_backward"]
+    assert [job["label"] for job in jobs if job["steps"]] == ["polysketch_random_r32", "performer", "linear", "flash"]
+
+
+def test_nothing_is_compiled_for_a_cpu():
+    assert not list(compile.jobs(api.planned(Loader(), ["attention=linear", "device=cpu", "tracking=none"]).cells))
+
+
+def test_every_pass_and_step_is_run(driver):
+    asked = ["attention=linear", "seq_len=64", "num_heads=1", "batch_size=1", "causal=true", "tracking=none"]
+    for bench in ("latency", "decode"):
+        cells = api.planned(Loader(), [*asked, f"bench={bench}", "device=cuda"]).cells
+        (job,) = compile.jobs(cells)
+        assert compile.run_once({**job, "device": "cpu"}) > 0
