@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from packaging.version import Version
 
 from bench.errors import ConfigError
 from bench.plan.place import HERE, Place
@@ -23,6 +24,11 @@ LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
 # The host's processor launches the kernels, and short ones take as long as that does.
 ON_GPU = ("gpu_name", "gpu_driver", "torch", "torch_cuda", "cudnn", "triton", "flash-attn", "cpu_model")
+# Versions of Triton from the first to before the second that are known to compile something wrongly, and what.
+MISCOMPILES = (
+    ("3.4", "3.7.1", "products with the transpose of an accumulator on sm_90 (flash-linear-attention 640 and 983)"),
+    ("3.7.1", "3.7.2", "a kernel of flash-linear-attention with some numbers of warps (its 984 and 988)"),
+)
 # What nobody knows of a node before a scheduler has chosen it.
 OF_A_NODE = ("cpu_model", "gpu_name", "gpu_driver")
 
@@ -118,7 +124,16 @@ def machine(device: str = "cpu", place: Place = HERE) -> dict[str, Any]:
         "gpu_name": used and used.name,
         "gpu_memory": used and used.memory,
         "gpu_driver": used and used.driver,
+        "triton_miscompiles": miscompiles(_version("triton")) if used else None,
     }
+
+
+def miscompiles(triton: str | None) -> str | None:
+    """What this version of Triton is known to compile wrongly; None where nothing is known of it."""
+    if triton is None:
+        return None
+    known = [what for first, after, what in MISCOMPILES if Version(first) <= Version(triton) < Version(after)]
+    return "; ".join(known) or None
 
 
 def measuring_identity(device: str, place: Place = HERE) -> dict[str, Any]:

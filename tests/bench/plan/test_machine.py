@@ -119,3 +119,24 @@ def test_a_slice_says_which_gpu_it_is_a_part_of(driver, monkeypatch):
     assert machine.gpu("cuda:0").part_of == "GPU-22222222-bbbb"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert machine.gpu("cuda:0").part_of is None
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        (None, None),
+        ("3.3.1", None),
+        ("3.6.0", "transpose of an accumulator"),
+        ("3.7.1", "numbers of warps"),
+        ("3.8.0", None),
+    ],
+)
+def test_what_a_version_of_triton_is_known_to_compile_wrongly_is_in_the_record(version, known):
+    said = machine.miscompiles(version)
+    assert (said is None) == (known is None) and (known is None or known in said)
+
+
+def test_only_a_gpu_has_kernels_that_may_be_wrong(driver, monkeypatch):
+    monkeypatch.setattr(machine, "_version", lambda library: "3.6.0")
+    assert machine.machine("cpu")["triton_miscompiles"] is None
+    assert "sm_90" in machine.machine("cuda:0")["triton_miscompiles"]
