@@ -183,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recorded.write(recorded.renewed(table, rows, _calls()))
     else:
         failures += recorded.regressions(table, rows)
+        for version in sorted({row.triton for row in rows} - {row.triton for row in table}):
+            print(f"{recorded.TABLE.name} has no rows of Triton {version}: nothing is compared", file=sys.stderr)
     print(f"{len(rows)} kernels of {len(names)} calls compiled")
     for failure in failures:
         print(failure, file=sys.stderr)
