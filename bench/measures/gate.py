@@ -1,9 +1,10 @@
 """The correctness gate: a mechanism is right where it can go wrong before it is timed, and still right afterwards.
 
-Two inputs are looked at. A short one, `Attention.telling_length` tokens of the cell's own: rows all along it. The
-cell's own: some rows, spread over batch, heads and positions to the last. Both against float64 (`Reference`), and where
-a backward pass is measured so are the gradients. On the cell's own input these are the first results of what is timed,
-so that nothing runs twice; the last results are compared with the first.
+Two inputs are looked at. A short one, `Attention.telling_length` tokens of the cell's own, in every second head with
+keys that have much in common, as trained ones do: rows all along it. The cell's own: some rows, spread over batch,
+heads and positions to the last. Both against float64 (`Reference`), and where a backward pass is measured so are the
+gradients. On the cell's own input these are the first results of what is timed, so that nothing runs twice; the last
+results are compared with the first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import attention_zoo
 from attention_zoo import Attention
+from bench import inputs as input_sources
 from bench.errors import IncorrectError
 from bench.inputs.seeds import inputs_seed
 from bench.measures.reference import Inputs, Probe, Reference
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 # Rows compared: of the short input, and of each of two sequences of the cell's own.
 SHORT_ROWS, OWN_ROWS = 256, 16
+# Standard deviations that all keys have in common. With 10, rows of sums over keys are rounding in bfloat16.
+IN_COMMON = 3.0
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Gate:
             reference = Reference(attention, self.workbench.reference(label), with_gradients=with_gradients)
             self.measured[label] = Measured(attention, reference)
             length = min(self.inputs[0].shape[2], attention.telling_length)
-            query, key, value = (x[:1, :, :length].contiguous() for x in self.inputs)
+            query, key, value = self._short(length)
             probe = Probe(torch.tensor([0]), spread(length, SHORT_ROWS, self.generator))
             gradient = probe.gradient(query, self.generator, few_keys_cancel=self.few_keys_cancel)
             expected = reference.results((query, key, value), probe, gradient)
@@ -86,6 +90,15 @@ class Gate:
                 result = Pass(name, attention, (query, key, value), gradient).run_unprepared()
                 self.surroundings.require_unchanged(label)
                 self._compare("short", label, f"{name} of {length} tokens", result, expected, probe, value)
+
+    def _short(self, length: int) -> Inputs:
+        """A sequence of the cell's own; keys of every second head, where they are drawn, have much in common."""
+        query, key, value = (x[:1, :, :length].contiguous() for x in self.inputs)
+        if not input_sources.source(self.workbench.config["inputs"]).is_read:
+            common = torch.randn(1, key.shape[1], 1, key.shape[3], generator=self.generator).to(key)
+            common[:, ::2] = 0
+            key = key + IN_COMMON * key.std() * common
+        return query, key, value
 
     def turn(self, sign: int) -> None:
         """Give the values this sign, 1 or -1.
