@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from attention_zoo.ops.feature_product.launches import MULTIPROCESSORS, RESIDENT, steps_of_a_part
 from bench.kernels.clocks import Code, Kernel, Loop
 from bench.kernels.work import Codes, Compiled, H, Operations, Work
 
@@ -40,9 +41,9 @@ class Product(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Of a sequence, walked along side by side where there are few heads (`launches.PROGRAMS` of the kernels)."""
-        wanted = max(1, min(round(264 / self.programs), self.chunks // 2))
-        return -(-self.chunks // -(-self.chunks // wanted))
+        """Of a sequence, walked along side by side where there are few heads."""
+        at_once = RESIDENT * MULTIPROCESSORS
+        return -(-self.chunks // steps_of_a_part(self.programs, self.chunks, at_once))
 
     @property
     def width(self) -> int:
@@ -125,17 +126,17 @@ def _sums(p: Product, *, backward: bool, second: bool = False, stores: float = 0
     return [*squares, of_norms]
 
 
-def _walk(p: Product, name: str, how: Compiled, chunks: float, times: float, moved: float) -> Kernel:
-    """A program for each part of a sequence and each tile of squares, that sums `chunks` chunks so many times."""
+def _walk(p: Product, name: str, how: Compiled, parts: int, chunks: float, times: float, moved: float) -> Kernel:
+    """A program for each of some parts of a sequence and tile of squares, that sums `chunks` chunks so many times."""
     block_i, block_t = how.tiles["block_i"], how.tiles["block_t"]
     loaded = (block_i + 16 + H) * block_t * 2
     loop = Loop(how.loops[0], chunks * p.b / block_t, 2.0 * 16 * block_i * H * block_t, loaded, times=times)
     return Kernel(
         name,
-        blocks=p.programs * 8 // block_i * p.parts,
+        blocks=p.programs * 8 // block_i * parts,
         warps=how.warps,
         resident=how.resident,
-        hbm_bytes=p.rows * 2 * (p.r + H) + moved,
+        hbm_bytes=p.rows * 2 * (p.r + H) * parts / p.parts + moved,
         loops=[loop],
         edges=how.edges * (times + 1),
         descriptors=3,
@@ -147,8 +148,9 @@ def _parts(p: Product, backward: bool, second: bool) -> list[Kernel]:
     if p.parts == 1:
         return []
     how = p.compiled(backward, "square_state_kernel 3" if second else "square_state_kernel")
-    of_parts = p.heads * p.parts * p.width * H * 4.0
-    return [_walk(p, "square_state of parts" + " 2" * second, how, p.chunks / p.parts, 1, of_parts)]
+    # Nobody begins with the sum of the last.
+    of_parts = p.heads * (p.parts - 1) * p.width * H * 4.0
+    return [_walk(p, "square_state of parts" + " 2" * second, how, p.parts - 1, p.chunks / p.parts, 1, of_parts)]
 
 
 def _scan(p: Product, backward: bool, second: bool, stored: float) -> Kernel:
@@ -158,7 +160,7 @@ def _scan(p: Product, backward: bool, second: bool, stored: float) -> Kernel:
     how = p.compiled(backward, f"square_state_kernel {version}" if version > 1 else "square_state_kernel")
     begun = p.heads * p.parts * p.width * H * 4.0 * (p.parts > 1)
     times = -(-p.chunks // p.parts) - 1
-    return _walk(p, "square_state" + " 2" * second, how, 1, times, p.heads * p.chunks * stored + begun)
+    return _walk(p, "square_state" + " 2" * second, how, p.parts, 1, times, p.heads * p.chunks * stored + begun)
 
 
 def _output(p: Product, *, backward: bool = False) -> Kernel:

@@ -118,7 +118,7 @@ def test_softmax_of_tritons_tutorial_is_as_fast_as_was_published():
 
 @pytest.mark.parametrize("n", [1024, 16384])
 def test_exact_kernels_multiply_the_lower_triangle_and_half_of_their_diagonal(n):
-    for name, factor, own in (("forward", 2, 128), ("backward_keys", 4, 128), ("backward_queries", 3, 128)):
+    for name, factor, own in (("forward", 2, 128), ("backward_keys", 4, 64), ("backward_queries", 3, 128)):
         (each,) = (k for k in polynomial(24, n, 4, CODE, backward=True).kernels if k.name == name)
         flops = each.blocks * sum(loop.times * loop.iterations * loop.flops for loop in each.loops)
         assert flops == pytest.approx(24 * n * (n + own) * factor * H)
@@ -137,11 +137,11 @@ def test_sums_are_read_and_written_once():
     p = Product(12, 32768, 32, CODE)
     assert p.width == 768 and p.chunks == 64
     sums = 12 * 64 * 768 * H * 2
-    # 72 programs for a device of 132 multiprocessors: four parts of a sequence, each begins with what is before it.
-    begun = 12 * 4 * 768 * H * 4
-    assert (p.programs, p.parts, scan.blocks, parts.blocks) == (72, 4, 288, 288)
-    assert parts.hbm_bytes == p.rows * 2 * (32 + H) + begun
-    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums + begun
+    # 72 programs for a device of 264 at once: eleven parts of a sequence, each of which begins with what is before it;
+    # nobody begins with what is in the last.
+    assert (p.programs, p.parts, scan.blocks, parts.blocks) == (72, 11, 792, 720)
+    assert parts.hbm_bytes == pytest.approx(p.rows * 2 * (32 + H) * 10 / 11 + 12 * 10 * 768 * H * 4)
+    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums + 12 * 11 * 768 * H * 4
     assert Product(48, 8192, 32, CODE).parts == Product(12, 32768, 64, CODE).parts == 1
     assert output.hbm_bytes == pytest.approx(p.rows * (2 * 32 + 4 * H + 4) + sums * 63 / 64)
     assert norms.blocks == 12 * 64  # a program for each chunk
@@ -153,8 +153,8 @@ def test_time_of_a_token_is_the_same_in_a_longer_sequence():
         for n in (32768, 131072):
             line = model.Line("", polysketch(12, n, r, CODE, backward=True))
             times[n] = model.predicted(line, H100)[1] / n
-        # Its parts are longer, and the last chunk of a part is summed once less.
-        assert 0.94 < times[131072] / times[32768] < 1.05
+        # Its parts are longer and its waves fuller, and the last chunk of a part is summed once less.
+        assert 0.9 < times[131072] / times[32768] < 1.05
 
 
 def test_networks_move_less_than_a_kilobyte_a_token_and_head():
