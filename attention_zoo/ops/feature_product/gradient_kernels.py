@@ -41,6 +41,18 @@ def divide_kernel(
     tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
 
 
+@triton.jit
+def _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R: tl.constexpr, PRECISION: tl.constexpr):
+    """`w x Z` of the rows that `own` points to."""
+    r = tl.arange(0, R)
+    whole = tl.load(own + r[None, :], (rows < end)[:, None], 0.0)
+    norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
+    summed = times_sums(whole, norm, PRECISION)
+    if row_weights is not None:
+        summed *= tl.load(row_weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+    return summed
+
+
 @triton.jit(do_not_specialize=SIZES)
 def square_gradient_kernel(
     x,  # (batch, heads, n, r), of any strides but the last
@@ -81,19 +93,17 @@ def square_gradient_kernel(
     own += rows[:, None].to(tl.int64) * stride_row
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, R), tl.float32)
+    # Before the loop this would make products of 16 bits wait for each other, behind it those of 32 spill.
+    if PRECISION == "tf32x3" and is_far:
+        summed = _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R, PRECISION)
     right = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
     for i in range(0, tl.where(is_far, R, 0), COLUMNS):
         left = tl.load(own + (i + tl.arange(0, COLUMNS))[None, :], visible, 0.0)
         products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
         state = states.load([(at * R + i) * H, 0])
         summed = tl.dot(products, state, summed, input_precision=PRECISION)
-    if is_far:
-        whole = tl.load(own + r[None, :], visible, 0.0)
-        norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
-        of_norms = times_sums(whole, norm, PRECISION)
-        if row_weights is not None:
-            of_norms *= tl.load(row_weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
-        summed += of_norms
+    if PRECISION != "tf32x3" and is_far:
+        summed += _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R, PRECISION)
     place = out + (head.to(tl.int64) * seq_len + rows[:, None]) * R + r[None, :]
     summed = 2 * summed
     if ADD:
