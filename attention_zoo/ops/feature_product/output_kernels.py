@@ -217,13 +217,6 @@ def square_output_kernel(
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     is_far = (chunk >= first_far) & (chunk <= last_far)
     total = tl.zeros((BLOCK_T, 8), tl.float32)
-    if totals is not None and states is not None:
-        if is_far:
-            r = tl.arange(0, R)
-            whole = tl.load(own + r[None, :], visible, 0.0)
-            norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
-            seen = times_sums(whole, norm, PRECISION) * whole.to(tl.float32)
-            total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
     if keys is None:
         if not is_far:
             return
@@ -241,6 +234,13 @@ def square_output_kernel(
             *(summed, total, queries, keys, values, None, None, heads, head, seq_len, t, begin, end),
             *(H, INNER, INNER, LOG_DEGREE, RAGGED, PRECISION, BLOCK_T, BLOCK_N),
         )
+    if totals is not None and states is not None:
+        if is_far:
+            r = tl.arange(0, R)
+            whole = tl.load(own + r[None, :], visible, 0.0)
+            norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
+            seen = times_sums(whole, norm, PRECISION) * whole.to(tl.float32)
+            total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
     _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)
 
 
