@@ -363,9 +363,9 @@ MEGABYTE = 2**20
 @pytest.mark.parametrize(
     ("case", "r", "block", "forward", "backward"),
     [
-        ("squares local", 32, 1024, 82, 375),
+        ("squares local", 32, 1024, 82, 397),
         ("squares local", 64, 1024, 128, 704),
-        ("squares", 32, 512, 118, 389),
+        ("squares", 32, 512, 118, 411),
         ("squares", 64, 1024, 128, 656),
         ("squares full", 64, 1024, 132, 480),
     ],
