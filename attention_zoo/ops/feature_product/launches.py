@@ -202,7 +202,7 @@ def _launch_squares(
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
         *(descriptor(values, (1, 1, block_t, h)), starts, sums, other, heads, seq_len),
         *(chunks.size, chunks.count, first, chunk_rows, steps or 1),
-        *(r, h, steps is not None, reverse, chunks.overlap(block_t), precision(values)),
+        *(r, h, steps is not None, reverse, precision(values)),
         **tiles.options,
     )
 

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.output_kernels import rows_of_tile
-from attention_zoo.ops.feature_product.state_kernels import SIZES, rows_before
+from attention_zoo.ops.feature_product.output_kernels import rows_before, rows_of_tile
+from attention_zoo.ops.feature_product.state_kernels import SIZES
 
 
 @triton.jit
@@ -128,8 +128,6 @@ def near_key_kernel(
             d_total = tl.load(d_totals + of_head + rows, rows < end, 0.0)[None, :]
             query = tl.reshape(queries.load([batch, own, t, m]), (BLOCK_T, BLOCK_INNER))
             grad = tl.reshape(grads.load([batch, own, t, 0]), (BLOCK_T, H))
-            if RAGGED:
-                query, grad = rows_before(query, t, end, BLOCK_T), rows_before(grad, t, end, BLOCK_T)
             power = tl.full((BLOCK_N, BLOCK_T), 1.0, tl.float32)
             slope = power
             if d_values is not None or LOG_DEGREE > 0:

@@ -7,7 +7,7 @@ and 16 numbers j. None of them is ever in memory.
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of, rows_before
+from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of
 
 
 @triton.jit
@@ -17,6 +17,12 @@ def rows_of_tile(index, seq_len, chunk_size, BLOCK_T: tl.constexpr):
     chunk = index // per_chunk
     begin = chunk * chunk_size
     return chunk, begin + index % per_chunk * BLOCK_T, begin, tl.minimum(begin + chunk_size, seq_len)
+
+
+@triton.jit
+def rows_before(tile, first, end, BLOCK_T: tl.constexpr):
+    """A tile without the rows of the next chunk: zero times what is infinite there would be no number."""
+    return tl.where((first + tl.arange(0, BLOCK_T) < end)[:, None], tile, 0.0)
 
 
 @triton.jit

@@ -35,12 +35,6 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
 
 
 @triton.jit
-def rows_before(tile, first, end, BLOCK_T: tl.constexpr):
-    """A tile without the rows of the next chunk: zero times what is infinite there would be no number."""
-    return tl.where((first + tl.arange(0, BLOCK_T) < end)[:, None], tile, 0.0)
-
-
-@triton.jit
 def _store_squares(
     states,
     permuted,
@@ -92,7 +86,6 @@ def square_state_kernel(
     H: tl.constexpr,
     SCAN: tl.constexpr,
     REVERSE: tl.constexpr,
-    RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -123,8 +116,6 @@ def square_state_kernel(
             x = tl.reshape(left.load([head, first_i, t + shift]), (BLOCK_I, BLOCK_T))
             y = tl.reshape(right.load([head, first_j, t + shift]), (16, BLOCK_T))
             v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
-            if RAGGED:
-                v = rows_before(v, t, end, BLOCK_T)
             products = tl.reshape(x[:, None, :] * y[None, :, :], (ROWS, BLOCK_T))
             total = tl.dot(products, v, total, input_precision=PRECISION)
         if not SCAN:
@@ -184,7 +175,7 @@ def state_kernel(
             own = tl.reshape(x.load([head // heads, head % heads, t, tile * BLOCK_M]), (BLOCK_T, BLOCK_M))
             v = tl.reshape(values.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
             if RAGGED:
-                own, v = rows_before(own, t, end, BLOCK_T), rows_before(v, t, end, BLOCK_T)
+                own = tl.where((rows < end)[:, None], own, 0.0)
             total = tl.dot(tl.trans(own), v, total, input_precision=PRECISION)
             if norms is not None:
                 seen = own.to(tl.float32)

@@ -321,10 +321,12 @@ def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
     tensors = inputs(120, m=16 if given is FEATURES else None)
     settings = {**given, "causal": True, "block_size": 40}
     expected = with_gradients(by_kernels, tensors, **settings)
-    value = tensors[2].clone()
-    value[:, :, 80] = wrong
-    out = by_kernels(*tensors[:2], value, **settings)
+    changed = [tensors[0], *(x.clone() for x in tensors[1:])]
+    for x in changed[1:]:
+        x[:, :, 80] = wrong
+    out, of_queries, *_ = with_gradients(by_kernels, changed, **settings)
     assert torch.equal(out[:, :, :80], expected[0][:, :, :80])
+    assert torch.equal(of_queries[:, :, :80], expected[1][:, :, :80])
     leaves = [x.detach().requires_grad_() for x in tensors]
     d_out = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(9)).to(DEVICE)
     d_out[:, :, 39] = wrong
