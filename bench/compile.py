@@ -17,7 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any
 
 from bench import api, asked
-from bench.errors import Parser, one_line
+from bench.errors import ConfigError, Parser, one_line
 from bench.plan.cell import Cell
 from bench.plan.load import Loader
 from bench.plan.machine import is_gpu
@@ -29,7 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the sweep, as for python -m bench")
     given = parser.parse_args(arguments)
-    wanted = list(jobs(api.planned(Loader(), [*given.overrides, "tracking=none"]).cells))
+    if given.jobs < 1:
+        parser.error(f"--jobs={given.jobs}: must be at least 1")
+    try:
+        wanted = list(jobs(api.planned(Loader(), [*given.overrides, "tracking=none"]).cells))
+    except ConfigError as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    if not wanted:
+        print("nothing of this sweep runs on a GPU")
+        return 0
     began = time.monotonic()
     # A process for each: one that CUDA has given up on compiles nothing more.
     pool = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
@@ -37,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         futures: dict[Future[float], dict[str, Any]] = {pool.submit(run_once, job): job for job in wanted}
         for future in as_completed(futures):
             said = f"{futures[future]['label']}, {futures[future]['seq_len']} tokens"
-            error = future.exception()
-            print(f"{said}: {f'{future.result():.1f} s' if error is None else one_line(error)}", flush=True)
+            failed = future.exception()
+            print(f"{said}: {f'{future.result():.1f} s' if failed is None else one_line(failed)}", flush=True)
     print(f"{len(wanted)} mechanisms and shapes in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -61,6 +61,23 @@ def test_nothing_is_compiled_for_a_cpu():
     assert not list(compile.jobs(api.planned(Loader(), ["attention=linear", "device=cpu", "tracking=none"]).cells))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["attention=nosuch"], 2, "error: attention=nosuch: unknown"),
+        (["attention=linear", "--jobs", "0"], 2, "error: --jobs=0: must be at least 1"),
+        (["attention=linear", "device=cpu"], 0, "nothing of this sweep runs on a GPU"),
+    ],
+)
+def test_what_there_is_nothing_to_compile_for_is_one_line(arguments, code, said, capsys):
+    try:
+        assert compile.main(arguments) == code
+    except SystemExit as left:
+        assert left.code == code
+    printed = "".join(capsys.readouterr())
+    assert printed.startswith(said) and printed.count("\n") == 1
+
+
 def test_every_pass_and_step_is_run(driver):
     asked = ["attention=linear", "seq_len=64", "num_heads=1", "batch_size=1", "causal=true", "tracking=none"]
     for bench in ("latency", "decode"):
