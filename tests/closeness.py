@@ -59,14 +59,15 @@ def with_rounding(
     Every number given is moved by one unit of its last place: the condition of the function at these inputs, the worst
     of a few draws, since one number may move by nothing. That so many `roundings` times.
     """
-    generator, eps = torch.Generator().manual_seed(5), torch.finfo(dtype).eps
-
-    def elsewhere(x: torch.Tensor | None) -> torch.Tensor | None:
-        return None if x is None else x * (1 + eps * (2 * torch.randint(2, x.shape, generator=generator).to(x) - 1))
-
+    generator = torch.Generator().manual_seed(5)
     expected = function(*inputs)
-    draws = [function(*map(elsewhere, inputs)) for _ in range(4)]
+    draws = [function(*(None if x is None else elsewhere(x, dtype, generator) for x in inputs)) for _ in range(4)]
     moved = [
         [torch.linalg.vector_norm((a - b).detach()) for a, b in zip(draw, expected, strict=True)] for draw in draws
     ]
     return expected, [roundings * max(of_one) for of_one in zip(*moved, strict=True)]
+
+
+def elsewhere(x: torch.Tensor, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Numbers moved by a unit of their last place in a dtype, up or down."""
+    return x * (1 + torch.finfo(dtype).eps * (2 * torch.randint(2, x.shape, generator=generator).to(x) - 1))

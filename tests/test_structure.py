@@ -34,8 +34,8 @@ ROOMS = {
     "frame": r"analysis\.(batches|frame|gate_cost|intervals|latex|learned|numbers|peers|published|table|trained)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|console|launchers|merge|__main__|models_page|parameters|status|wait|zoo_page))?",
-    "beside the front doors": r"bench\.compile",
+    "front doors": r"bench(\.(api|app|compile|console|launchers|merge|__main__))?|"
+    r"bench\.(models_page|parameters|status|wait|zoo_page)",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 

@@ -85,7 +85,7 @@ def measure_cell(
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
     told = Told(progress_file)
-    if config["device"] != "cpu":
+    if config["device"] == "cuda":
         told.listen()
     workbench = Workbench(config, cache_dir, limit, told.note, keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}

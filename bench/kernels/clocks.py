@@ -35,8 +35,8 @@ ISSUE_ALONE = 3.5
 FILL = 1250.0
 # Clocks of a wait for all products that are under way, beyond the products themselves.
 DRAIN = 60.0
-# Shared memory that products wait for is busy at most so much of the time: kernels of others that it bounds, the
-# backward pass of softmax, reach 450 to 560 TFLOP/s where this model without it has 750.
+# Shared memory that products wait for is busy at most so much of the time: without this the model had 751 TFLOP/s for
+# a kernel that it bounds, of which 450 to 560 are credible.
 SUSTAINED = 0.7
 # Products of the generation before (HMMA) reach this part of the tensor cores.
 OLD_PRODUCTS = 0.6

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 import torch
-from closeness import assert_within
+from closeness import assert_within, elsewhere
 from torch import nn
 from zoo_cases import VARIANTS, runs_here, takes_causal, variant
 
@@ -252,22 +252,14 @@ def errors_of_the_cpu(attention, dtype, mask):
 
     Two devices are apart by the errors of both, and the worst of a few draws is not the worst there is.
     """
-    exact, errors = copy.deepcopy(attention).double(), []
-    for draw in range(6):
-        given = elsewhere(inputs(dtype), draw)
+    exact, errors, generator = copy.deepcopy(attention).double(), [], torch.Generator().manual_seed(5)
+    for _ in range(6):
+        given = [elsewhere(x.detach(), dtype, generator).requires_grad_() for x in inputs(dtype)]
         pairs = zip(
             *(forward_and_gradients(*x, mask) for x in ((attention, given), (exact, doubles(given)))), strict=True
         )
         errors.append([0.0 if x is None else relative_error(attention, x.detach(), y.detach()) for x, y in pairs])
     return [max(of_one) for of_one in zip(*errors, strict=True)]
-
-
-def elsewhere(tensors, draw):
-    """Each number moved by a unit of its last place, or where it is."""
-    generator = torch.Generator().manual_seed(draw)
-    unit = torch.finfo(tensors[0].dtype).eps
-    moves = (torch.randint(-1, 2, x.shape, generator=generator).to(x) for x in tensors)
-    return [(x * (1 + unit * move)).detach().requires_grad_() for x, move in zip(tensors, moves, strict=True)]
 
 
 def doubles(tensors):

@@ -21,7 +21,7 @@ def _tiles(block_m: int, block_hidden: int, num_warps: int, num_stages: int) -> 
 
 # Small tiles leave registers for several blocks on a multiprocessor, which wait for their products in turn.
 ROWS = (
-    Row("networks", _tiles(64, 32, 4, 2), (90, 90), bits=16, at_most={"width": 64, "again": 0}),
+    Row("networks", _tiles(64, 32, 4, 2), (90, 90), bits=16, at_most={"width": 64, "recompute": 0}),
     Row("networks", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
     Row("networks", _tiles(64, 64, 4, 2), (90, 999), bits=16),
     Row("networks", _tiles(64, 32, 4, 2), bits=16),

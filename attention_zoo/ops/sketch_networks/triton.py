@@ -160,7 +160,7 @@ def launch_networks(
     outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
-    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width, again=int(between is not None))
+    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width, recompute=int(between is not None))
     launching.launcher(kernels.networks, x, outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]))(
         x,
         y,

@@ -60,9 +60,20 @@ def chosen(monkeypatch):
     monkeypatch.setattr(launching, "is_gpu", lambda device: True)
 
 
-def make(name, head_dim, given, dtype, device, **others):
-    made = attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, **given, **others)
-    return made.to(device, dtype).eval()
+def make(name, head_dim, given, dtype, device):
+    return attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, **given).to(device, dtype).eval()
+
+
+def with_reference(*case):
+    """A mechanism by its kernels, and by its reference in float64."""
+    fused = make(*case, "cuda")
+    exact = copy.deepcopy(fused).double()
+    exact.impl = "reference"
+    return fused, exact
+
+
+def assert_near_float64(actual, expected, dtype):
+    assert_near(actual, expected, 2 * of_float32() if dtype == torch.float32 else 2e-2)
 
 
 def tokens(head_dim, dtype, device, length):
@@ -90,15 +101,12 @@ def decoded(attention, tensors):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, head_dim, given", CASES)
 def test_outputs_and_gradients_are_those_of_float64(name, head_dim, given, dtype):
-    fused = make(name, head_dim, given, dtype, "cuda")
-    exact = copy.deepcopy(fused).double()
-    exact.impl = "reference"
+    fused, exact = with_reference(name, head_dim, given, dtype)
     tensors = tokens(head_dim, dtype, "cuda", LENGTH)
     actual = with_gradients(fused, tensors)
     assert fused.executed.impl == "fused"
     expected = with_gradients(exact, [x.double() for x in tensors])
-    tolerance = 2 * of_float32() if dtype == torch.float32 else 2e-2
-    assert_near(actual, expected, tolerance)
+    assert_near_float64(actual, expected, dtype)
 
 
 @pytest.mark.gpu
@@ -106,12 +114,10 @@ def test_outputs_and_gradients_are_those_of_float64(name, head_dim, given, dtype
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, head_dim, given", STEPS)
 def test_steps_are_those_of_float64(name, head_dim, given, dtype):
-    fused = make(name, head_dim, given, dtype, "cuda")
-    exact = copy.deepcopy(fused).double()
-    exact.impl = "reference"
+    fused, exact = with_reference(name, head_dim, given, dtype)
     tensors = tokens(head_dim, dtype, "cuda", DECODED)
     expected = exact(*(x.double() for x in tensors))
-    assert_near(decoded(fused, tensors), expected, 2 * of_float32() if dtype == torch.float32 else 2e-2)
+    assert_near_float64(decoded(fused, tensors), expected, dtype)
 
 
 # --- Without one: the cases above leave no row out --------------------------------------------------

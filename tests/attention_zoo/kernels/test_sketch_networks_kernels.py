@@ -119,8 +119,10 @@ def test_every_size_equals_the_formula(width, r):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("r", SKETCH_SIZES)
 def test_every_size_has_tiles_that_divide_its_hidden_units(kernel, dtype, width, r):
-    for again in (0, 1):
-        found = launching.configuration(ROWS, kernel, torch.empty(1, dtype=dtype), r=r, width=width, again=again)
+    for recompute in (0, 1):
+        found = launching.configuration(
+            ROWS, kernel, torch.empty(1, dtype=dtype), r=r, width=width, recompute=recompute
+        )
         assert (8 * r) % found.tiles["BLOCK_HIDDEN"] == 0
 
 
