@@ -16,6 +16,7 @@ from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.launches import WIDEST, Chunks, Near, Scales
 from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.scans import running_maximum
 
 # What features, values and exact queries may have of columns.
 COLUMNS = (16, 32, 64, 128)
@@ -130,7 +131,7 @@ class _Inputs(NamedTuple):
 
 
 def _scales(log: Tensor, chunks: Chunks) -> Scales:
-    running = log.cummax(-1).values
+    running = running_maximum(log)
     chunk = torch.arange(log.shape[1], device=log.device) // chunks.size
     last = (torch.arange(1, chunks.count + 1, device=log.device) * chunks.size).clamp(max=log.shape[1]) - 1
     after = running[:, last]

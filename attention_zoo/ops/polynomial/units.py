@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from attention_zoo.ops.scans import running_maximum
 
 # Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
 LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
 # The square of a smaller norm is no normal float32.
 LEAST_NORM = 2.0**-63
-SCAN_BLOCK = 128
 
 
 @torch.no_grad()
@@ -36,15 +36,6 @@ def score_units(query: Tensor, key: Tensor, *, degree: int, scale: float, bias: 
     bound = of_query * largest * (scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree))
     bound = bound.clamp_min(max(bias ** (1 / degree), torch.finfo(bound.dtype).tiny))
     return bound / torch.frexp(bound).mantissa
-
-
-def running_maximum(x: Tensor) -> Tensor:
-    """The maximum up to each position of the last dimension, in blocks: a GPU scans one long row slowly."""
-    length = x.shape[-1]
-    blocks = F.pad(x, (0, -length % SCAN_BLOCK), value=-torch.inf).unflatten(-1, (-1, SCAN_BLOCK))
-    within = blocks.cummax(-1).values
-    before = F.pad(within[..., -1].cummax(-1).values[..., :-1], (1, 0), value=-torch.inf)
-    return torch.maximum(within, before[..., None]).flatten(-2)[..., :length]
 
 
 def _norms(x: Tensor) -> Tensor:

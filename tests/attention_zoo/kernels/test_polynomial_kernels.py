@@ -10,7 +10,7 @@ from closeness import assert_within, of_float32
 import attention_zoo
 from attention_zoo.ops import launching
 from attention_zoo.ops.polynomial.tiles import ROWS
-from attention_zoo.ops.polynomial.units import SCAN_BLOCK, running_maximum, score_units
+from attention_zoo.ops.polynomial.units import score_units
 
 pytest.importorskip("triton")
 polynomial = importlib.import_module("attention_zoo.ops.polynomial.triton")
@@ -324,12 +324,6 @@ def test_units_of_extreme_inputs_are_numbers(sizes):
         tensors = sizes[0] * query, sizes[1] * key, value
         found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=bias)
         assert all(x.isfinite().all() for x in found)
-
-
-@pytest.mark.parametrize("length", [1, SCAN_BLOCK - 1, SCAN_BLOCK, SCAN_BLOCK + 1, 3 * SCAN_BLOCK + 5])
-def test_running_maximum(length):
-    x = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(1)) - 3
-    assert torch.equal(running_maximum(x), x.cummax(-1).values)
 
 
 # --- Operators ------------------------------------------------------------------------------------
