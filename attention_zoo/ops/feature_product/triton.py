@@ -131,7 +131,7 @@ class _Inputs(NamedTuple):
 
 
 def _scales(log: Tensor, chunks: Chunks) -> Scales:
-    running = running_maximum(log)
+    running = running_maximum(log).contiguous()
     chunk = torch.arange(log.shape[1], device=log.device) // chunks.size
     last = (torch.arange(1, chunks.count + 1, device=log.device) * chunks.size).clamp(max=log.shape[1]) - 1
     after = running[:, last]
