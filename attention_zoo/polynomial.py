@@ -82,14 +82,15 @@ class Polynomial(DenseAttention):
         from attention_zoo.ops.polynomial.triton import polynomial_attention
 
         out = polynomial_attention(
-            self.layernorm(query),
-            self.layernorm(key),
+            query,
+            key,
             value,
             degree=self.degree,
             scale=self.scale,
             bias=self.bias,
             causal=self.causal,
             padding=padding,
+            norm=self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None,
         )
         return out, "triton"
 

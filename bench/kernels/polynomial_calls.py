@@ -1,4 +1,4 @@
-"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree and head_dim and their neighbours."""
+"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim and norm, and their neighbours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attention_zoo.ops.polynomial.triton import launch_backward, launch_forward
+from attention_zoo.ops.polynomial.triton import Forward, Norm, launch_backward, launch_forward
 from bench.kernels.call import Call
 
 HEADS, LENGTH = 12, 4096
@@ -35,13 +35,15 @@ def _call(of_pass: str, degree: int, head_dim: int, causal: bool, dtype: torch.d
 
     def make(device: torch.device) -> Callable[[], Any]:
         query, key, value, d_out = (
-            torch.randn(1, HEADS, LENGTH, head_dim, device=device, dtype=dtype) * head_dim**-0.25 for _ in range(4)
+            torch.randn(1, HEADS, LENGTH, head_dim, device=device, dtype=dtype) for _ in range(4)
         )
-        bias = torch.ones(1, HEADS, LENGTH, device=device)
+        norm = Norm(torch.ones(head_dim, device=device), torch.zeros(head_dim, device=device), 1e-5)
+        scale = head_dim**-0.5
         if of_pass == "forward":
-            return lambda: launch_forward(query, key, value, bias, degree, causal)
+            return lambda: launch_forward(query, key, value, norm, None, degree, scale, 1.0, causal)
         # What the forward pass leaves behind, without running it: it may be compiled by itself.
-        out, denominator = torch.randn_like(value), torch.full_like(bias, LENGTH)
-        return lambda: launch_backward(d_out, query, key, value, out, denominator, degree, causal)
+        denominator, unit = (torch.full(query.shape[:3], x, device=device) for x in (float(LENGTH), 1.0))
+        passed = Forward(torch.randn_like(value), denominator, query * head_dim**-0.25, key * head_dim**-0.25, unit)
+        return lambda: launch_backward(d_out, query, key, value, norm, passed, degree, scale, causal)
 
     return Call(name, dtype, make)

@@ -14,7 +14,10 @@ def _row(kernel: str, m: int, n: int, warps: int, stages: int, h: int = 128, **w
 
 
 ROWS = (
-    Row("prepare", Configuration({"BLOCK_M": 32}, 4, 1)),
+    # Of keys and of queries, which read the largest norm of each tile of keys.
+    Row("prepare_inputs", Configuration({"BLOCK_M": 64}, 4, 1)),
+    Row("prepare_gradients", Configuration({"BLOCK_M": 32}, 4, 1)),
+    Row("pull_norm", Configuration({"BLOCK_M": 64}, 4, 1)),
     # Warpgroups, and tiles that are loaded by hardware.
     _row("forward", 128, 64, 4, 3, h=64, arch=(90, 999), bits=16),
     _row("backward_keys", 32, 64, 4, 3, h=64, arch=(90, 90), bits=16),

@@ -11,11 +11,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.polynomial import kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
-from attention_zoo.ops.polynomial.units import score_units
 
+# Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
+LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
 # Numbers of higher degrees are further apart than the largest and the least of float16.
 LARGEST_IN_FLOAT16 = 4
 # The first with hardware that loads tiles.
@@ -32,6 +32,28 @@ class Rows(NamedTuple):
     rows: int
 
 
+class Norm(NamedTuple):
+    """A layer norm over head_dim, its parameters `(h,)`."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+class Forward(NamedTuple):
+    """The output, and what the backward pass reads beside it.
+
+    `denominator`, infinite where it is zero, and `unit`, that of the row's scores, are float32
+    `(batch, heads, queries)`; `query` is in that unit, normed and scaled, `key` is normed, zeros where it is hidden.
+    """
+
+    out: Tensor
+    denominator: Tensor
+    query: Tensor
+    key: Tensor
+    unit: Tensor
+
+
 def polynomial_attention(
     query: Tensor,
     key: Tensor,
@@ -42,40 +64,44 @@ def polynomial_attention(
     bias: float = 1.0,
     causal: bool = False,
     padding: Tensor | None = None,
+    norm: torch.nn.LayerNorm | None = None,
 ) -> Tensor:
     """`sum_j w_ij v_j / (bias + sum_j w_ij)` with `w_ij = (scale <q_i, k_j>)^degree` over the keys that i sees.
 
     Kacham, Mirrokni, Zhong 2024 (PolySketchFormer), section 2.1, in the manner of Dao 2023 (FlashAttention-2): memory
-    is linear in the lengths. A row whose denominator is zero gives zeros. Gradients flow to query, key and value.
+    is linear in the lengths. A row whose denominator is zero gives zeros. Gradients flow to query, key and value, and
+    to the norm's parameters.
 
-    Weights are computed relative to `score_units`, so that none overflows; those less than 2^-186 times the largest
-    possible one of their row vanish. float16 has room for degrees of 2 and 4; above them it is float32 inside.
+    Weights are computed relative to a power of two of each row in which none exceeds 2^60, in float16 2^15, nor the
+    bias 1; those less than 2^-186 times the largest possible one of their row vanish. float16 has room for degrees of
+    2 and 4; above them it is float32 inside.
 
     Args:
-        query: `(batch, heads, queries, h)`, h one of 32, 64 and 128; float16, bfloat16 or float32.
+        query: `(batch, heads, queries, h)`, h one of 32, 64 and 128; float16, bfloat16 or float32; norms up to 1e18.
         key: `(batch, heads, keys, h)`; so is `value`.
         degree: p, even.
         scale: factor of the scores.
         bias: added to the sum of a row, at least 0.
         causal: query i sees keys j <= i only; as many keys as queries.
         padding: `(batch, keys)` bool, True at keys that are not seen.
+        norm: of queries and keys, over h.
 
     Raises:
         ValueError: shapes, dtypes or the degree are not as above.
     """
     query, key, value = autocast(query, key, value)
-    _check(query, key, value, degree, causal)
+    _check(query, key, value, degree, causal, norm)
     dtype = query.dtype
     if dtype == torch.float16 and degree > LARGEST_IN_FLOAT16:
         query, key, value = query.float(), key.float(), value.float()
-    key = zero_padding(key, padding)  # a key of zeros weighs nothing
-    unit = score_units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
-    in_units = (query * (scale / unit)[..., None]).to(query.dtype)
-    out, _ = attend(in_units, key, value, (bias ** (1 / degree) / unit) ** degree, degree, causal)
+    weight, offset, eps = (None, None, None) if norm is None else (norm.weight, norm.bias, norm.eps)
+    out, *_ = attend(query, key, value, weight, offset, padding, eps, degree, scale, bias, causal)
     return out.to(dtype)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool, norm: torch.nn.LayerNorm | None
+) -> None:
     if (refusal := launching.refusal_of(query, HEAD_DIMS)) is not None:
         raise ValueError(refusal)
     if degree < 2 or degree % 2:
@@ -87,22 +113,32 @@ def _check(query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool)
         raise ValueError(f"dtypes={query.dtype}, {key.dtype}, {value.dtype}: must be the same")
     if causal and query.shape[2] != key.shape[2]:
         raise ValueError(f"causal=True: {query.shape[2]} queries need as many keys, not {key.shape[2]}")
+    if norm is not None and norm.normalized_shape != query.shape[3:]:
+        raise ValueError(f"norm over {norm.normalized_shape}: must be over {tuple(query.shape[3:])}")
 
 
 @torch.library.custom_op("attention_zoo::polynomial_attention", mutates_args=())
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """The output and its denominators, float32 `(batch, heads, queries)`, infinite where they are zero.
-
-    Args:
-        query: scaled; `<q_i, k_j>^degree` must be a number.
-        bias: of each row, float32 `(batch, heads, queries)`; it gets no gradient.
-    """
-    return launch_forward(query, key, value, bias, degree, causal)
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    offset: Tensor | None,
+    padding: Tensor | None,
+    eps: float | None,
+    degree: int,
+    scale: float,
+    bias: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`Forward`, of which the output alone has a gradient; `weight`, `offset` and `eps` are the layer norm's."""
+    return launch_forward(query, key, value, _norm(weight, offset, eps), padding, degree, scale, bias, causal)
 
 
 @attend.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), bias.new_empty(bias.shape)
+def _(query: Tensor, key: Tensor, *_: Any) -> Forward:
+    denominator, unit = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2))
+    return Forward(query.new_empty(query.shape), denominator, query.new_empty(query.shape), key.new_empty(key.shape), unit)
 
 
 @torch.library.custom_op("attention_zoo::polynomial_attention_backward", mutates_args=())
@@ -111,53 +147,136 @@ def attend_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    weight: Tensor | None,
+    offset: Tensor | None,
     out: Tensor,
     denominator: Tensor,
+    in_units: Tensor,
+    normed: Tensor,
+    unit: Tensor,
+    eps: float | None,
     degree: int,
+    scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value."""
-    return launch_backward(d_out, query, key, value, out, denominator, degree, causal)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value and the layer norm's parameters, empty where there are none.
+
+    `query` and `key` are what the norm was given; without one they are not read.
+    """
+    passed = Forward(out, denominator, in_units, normed, unit)
+    norm = _norm(weight, offset, eps)
+    *gradients, sums = launch_backward(d_out, query, key, value, norm, passed, degree, scale, causal)
+    of_norm = (
+        out.new_empty(0) if x is None else of_programs.sum(0).to(x.dtype)
+        for x, of_programs in zip((weight, offset), sums, strict=True)
+    )
+    return *gradients, *of_norm
 
 
 @attend_backward.register_fake
-def _(d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+def _(
+    d_out: Tensor, query: Tensor, key: Tensor, value: Any, weight: Tensor | None, offset: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    of_norm = (d_out.new_empty(0) if x is None else x.new_empty(x.shape) for x in (weight, offset))
+    return query.new_empty(query.shape), key.new_empty(key.shape), key.new_empty(key.shape), *of_norm
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, _, *ctx.settings = inputs
-    ctx.save_for_backward(query, key, value, *output)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, key, value, weight, offset, _, eps, degree, scale, _, causal = inputs
+    before = output[2:4] if eps is None else (query, key)  # nothing is kept that nobody reads
+    ctx.save_for_backward(*before, value, weight, offset, *output)
+    ctx.settings = eps, degree, scale, causal
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
 
 
-def _pull(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *attend_backward(d_out, *ctx.saved_tensors, *ctx.settings), None, None, None
+def _pull(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *gradients, d_weight, d_offset = attend_backward(d_out, *ctx.saved_tensors, *ctx.settings)
+    of_norm = (d if needed else None for d, needed in zip((d_weight, d_offset), ctx.needs_input_grad[3:5], strict=True))
+    return *gradients, *of_norm, *[None] * 6
 
 
 attend.register_autograd(_pull, setup_context=_save)
 
 
+def _norm(weight: Tensor | None, offset: Tensor | None, eps: float | None) -> Norm | None:
+    return None if eps is None else Norm(weight, offset, eps)
+
+
 def launch_forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, degree: int, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """`attend`."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    norm: Norm | None,
+    padding: Tensor | None,
+    degree: int,
+    scale: float,
+    bias: float,
+    causal: bool,
+) -> Forward:
+    """`attend`: a pass over the rows of the keys, one over those of the queries, one over tiles of queries."""
+    root = bias ** (1 / degree)
+    normed, sizes, largest = _prepare_keys(key, norm, padding)
+    in_units, unit = _prepare_queries(query, norm, sizes, largest, degree, scale, root, causal)
     chosen = _configuration("forward", query)
     m, n = chosen.tiles.values()
-    out, denominator = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    out, denominator = _empty_like(query), _empty_like(unit)
     launching.launcher(kernels.forward, query, *_grid(query, m))(
-        tiles(query, m),
-        tiles(key, n),
+        tiles(in_units, m),
+        tiles(normed, n),
         tiles(value, n),
-        bias.contiguous(),
+        unit,
         tiles(out, m),
         denominator,
         *_sizes(query, key),
+        root,
         DEGREE=degree,
         CAUSAL=causal,
         HEAD_DIM=query.shape[3],
         **chosen.options,
     )
-    return out, denominator
+    return Forward(out, denominator, in_units, normed, unit)
+
+
+def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys normed, with zeros where they are hidden; the norms of their rows, and the largest of each tile."""
+    batch, heads, keys, head_dim = key.shape
+    chosen = _configuration("prepare_inputs", key)
+    (m,) = chosen.tiles.values()
+    if padding is not None:
+        padding = padding.expand(batch, keys).contiguous()
+    normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
+    largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
+    launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
+        *(rows(key), norm, padding, rows(normed), sizes, largest, heads, keys), HEAD_DIM=head_dim, **chosen.options
+    )
+    return normed, sizes, largest
+
+
+def _prepare_queries(
+    query: Tensor,
+    norm: Norm | None,
+    sizes: Tensor,
+    largest: Tensor,
+    degree: int,
+    scale: float,
+    root: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """The queries normed, scaled and in units, and these, by what `_prepare_keys` says of the keys."""
+    chosen = _configuration("prepare_inputs", query)
+    (m,) = chosen.tiles.values()
+    in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
+        *(rows(query), norm, sizes, largest, rows(in_units), unit, *query.shape[1:3], sizes.shape[2]),
+        scale,
+        scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree),
+        max(root, torch.finfo(torch.float32).tiny),
+        CAUSAL=causal,
+        HEAD_DIM=query.shape[3],
+        **chosen.options,
+    )
+    return in_units, unit
 
 
 def launch_backward(
@@ -165,39 +284,62 @@ def launch_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,
-    denominator: Tensor,
+    norm: Norm | None,
+    passed: Forward,
     degree: int,
+    scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_backward`: a pass over the rows, one over tiles of keys, one over tiles of queries."""
-    query, d_summed, d_total = _prepare(d_out, query, out, denominator, degree)
-    given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": query.shape[3]}
-    d_query, d_key, d_value = _empty_like(query), _empty_like(key), _empty_like(value)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`attend_backward`: a pass over the rows, one over tiles of keys, one over tiles of queries, one over both's rows.
 
-    chosen = _configuration("backward_keys", query)
+    Last comes what `_pull_norm` says of the norm's parameters.
+    """
+    out, denominator, in_units, normed, unit = passed
+    in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, degree)
+    given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": out.shape[3]}
+    d_query, d_key, d_value = _empty_like(out), _empty_like(value), _empty_like(value)
+
+    chosen = _configuration("backward_keys", out)
     m, n = chosen.tiles.values()
-    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
-    launching.launcher(kernels.backward_keys, query, *_grid(key, n))(
-        *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(query, key), **given, **chosen.options
+    inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
+    launching.launcher(kernels.backward_keys, out, *_grid(value, n))(
+        *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(out, value), **given, **chosen.options
     )
-    chosen = _configuration("backward_queries", query)
+    chosen = _configuration("backward_queries", out)
     m, n = chosen.tiles.values()
-    inputs = tiles(query, m), tiles(key, n), tiles(value, n), tiles(d_summed, m), d_total
-    launching.launcher(kernels.backward_queries, query, *_grid(query, m))(
-        *inputs, denominator, tiles(d_query, m), *_sizes(query, key), **given, **chosen.options
+    inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
+    launching.launcher(kernels.backward_queries, out, *_grid(out, m))(
+        *inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), scale, **given, **chosen.options
     )
-    return d_query, d_key, d_value
+    return d_query, d_key, d_value, _pull_norm(norm, (query, d_query), (key, d_key))
 
 
-def _prepare(
+def _pull_norm(norm: Norm | None, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """Make of gradients behind the layer norm, in place, those before it; each pair is its input and a gradient.
+
+    What each program adds to the gradients of weight and bias, float32 `(2, programs, h)`; of none without a norm.
+    """
+    x, _ = pairs[0]
+    chosen = _configuration("pull_norm", x)
+    (m,) = chosen.tiles.values()
+    programs = [0 if norm is None else _grid(x, m)[0] for x, _ in pairs]
+    sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
+    if norm is not None:
+        for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
+            launching.launcher(kernels.pull_norm, x, own.shape[1])(
+                *(rows(x), norm, rows(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
+            )
+    return sums
+
+
+def _prepare_gradients(
     d_out: Tensor, query: Tensor, out: Tensor, denominator: Tensor, degree: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries in units of the denominators; there, the gradients of `sum_j w_ij v_j` and of the denominators."""
-    chosen = _configuration("prepare", out)
+    chosen = _configuration("prepare_gradients", out)
     (m,) = chosen.tiles.values()
     in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
-    launching.launcher(kernels.prepare, out, *_grid(out, m))(
+    launching.launcher(kernels.prepare_gradients, out, *_grid(out, m))(
         *(tiles(x, m) for x in (d_out, query, out)),
         denominator,
         tiles(in_units, m),
@@ -211,11 +353,16 @@ def _prepare(
     return in_units, d_summed, d_total
 
 
-def tiles(x: Tensor, rows: int) -> TensorDescriptor | Rows:
-    """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of `rows`."""
+def tiles(x: Tensor, size: int) -> TensorDescriptor | Rows:
+    """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of so many rows."""
     if loads_tiles(x):
-        return launching.descriptor(x, (1, 1, rows, x.shape[3]))
-    x = launching.by_tiles(x)
+        return launching.descriptor(x, (1, 1, size, x.shape[3]))
+    return rows(launching.by_tiles(x))
+
+
+def rows(x: Tensor) -> Rows:
+    """A tensor `(batch, heads, rows, h)` as the kernels take it, number by number."""
+    x = launching.by_rows(x)
     return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
 
 

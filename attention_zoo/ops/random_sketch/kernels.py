@@ -3,15 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _normed(x, weight, bias, eps, WIDTH: tl.constexpr):
-    """Rows less their mean over their deviation, that times the weight plus the bias, and one over the deviation."""
-    d = tl.arange(0, WIDTH)
-    x = x - tl.sum(x, 1)[:, None] / WIDTH
-    rate = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
-    x = x * rate[:, None]
-    return x, x * tl.load(weight + d)[None, :] + tl.load(bias + d)[None, :], rate
+from attention_zoo.ops.layer_norm.kernels import affine, pull_back, standardised
 
 
 @triton.jit
@@ -46,8 +38,8 @@ def sketch_kernel(
     first = tl.load(x + at + rows[:, None].to(tl.int64) * stride_x_row + d[None, :], visible, 0.0)
     second = first
     if weight is not None:
-        _, normed, _ = _normed(first.to(tl.float32), weight, bias, eps, WIDTH)
-        first = normed.to(first.dtype)
+        unit, _ = standardised(first.to(tl.float32), eps, WIDTH)
+        first = affine(unit, weight, bias, WIDTH).to(first.dtype)
         second = first
     if y is not None:
         at = (head // heads).to(tl.int64) * stride_y_batch + (head % heads).to(tl.int64) * stride_y_head
@@ -99,8 +91,8 @@ def sketch_gradient_kernel(
     first = tl.load(place + d[None, :], visible, 0.0)
     second = first
     if weight is not None:
-        unit, normed, rate = _normed(first.to(tl.float32), weight, bias, eps, WIDTH)
-        first = normed.to(first.dtype)
+        unit, rate = standardised(first.to(tl.float32), eps, WIDTH)
+        first = affine(unit, weight, bias, WIDTH).to(first.dtype)
         second = first
     if y is not None:
         place = y + batch * stride_y_batch + own * stride_y_head + rows[:, None].to(tl.int64) * stride_y_row
@@ -120,10 +112,5 @@ def sketch_gradient_kernel(
     else:
         d_first = tl.dot(of_right, tl.trans(right_matrix), d_first, input_precision=PRECISION)
     if weight is not None:
-        of_program = tl.program_id(0).to(tl.int64) * WIDTH + d
-        tl.store(d_weight + of_program, tl.sum(d_first * unit, 0))
-        tl.store(d_bias + of_program, tl.sum(d_first, 0))
-        d_unit = d_first * tl.load(weight + d)[None, :]
-        along = tl.sum(d_unit * unit, 1)[:, None] / WIDTH
-        d_first = (d_unit - tl.sum(d_unit, 1)[:, None] / WIDTH - unit * along) * rate[:, None]
+        d_first = pull_back(d_first, unit, rate, weight, d_weight, d_bias, WIDTH)
     tl.store(d_x + of_head, d_first.to(d_x.dtype.element_ty), visible)

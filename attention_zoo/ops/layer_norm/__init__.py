@@ -1,0 +1,1 @@
+"""Layer norms of rows that a Triton kernel has in its registers."""
