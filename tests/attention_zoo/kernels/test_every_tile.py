@@ -29,7 +29,7 @@ def case(name, head_dim=64, **given):
 
 
 SKETCHED = [
-    case("polysketch", h, sketch_size=r, block_size=256, causal=True) for r in (16, 32, 64, 128) for h in (64, 128)
+    case("polysketch", h, sketch_size=r, block_size=128, causal=True) for r in (16, 32, 64, 128) for h in (64, 128)
 ]
 WHOLE = [case("polysketch", h, sketch_size=r, causal=False) for r, h in ((32, 64), (32, 128), (128, 64))]
 LOCAL = [case("polysketch", h, sketch_size=32, block_size=256, local=True, causal=True) for h in (64, 128)]
