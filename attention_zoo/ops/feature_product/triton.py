@@ -1,6 +1,7 @@
 """The normalised `feature_product` by Triton kernels: a few launches, and nothing of size n x n or n x r^2.
 
-Both passes are custom operators, opaque to `torch.compile` and to autograd; the backward pass computes the sums again.
+Both passes are custom operators, opaque to `torch.compile` and to autograd. The backward pass computes the sums again, but
+for those of few numbers.
 """
 
 from __future__ import annotations
