@@ -69,16 +69,16 @@ class Chunks:
 
 
 class Scales(NamedTuple):
-    """Log scales of keys, the largest so far, and factors that keep the sums relative to it.
+    """Log scales of keys, and factors that keep the sums relative to the largest so far; without a mask, of all.
 
-    `query` is the factor of what a row reads, `key` that of what it adds, `decay` that of the sums at each chunk.
+    `key` is the factor of what a row adds, `query` that of what it reads, `decay` that of the sums at each chunk.
     """
 
     log: Tensor
-    running: Tensor
-    query: Tensor
     key: Tensor
-    decay: Tensor
+    running: Tensor | None = None
+    query: Tensor | None = None
+    decay: Tensor | None = None
 
 
 class Near(NamedTuple):

@@ -1,7 +1,7 @@
 """The normalised `feature_product` by Triton kernels: a few launches, and nothing of size n x n or n x r^2.
 
-Both passes are custom operators, opaque to `torch.compile` and to autograd. The backward pass computes the sums again, but
-for those of few numbers.
+Both passes are custom operators, opaque to `torch.compile` and to autograd. The backward pass computes the sums again,
+but for those of few numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refusal_of(features: int, head_dim: int, block_size: int | None, degree: int
 def default_block_size(seq_len: int, features: int, degree: int) -> int:
     """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
     if degree == 1:
-        return max(128, min(512, features))
+        return max(128, min(512, padded(features)))
     return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
 
 
@@ -77,13 +77,18 @@ def normalised_product(
     return out.to(dtype), "triton_quadratic" if is_quadratic else "triton_blocks"
 
 
+def padded(columns: int) -> int:
+    """As many columns as the tiles have, of these and zeros."""
+    unit = launches.PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
+    return -(-columns // unit) * unit
+
+
 def _ready(x: Tensor) -> Tensor:
     """In a dtype of the kernels, and as many columns as their tiles have."""
     (x,) = autocast(x)
     x = x.bfloat16() if x.dtype == torch.float16 else x
-    columns = x.shape[-1]
-    unit = launches.PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
-    return F.pad(x, (0, -columns % unit)) if columns % unit else x
+    missing = padded(x.shape[-1]) - x.shape[-1]
+    return F.pad(x, (0, missing)) if missing else x
 
 
 class _Inputs(NamedTuple):
@@ -127,8 +132,11 @@ class _Inputs(NamedTuple):
 
     @property
     def scales(self) -> Scales | None:
-        """Those that keep sums relative to the largest log scale so far."""
-        return None if self.log_scale is None else _scales(self.log_scale.flatten(0, 1).contiguous(), self.chunks)
+        """Those that keep sums relative to the largest log scale so far, or of all."""
+        if self.log_scale is None:
+            return None
+        log = self.log_scale.flatten(0, 1).contiguous()
+        return _scales(log, self.chunks) if self.causal else Scales(log, (log - log.amax(-1, keepdim=True)).exp())
 
 
 def _scales(log: Tensor, chunks: Chunks) -> Scales:
@@ -138,7 +146,7 @@ def _scales(log: Tensor, chunks: Chunks) -> Scales:
     after = running[:, last]
     before = torch.cat([running[:, :1], after[:, :-1]], 1)
     return Scales(
-        log, running, (before[:, chunk] - running).exp(), (log - after[:, chunk]).exp(), (before - after).exp()
+        log, (log - after[:, chunk]).exp(), running, (before[:, chunk] - running).exp(), (before - after).exp()
     )
 
 
