@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attention_zoo.base import Attention, AttentionInfo, Executed, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
+from attention_zoo.ops import launching
 from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
@@ -43,7 +44,7 @@ class Performer(Attention):
             (`cumulative_sum`) of the original implementation, slow.
         block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
             128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as
-            features, from 128 to 512.
+            features and the zeros behind them, from 128 to 512.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
@@ -159,12 +160,14 @@ class Performer(Attention):
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         self._count_forward()
-
+        features = Features(self._stable_features_in_dtype, [self.projection], self._features_with_pull)
+        if launching.on_gpu(query):
+            features = Features(self._features_by_kernels)
         return normalised_product(
             query,
             key,
             value,
-            features=Features(self._stable_features_in_dtype, [self.projection], self._features_with_pull),
+            features=features,
             padding=padding,
             bias=0,
             causal=self.causal,
@@ -174,6 +177,14 @@ class Performer(Attention):
     def _stable_features_in_dtype(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         features, log_scale = self._stable_features(x, *parameters)
         return features.to(x.dtype), log_scale
+
+    def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """`_stable_features` on a GPU, and zeros for the kernels of the product."""
+        from attention_zoo.ops.exponential_features.triton import exponential_features
+        from attention_zoo.ops.feature_product.triton import padded
+
+        columns = padded(self.num_features)
+        return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)
 
     def _features_with_pull(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pull]:
         """`_stable_features` with its gradient: in closed form a third of autograd's passes over memory."""

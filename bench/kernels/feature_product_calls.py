@@ -79,9 +79,10 @@ class Case:
     def backward(self, device: torch.device) -> Callable[[], Any]:
         """Those of the backward pass."""
         given = self.inputs(device)
-        out, totals = torch.rand_like(given.value), torch.ones(self.batch * HEADS, self.length, device=device)
-        d_out = torch.rand_like(out)
-        return lambda: triton._backward(given, out, totals, d_out)
+        # What the forward pass leaves behind, without running it: it may be compiled by itself.
+        out, d_out = torch.rand_like(given.value), torch.rand_like(given.value)
+        kept = triton._Kept(*map(torch.ones_like, triton._empty_kept(given)))
+        return lambda: triton._backward(given, out, kept, d_out)
 
 
 CASES = (

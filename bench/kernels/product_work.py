@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from attention_zoo.ops.feature_product.launches import MULTIPROCESSORS, RESIDENT, steps_of_a_part
+from attention_zoo.ops.feature_product.launches import MULTIPROCESSORS, WARPS, packed_products, steps_of_a_part
 from bench.kernels.clocks import Code, Kernel, Loop
 from bench.kernels.work import Codes, Compiled, H, Operations, Work
 
@@ -35,20 +35,20 @@ class Product(NamedTuple):
         return -(-self.n // self.b)
 
     @property
-    def programs(self) -> int:
-        """That walk along whole sequences: one for each 8 x 16 products of a head."""
-        return self.heads * (self.r // 16) * (self.r // 16 + 1)
-
-    @property
     def parts(self) -> int:
         """Of a sequence, walked along side by side where there are few heads."""
-        at_once = RESIDENT * MULTIPROCESSORS
-        return -(-self.chunks // steps_of_a_part(self.programs, self.chunks, at_once))
+        how = self.compiled(False, "square_state_kernel")
+        programs, at_once = self.heads * self.tiles(how), WARPS // how.warps * MULTIPROCESSORS
+        return -(-self.chunks // steps_of_a_part(programs, self.chunks, at_once))
 
     @property
     def width(self) -> int:
         """Features of a square, whose blocks of 16 x 16 are packed."""
-        return 128 * (self.r // 16) * (self.r // 16 + 1)
+        return packed_products(self.r)
+
+    def tiles(self, how: Compiled) -> int:
+        """Tiles of them."""
+        return self.width // (16 * how.tiles["block_i"])
 
     @property
     def rows(self) -> int:
@@ -66,17 +66,11 @@ def polysketch(heads: int, n: int, r: int, code: Codes, *, backward: bool) -> Wo
     """A forward pass with a gaussian sketch of degree 4 and a layer norm before it, and the backward pass with it."""
     p = Product(heads, n, r, code)
     kernels = [*_sketches(p), *_sums(p, backward=False), _output(p)]
-    around = _between(p) if p.chunks > 1 else Operations(0, 0.0)
-    if backward:
-        kernels += [*_backward(p), *_sketches(p, backward=True)]
-        if p.chunks > 1:
-            again, weighted = _between(p), Operations(2 + 2, p.rows * 12.0 * r)
-            around = Operations(
-                around.number + 2 * again.number + weighted.number,
-                around.hbm_bytes + 2 * again.hbm_bytes + weighted.hbm_bytes,
-            )
-        around = Operations(around.number + 12, around.hbm_bytes)  # sums of the norm's gradients, and autograd's own
-    return Work(kernels, around, useful(p, backward))
+    if not backward:
+        return Work(kernels, Operations(0, 0.0), useful(p, backward))
+    kernels += [*_backward(p), *_sketches(p, backward=True)]
+    # Sums of the norm's gradients, and autograd's own.
+    return Work(kernels, Operations(12, 0.0), useful(p, backward))
 
 
 def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
@@ -85,13 +79,6 @@ def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
     name = "random_sketch_backward" if backward else "random_sketch"
     # They are not in the table: bytes are all that they take.
     return [Kernel(f"{name} of {x}", p.rows // 128, 4, 4, moved) for x in ("queries", "keys")]
-
-
-def _between(p: Product) -> Operations:
-    """A copy of features with rows as columns, r x r sums of chunks added up and rounded, and those of parts."""
-    of_parts = p.parts > 1
-    moved = p.rows * 4.0 * p.r + p.heads * p.chunks * p.r**2 * 22.0
-    return Operations(4 + 2 * of_parts, moved + of_parts * p.heads * p.parts * p.width * H * 16.0)
 
 
 def useful(p: Product, backward: bool) -> float:
@@ -106,59 +93,86 @@ def useful(p: Product, backward: bool) -> float:
 
 
 def _sums(p: Product, *, backward: bool, second: bool = False, stores: float = 0.0) -> list[Kernel]:
-    """The scan of squares times values, and each chunk's r x r sums for denominators; none for a single chunk."""
+    """The scan of squares times values, what it begins with, and sums for denominators; none for a single chunk.
+
+    The backward pass has those of keys from the forward pass, but for the columns and the scan itself.
+    """
     if p.chunks == 1:
         return []
+    is_kept = backward and not second
+    before = [_columns(p, backward, second)]
+    if not is_kept:
+        before += [_prefixes(p, backward), *_parts(p, backward)]
+    return [*before, _scan(p, backward, second, stores or p.width * H * 2)]
+
+
+def _columns(p: Product, backward: bool, second: bool) -> Kernel:
+    """Features with rows as columns, and each chunk's r x r sums, which the backward pass has of keys."""
     version = " 2" if second else ""
-    norms = p.compiled(backward, f"state_kernel{version}")
-    squares = [*_parts(p, backward, second), _scan(p, backward, second, stores or p.width * H * 2)]
-    block_m, block_t = norms.tiles["block_m"], norms.tiles["block_t"]
-    of_norms = Kernel(
-        f"state{version}",
-        blocks=p.heads * p.chunks * -(-p.r // block_m),
-        warps=norms.warps,
-        resident=norms.resident,
-        hbm_bytes=p.rows * 2 * p.r + p.heads * p.chunks * 4 * p.r**2,
-        loops=[Loop(norms.loops[0], p.b / block_t, 2.0 * block_m * p.r * block_t, 4.0 * block_t * p.r)],
-        edges=norms.edges,
-        descriptors=2,
+    how = p.compiled(backward, f"chunk_kernel{version}")
+    sums = 0.0 if backward and not second else 1.0
+    block_t = how.tiles["block_t"]
+    step = how.loops[0] if how.loops else Code(how.instructions)
+    wide = 2.0 * max(64, p.r) * p.r * block_t * sums
+    return Kernel(
+        f"chunk{version}",
+        blocks=p.heads * p.chunks,
+        warps=how.warps,
+        resident=how.resident,
+        hbm_bytes=p.rows * (4 * p.r + 4 * second) + sums * p.heads * p.chunks * 4 * p.r**2,
+        loops=[Loop(step, p.b / block_t, wide, 2.0 * block_t * p.r)],
+        edges=how.edges if how.loops else 0.0,
     )
-    return [*squares, of_norms]
+
+
+def _prefixes(p: Product, backward: bool) -> Kernel:
+    """The r x r sums of chunks added up."""
+    how = p.compiled(backward, "prefix_kernel")
+    block, block_c = how.tiles["block"], how.tiles["block_c"]
+    loop = Loop(Code(how.instructions), p.chunks / block_c, 0.0, 4.0 * block * block_c)
+    moved = p.heads * p.chunks * 8.0 * p.r**2
+    return Kernel("prefix" + " 2" * backward, p.heads * p.r**2 // block, how.warps, how.resident, moved, [loop])
 
 
 def _walk(p: Product, name: str, how: Compiled, parts: int, chunks: float, times: float, moved: float) -> Kernel:
     """A program for each of some parts of a sequence and tile of squares, that sums `chunks` chunks so many times."""
     block_i, block_t = how.tiles["block_i"], how.tiles["block_t"]
     loaded = (block_i + 16 + H) * block_t * 2
-    loop = Loop(how.loops[0], chunks * p.b / block_t, 2.0 * 16 * block_i * H * block_t, loaded, times=times)
+    loops = [Loop(how.loops[0], chunks * p.b / block_t, 2.0 * 16 * block_i * H * block_t, loaded, times=times)]
+    edges = how.edges * (times + 1)
+    if parts == p.parts > 1:  # what each begins with is added up of the parts before it: two additions a number
+        numbers = 16 * block_i * H
+        added = Code(4 * numbers // (32 * how.warps))
+        loops.append(Loop(added, (parts - 1) / 2, 0.0, 4.0 * numbers))
+        edges -= added.instructions * (times + 1)
     return Kernel(
         name,
-        blocks=p.programs * 8 // block_i * parts,
+        blocks=p.heads * p.tiles(how) * parts,
         warps=how.warps,
         resident=how.resident,
         hbm_bytes=p.rows * 2 * (p.r + H) * parts / p.parts + moved,
-        loops=[loop],
-        edges=how.edges * (times + 1),
+        loops=loops,
+        edges=edges,
         descriptors=3,
     )
 
 
-def _parts(p: Product, backward: bool, second: bool) -> list[Kernel]:
+def _parts(p: Product, backward: bool) -> list[Kernel]:
     """The sums of parts of a sequence, which are what the parts after them begin with."""
     if p.parts == 1:
         return []
-    how = p.compiled(backward, "square_state_kernel 3" if second else "square_state_kernel")
+    how = p.compiled(backward, "square_state_kernel 2" if backward else "square_state_kernel")
     # Nobody begins with the sum of the last.
     of_parts = p.heads * (p.parts - 1) * p.width * H * 4.0
-    return [_walk(p, "square_state of parts" + " 2" * second, how, p.parts - 1, p.chunks / p.parts, 1, of_parts)]
+    return [_walk(p, "square_state of parts" + " 2" * backward, how, p.parts - 1, p.chunks / p.parts, 1, of_parts)]
 
 
 def _scan(p: Product, backward: bool, second: bool, stored: float) -> Kernel:
-    # The call that was compiled has few heads: where its sequences are in parts, their sums are the first version.
-    compiled_in_parts = Product(12, 32768, p.r, p.code).parts > 1
-    version = (4 if second else 2) if compiled_in_parts else 1 + second
+    # The call that was compiled has few heads: where its sequences are in parts, theirs are versions too.
+    in_parts = Product(12, 32768, p.r, p.code).parts > 1
+    version = (1 + (1 + in_parts) * second) if backward else 1 + in_parts
     how = p.compiled(backward, f"square_state_kernel {version}" if version > 1 else "square_state_kernel")
-    begun = p.heads * p.parts * p.width * H * 4.0 * (p.parts > 1)
+    begun = p.heads * (p.parts - 1) * p.width * H * 4.0
     times = -(-p.chunks // p.parts) - 1
     return _walk(p, "square_state" + " 2" * second, how, p.parts, 1, times, p.heads * p.chunks * stored + begun)
 

@@ -53,12 +53,8 @@ def normalised_product(
     left, _ = features.function(query, features.parameters)
     right, log_scale = features.function(key, features.parameters)
     right = zero_padding(right, padding)
-    if log_scale is not None:
-        if padding is not None:
-            log_scale = log_scale.masked_fill(padding[:, None], LEAST)
-        if not causal:
-            right = right * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None].to(right.dtype)
-            log_scale = None
+    if log_scale is not None and padding is not None:
+        log_scale = log_scale.masked_fill(padding[:, None], LEAST)
     return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **options)
 
 

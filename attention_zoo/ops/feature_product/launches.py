@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel, gradient_kernel, square_gradient_kernel
 from attention_zoo.ops.feature_product.near_kernels import near_key_kernel, near_query_kernel
 from attention_zoo.ops.feature_product.output_kernels import output_kernel, square_output_kernel
-from attention_zoo.ops.feature_product.state_kernels import square_state_kernel, state_kernel
+from attention_zoo.ops.feature_product.state_kernels import (
+    chunk_kernel,
+    prefix_kernel,
+    square_state_kernel,
+    state_kernel,
+)
 from attention_zoo.ops.feature_product.tiles import ROWS
 from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor, launcher
 
 chosen = functools.partial(configuration, ROWS)
-# Programs that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
-RESIDENT, MULTIPROCESSORS = 2, 132
+# Warps that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
+WARPS, MULTIPROCESSORS = 8, 132
 # Parts of a sequence that are tried.
 MOST_PARTS = 12
 # Features that a tile has whole, and in parts.
@@ -65,16 +69,16 @@ class Chunks:
 
 
 class Scales(NamedTuple):
-    """Log scales of keys, the largest so far, and factors that keep the sums relative to it.
+    """Log scales of keys, and factors that keep the sums relative to the largest so far; without a mask, of all.
 
-    `query` is the factor of what a row reads, `key` that of what it adds, `decay` that of the sums at each chunk.
+    `key` is the factor of what a row adds, `query` that of what it reads, `decay` that of the sums at each chunk.
     """
 
     log: Tensor
-    running: Tensor
-    query: Tensor
     key: Tensor
-    decay: Tensor
+    running: Tensor | None = None
+    query: Tensor | None = None
+    decay: Tensor | None = None
 
 
 class Near(NamedTuple):
@@ -101,52 +105,12 @@ def precision(x: Tensor) -> str:
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def transposed(x: Tensor, chunks: Chunks, block: int) -> Tensor:
-    """`(batch * heads, r, chunks * rows)`: each chunk with rows of zeros up to a multiple of `block`."""
-    batch, heads, seq_len, r = x.shape
-    rows = -(-chunks.size // block) * block
-    is_whole = chunks.size == rows and seq_len == chunks.count * rows
-    new = x.new_empty if is_whole else x.new_zeros
-    out = new(batch, heads, r, chunks.count, rows)
-    missing = chunks.count * chunks.size - seq_len
-    x = F.pad(x, (0, 0, 0, missing)) if missing else x
-    out[..., : chunks.size].copy_(x.unflatten(2, (chunks.count, chunks.size)).movedim(-1, 2))
-    return out.view(batch * heads, r, -1)
-
-
-def square_states(
-    x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False, packed: bool, permuted: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for."""
-    (batch, heads, _, r), h = x.shape, values.shape[-1]
-    tiles = chosen("square_state", x, r=r, h=h, segments=int(not scan))
-    x_t = transposed(x, chunks, tiles.tiles["BLOCK_T"])
-    blocks = r // 16 * (r // 16 + 1) // 2
-    size = batch * heads, chunks.count
-    dtype = x.dtype if scan else torch.float32
-    sums = x.new_empty(*size, 256 * blocks, h, dtype=dtype) if packed else None
-    other = x.new_empty(*size, r * h, r, dtype=dtype) if permuted else None
-    launch = functools.partial(_launch_squares, x_t, values, r=r, tiles=tiles, reverse=reverse)
-    if not scan:
-        launch(None, sums, other, chunks, chunks.count)
-        return _total(sums, values.dtype), _total(other, values.dtype)
-    programs = blocks * 16 // tiles.tiles["BLOCK_I"] * batch * heads
-    segments = _segments(programs, chunks, x_t.shape[-1], slots(x.device))
-    starts = None
-    if segments.count > 1:
-        # Nobody begins with the last one's sum.
-        own = x.new_empty(batch * heads, segments.count - 1, 256 * blocks, h, dtype=torch.float32)
-        launch(None, own, None, segments, segments.count - 1, first=int(reverse))
-        starts = _before(own, reverse=reverse)
-    launch(starts, sums, other, chunks, segments.count, steps=segments.size // chunks.size)
-    return sums, other
-
-
 @functools.cache
-def slots(device: torch.device) -> int:
-    """How many programs walk along sequences at once."""
+def slots(device: torch.device, num_warps: int) -> int:
+    """How many programs of so many warps walk along sequences at once."""
     on_gpu = device.type == "cuda"
-    return RESIDENT * (torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else MULTIPROCESSORS)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else MULTIPROCESSORS
+    return WARPS // num_warps * multiprocessors
 
 
 def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
@@ -164,43 +128,140 @@ def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
     return min((-(-chunks // parts) for parts in range(1, most + 1)), key=time)
 
 
-def _segments(programs: int, chunks: Chunks, rows: int, at_once: int) -> Chunks:
-    """Parts of a sequence, of whole chunks; only one where chunks have rows of zeros behind them."""
-    is_whole = rows == chunks.count * chunks.size
+def transposed(x: Tensor, chunks: Chunks, h: int, *, scan: bool = True) -> Tensor:
+    """`(batch * heads, r, chunks * rows)`: each chunk with zeros behind it up to a multiple of a tile of its sums."""
+    return _by_chunks(x, chunks, _tiles(x, r=x.shape[-1], h=h, scan=scan), None, None, 0)
+
+
+def prepared(
+    x: Tensor, chunks: Chunks, h: int, *, scan: bool, reverse: bool = False, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`transposed`, and sums of `x_i x_j` times the row's weight, `(.., r, r)` in float32.
+
+    Those of all rows before each chunk, or after it; without `scan` of all rows, as those of a single chunk.
+    """
+    (batch, heads, _, r), shift = x.shape, (-1 if reverse else 1) if scan else 0
+    norms = x.new_empty(batch * heads, chunks.count, r, r, dtype=torch.float32)
+    x_t = _by_chunks(x, chunks, _tiles(x, r=r, h=h, scan=scan), weights, norms, shift)
+    if not scan:
+        return x_t, norms.sum(1, keepdim=True)
+    tiles = chosen("prefix", norms)
+    launcher(prefix_kernel, x, batch * heads * r * r // tiles.tiles["BLOCK"])(
+        norms, chunks.count, r * r, reverse, **tiles.options
+    )
+    return x_t, norms
+
+
+def _by_chunks(
+    x: Tensor, chunks: Chunks, of_states: Configuration, weights: Tensor | None, norms: Tensor | None, shift: int
+) -> Tensor:
+    """A program for each chunk, that writes its columns and, so many chunks further on, its norms."""
+    batch, heads, seq_len, r = x.shape
+    block_t = of_states.tiles["BLOCK_T"]
+    rows = -(-chunks.size // block_t) * block_t
+    x_t = x.new_empty(batch * heads, r, chunks.count * rows)
+    x, tiles = by_rows(x), chosen("chunk", x, r=r)
+    launcher(chunk_kernel, x, batch * heads * chunks.count)(
+        *(x, weights, x_t, norms, heads, seq_len, chunks.size, chunks.count, rows, *x.stride()[:3]),
+        *(r, shift, precision(x)),
+        **tiles.options,
+    )
+    return x_t
+
+
+def square_states(
+    x_t: Tensor,
+    values: Tensor,
+    chunks: Chunks,
+    parts: Tensor | None = None,
+    *,
+    scan: bool,
+    reverse: bool = False,
+    packed: bool,
+    permuted: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None what is not asked for.
+
+    Args:
+        x_t: `transposed` features.
+        values: `(batch, heads, n, h)`.
+        chunks: how both are cut.
+        parts: their `part_sums`.
+        scan: of all rows before each chunk, or after it (`reverse`); else of all rows, as those of a single chunk.
+        reverse: as said.
+        packed: whether these are asked for.
+        permuted: likewise.
+    """
+    (rows, r, _), h = x_t.shape, values.shape[-1]
+    dtype = x_t.dtype if scan else torch.float32
+    sums = x_t.new_empty(rows, chunks.count, packed_products(r), h, dtype=dtype) if packed else None
+    other = x_t.new_empty(rows, chunks.count, r * h, r, dtype=dtype) if permuted else None
+    tiles = _tiles(x_t, r=r, h=h, scan=scan)
+    launch = functools.partial(_launch_squares, tiles, x_t, values, parts, sums, other, chunks)
+    if not scan:
+        launch(chunks.count)
+        return _total(sums, values.dtype), _total(other, values.dtype)
+    segments = segments_of(x_t, chunks, rows=rows, r=r, h=h)
+    launch(segments.count, steps=segments.size // chunks.size, reverse=reverse)
+    return sums, other
+
+
+def part_sums(x_t: Tensor, values: Tensor, chunks: Chunks, *, reverse: bool = False) -> Tensor | None:
+    """Packed sums of the parts of a sequence, float32, but for that with which nobody begins; None of a single part."""
+    (rows, r, _), h = x_t.shape, values.shape[-1]
+    segments = segments_of(x_t, chunks, rows=rows, r=r, h=h)
+    if segments.count == 1:
+        return None
+    sums = x_t.new_empty(rows, segments.count - 1, packed_products(r), h, dtype=torch.float32)
+    tiles = chosen("square_part", x_t, r=r, h=h)
+    if chunks.size % tiles.tiles["BLOCK_T"]:  # a tile would reach into the next part
+        tiles = _tiles(x_t, r=r, h=h, scan=True)
+    _launch_squares(tiles, x_t, values, None, sums, None, segments, segments.count - 1, first=int(reverse))
+    return sums
+
+
+def segments_of(x: Tensor, chunks: Chunks, *, rows: int, r: int, h: int) -> Chunks:
+    """Parts of sequences of tensors like x, of whole chunks; only one where chunks have rows of zeros behind them.
+
+    `rows` are all heads of a batch.
+    """
+    tiles = _tiles(x, r=r, h=h, scan=True)
+    programs, at_once = rows * packed_products(r) // (16 * tiles.tiles["BLOCK_I"]), slots(x.device, tiles.num_warps)
+    is_whole = chunks.size % tiles.tiles["BLOCK_T"] == 0
     steps = steps_of_a_part(programs, chunks.count, at_once) if is_whole else chunks.count
     return Chunks(steps * chunks.size, -(-chunks.count // steps))
 
 
-def _before(sums: Tensor, *, reverse: bool) -> Tensor:
-    """Of one more than there are along the second dimension: the sum of all before each, or of all after it."""
-    if reverse:
-        return F.pad(sums.flip(1).cumsum(1).flip(1), (0, 0, 0, 0, 0, 1))
-    return F.pad(sums.cumsum(1), (0, 0, 0, 0, 1, 0))
+def _tiles(x: Tensor, *, r: int, h: int, scan: bool) -> Configuration:
+    return chosen("square_state" if scan else "square_segment", x, r=r, h=h)
+
+
+def packed_products(r: int) -> int:
+    """Products of r numbers, without the blocks of 16 x 16 below the diagonal."""
+    return 256 * (r // 16 * (r // 16 + 1) // 2)
 
 
 def _launch_squares(
+    tiles: Configuration,
     x_t: Tensor,
     values: Tensor,
-    starts: Tensor | None,
+    parts: Tensor | None,
     sums: Tensor | None,
     other: Tensor | None,
     chunks: Chunks,
     groups: int,
     *,
-    r: int,
-    tiles: Configuration,
-    reverse: bool,
+    reverse: bool = False,
     steps: int | None = None,
     first: int = 0,
 ) -> None:
     """A program for each tile and group: of `steps` chunks that it walks along, or of one, from `first` on."""
-    (heads, seq_len, h), (rows, _, columns) = values.shape[1:], x_t.shape
+    (heads, seq_len, h), (rows, r, columns) = values.shape[1:], x_t.shape
     block_i, block_t = tiles.tiles["BLOCK_I"], tiles.tiles["BLOCK_T"]
-    blocks = r // 16 * (r // 16 + 1) // 2
     chunk_rows = max(chunks.size, columns // chunks.count)
-    launcher(square_state_kernel, values, blocks * 16 // block_i * rows, groups)(
+    launcher(square_state_kernel, values, packed_products(r) // (16 * block_i) * rows, groups)(
         *(descriptor(x_t, (1, size, block_t)) for size in (block_i, 16)),
-        *(descriptor(values, (1, 1, block_t, h)), starts, sums, other, heads, seq_len),
+        *(descriptor(values, (1, 1, block_t, h)), parts, sums, other, heads, seq_len),
         *(chunks.size, chunks.count, first, chunk_rows, steps or 1),
         *(r, h, steps is not None, reverse, precision(values)),
         **tiles.options,
@@ -221,9 +282,8 @@ def states(
     reverse: bool = False,
     weights: Tensor | None = None,
     decay: Tensor | None = None,
-    norm: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Sums of `x_f v_d`, `(.., m, h)`, and with `norm` of `x_f` times the row's weight, `(.., m)` in float32.
+) -> tuple[Tensor, Tensor]:
+    """Sums of `x_f v_d`, `(.., m, h)`, and of `x_f` times the row's weight, `(.., m)` in float32.
 
     Of what is before each chunk, in the dtype of x; without `scan` of each chunk itself, in float32.
     """
@@ -232,7 +292,7 @@ def states(
     tiles = chosen("state", x, h=h)
     block_t, block_m = tiles.tiles["BLOCK_T"], tiles.tiles["BLOCK_M"]
     sums = x.new_empty(rows, chunks.count, m, h, dtype=x.dtype if scan else torch.float32)
-    norms = x.new_empty(rows, chunks.count, m, dtype=torch.float32) if norm else None
+    norms = x.new_empty(rows, chunks.count, m, dtype=torch.float32)
     groups = 1 if scan else chunks.count
     launcher(state_kernel, x, -(-m // block_m) * rows * groups)(
         *(descriptor(x, (1, 1, block_t, block_m)), descriptor(values, (1, 1, block_t, h)), weights, decay),
@@ -243,21 +303,9 @@ def states(
     return sums, norms
 
 
-def totals(sums: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def totals(sums: Tensor, norms: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The sums over all chunks, as those of a single one."""
-    return sums.sum(1, keepdim=True).to(dtype), _total(norms, torch.float32)
-
-
-def square_norms(x: Tensor, weighted: Tensor, chunks: Chunks, *, scan: bool, reverse: bool = False) -> Tensor:
-    """Sums of `x_i y_j`, `(.., r, r)` in float32, of all rows before each chunk, or after it.
-
-    A chunk's are a few numbers, so each is summed by a program of its own, and what is before it added up afterwards:
-    one program that walks along a sequence takes longer than all the others.
-    """
-    sums, _ = states(x, weighted, chunks, scan=False, norm=False)
-    if not scan:
-        return sums.sum(1, keepdim=True)
-    return _before(sums[:, 1:] if reverse else sums[:, :-1], reverse=reverse)
+    return sums.sum(1, keepdim=True).to(dtype), norms.sum(1, keepdim=True)
 
 
 def square_output(

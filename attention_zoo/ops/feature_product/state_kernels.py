@@ -2,6 +2,9 @@
 
 A program owns some features of one head, keeps their sum in registers and walks along the sequence (`SCAN`): what it
 has at each chunk is stored, so that no other pass adds up prefixes. Without `SCAN` a program treats one chunk.
+
+The r x r sums of denominators are few: each chunk's are summed by a program of its own and added up afterwards, because
+one program that walks along a sequence would take longer than all the others.
 """
 
 import triton
@@ -32,6 +35,77 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
     if SCAN:
         end = tl.where(step == steps - 1, begin, end)
     return chunk, begin, end
+
+
+@triton.jit(do_not_specialize=SIZES)
+def chunk_kernel(
+    x,  # (batch, heads, n, r), of any strides but the last
+    weights,  # (batch * heads, n), of the rows in `norms`; None is 1
+    transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
+    norms,  # (batch * heads, chunks, r, r), float32, or None
+    heads,
+    seq_len,
+    chunk_size,
+    chunks,
+    chunk_rows,
+    stride_batch,
+    stride_head,
+    stride_row,
+    R: tl.constexpr,
+    SHIFT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """A chunk's columns, and its sum of `x_i x_j`, stored as that of the chunk `SHIFT` later; the first has zeros."""
+    # With fewer rows a product is one of the generation before.
+    WIDE: tl.constexpr = 64 if R < 64 else R
+    head, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
+    begin = chunk * chunk_size
+    end = tl.minimum(begin + chunk_size, seq_len)
+    i, j = tl.arange(0, WIDE), tl.arange(0, R)
+    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
+    columns = transposed + ((head.to(tl.int64) * R + i) * chunks + chunk)[None, :] * chunk_rows
+    total = tl.zeros((WIDE, R), tl.float32)
+    for t in range(0, chunk_rows, BLOCK_T):
+        place = t + tl.arange(0, BLOCK_T)
+        rows = (begin + place)[:, None].to(tl.int64)
+        visible = rows < end
+        left = tl.load(own + rows * stride_row + i[None, :], visible & (i < R)[None, :], 0.0)
+        tl.store(columns + place[:, None], left, (place < chunk_rows)[:, None] & (i < R)[None, :])
+        if norms is not None:
+            right = tl.load(own + rows * stride_row + j[None, :], visible, 0.0)
+            if weights is not None:
+                weight = tl.load(weights + head.to(tl.int64) * seq_len + rows, visible, 0.0)
+                right = (right * weight).to(left.dtype)
+            total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
+    if norms is not None:
+        at = chunk + SHIFT
+        is_there = (at >= 0) & (at < chunks)
+        at = (head * chunks + (at + chunks) % chunks).to(tl.int64)
+        total = tl.where(is_there, total, 0.0)
+        tl.store(norms + (at * R + i[:, None]) * R + j[None, :], total, (i < R)[:, None])
+
+
+@triton.jit(do_not_specialize=SIZES)
+def prefix_kernel(
+    sums,  # (batch * heads, chunks, WIDTH), float32
+    chunks,
+    WIDTH: tl.constexpr,
+    REVERSE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add to each chunk's all before it, or after it, in place."""
+    tiles: tl.constexpr = WIDTH // BLOCK
+    head, columns = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    before = tl.zeros((BLOCK,), tl.float32)
+    steps = tl.cdiv(chunks, BLOCK_C)
+    for step in range(steps):
+        chunk = (steps - 1 - step if REVERSE else step) * BLOCK_C + tl.arange(0, BLOCK_C)
+        place = sums + (head * chunks + chunk)[:, None].to(tl.int64) * WIDTH + columns[None, :]
+        own = tl.load(place, (chunk < chunks)[:, None], 0.0)
+        tl.store(place, tl.cumsum(own, 0, reverse=REVERSE) + before[None, :], (chunk < chunks)[:, None])
+        before += tl.sum(own, 0)
 
 
 @triton.jit
@@ -72,7 +146,7 @@ def square_state_kernel(
     left,  # descriptor: x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     right,  # the same, by 16 rows
     values,  # descriptor (batch, heads, n, h)
-    starts,  # (batch * heads, segments, width, h), what a segment begins with; None is nothing
+    parts,  # (batch * heads, groups - 1, width, h), sums of parts of a sequence, float32; None where there is one
     states,  # (batch * heads, chunks, width, h), or None
     permuted,  # (batch * heads, chunks, r * h, r), or None
     heads,
@@ -100,11 +174,13 @@ def square_state_kernel(
     block_i, block_j = pair_of(tile // PARTS, BLOCKS)
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
-    if starts is not None:
-        of_segment = (head * groups + group).to(tl.int64)
-        place = (of_segment * TILES + tile) * ROWS * H
+    if parts is not None:
+        # Nobody needs the sum of the last part, or of the first one in reverse.
+        first = tl.cast(head, tl.int64) * (groups - 1)
         offsets = tl.arange(0, ROWS)[:, None] * H + tl.arange(0, H)[None, :]
-        total += tl.load(starts + place + offsets) * tl.where(block_i == block_j, 1.0, 0.5)
+        for part in range(group if REVERSE else 0, groups - 1 if REVERSE else group):
+            total += tl.load(parts + ((first + part) * TILES + tile) * ROWS * H + offsets)
+        total *= tl.where(block_i == block_j, 1.0, 0.5)
     for step in range(steps):
         chunk, begin, end = _rows_of_step(step, first_chunk + group, steps, seq_len, chunk_size, SCAN, REVERSE)
         at = (head * chunks + chunk if SCAN else head * groups + group).to(tl.int64)
@@ -127,8 +203,7 @@ def _store_features(states, norms, total, norm, at, features, M: tl.constexpr, H
     d, is_one = tl.arange(0, H), features < M
     place = states + (at * M + features[:, None]) * H + d[None, :]
     tl.store(place, total.to(states.dtype.element_ty), is_one[:, None])
-    if norms is not None:
-        tl.store(norms + at * M + features, norm, is_one)
+    tl.store(norms + at * M + features, norm, is_one)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -138,7 +213,7 @@ def state_kernel(
     weights,  # (batch * heads, n), of the rows in `norms`; None is 1
     decays,  # (batch * heads, chunks), factors of the sums at each chunk, or None
     states,  # (batch * heads, chunks, m, h)
-    norms,  # (batch * heads, chunks, m), or None
+    norms,  # (batch * heads, chunks, m)
     heads,
     seq_len,
     chunk_size,
@@ -154,7 +229,7 @@ def state_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Sums of `x_f v` and, for `norms`, of `x_f` times the row's weight, for `BLOCK_M` features f."""
+    """Sums of `x_f v`, and of `x_f` times the row's weight, for `BLOCK_M` features f."""
     TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
     # Of one dimension: chunks are many, and a grid's others end at 65,535.
     program = tl.program_id(0)
@@ -177,10 +252,9 @@ def state_kernel(
             if RAGGED:
                 own = tl.where((rows < end)[:, None], own, 0.0)
             total = tl.dot(tl.trans(own), v, total, input_precision=PRECISION)
-            if norms is not None:
-                seen = own.to(tl.float32)
-                if weights is not None:
-                    seen *= tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
-                norm += tl.sum(seen, 0)
+            seen = own.to(tl.float32)
+            if weights is not None:
+                seen *= tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+            norm += tl.sum(seen, 0)
         if not SCAN:
             _store_features(states, norms, total, norm, at, features, M, H)

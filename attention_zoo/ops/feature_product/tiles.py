@@ -8,24 +8,40 @@ from __future__ import annotations
 from attention_zoo.ops.launching import Configuration, Row
 
 OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
+# One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
+SQUARES = ("square_state", "square_part", "square_segment")
 
 # On the newer ones ptxas likes many blocks more than registers, and spills a few, unless it is told how many there are.
 ROWS = (
     # Without asynchronous products every operand is in registers.
-    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 4, 2), OLDER, 16),
+    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 4, 2), OLDER, 16) for kernel in SQUARES),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16, {"h": 64}),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
     Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
     Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
-    Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "segments": 0}),
-    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
-    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16),
-    Row("square_state", Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)),
+    Row("chunk", Configuration({"BLOCK_T": 64}, 4, 2), bits=16, at_most={"r": 32}),
+    Row("chunk", Configuration({"BLOCK_T": 64}, 8, 2), bits=16),
+    Row("chunk", Configuration({"BLOCK_T": 32}, 8, 1)),
+    Row("prefix", Configuration({"BLOCK_C": 32, "BLOCK": 64}, 4, 1)),
+    Row("square_state", Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64, "r": 32}),
+    # Long tiles have fewer instructions a row, and tall ones load values less often.
+    *(
+        Row(kernel, Configuration({"BLOCK_I": 16, "BLOCK_T": 128}, 8, 2), HOPPER, 16, {"h": 64})
+        for kernel in ("square_state", "square_part")
+    ),
+    *(
+        Row(kernel, Configuration({"BLOCK_I": 8, "BLOCK_T": 64}, 4, 3), bits=16, at_most={"h": 64})
+        for kernel in ("square_state", "square_part")
+    ),
+    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16) for kernel in SQUARES),
+    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 64}, 4, 3), bits=16) for kernel in SQUARES),
+    *(Row(kernel, Configuration({"BLOCK_I": 4, "BLOCK_T": 32}, 8, 1)) for kernel in SQUARES),
     Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 2, 255), NEWER, 16),
     Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
     Row("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
+    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), HOPPER, 16, {"h": 64, "r": 32}),
     Row(
         "square_output",
         Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3),
@@ -63,13 +79,20 @@ ROWS = (
 
 # What `python -m bench.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    "square_state": tuple(
-        Configuration({"BLOCK_I": block_i, "BLOCK_T": block_t}, warps, stages)
-        for block_i, block_t, warps, stages in ((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2), (16, 64, 8, 3))
-    ),
+    **{
+        kernel: tuple(
+            Configuration({"BLOCK_I": block_i, "BLOCK_T": block_t}, warps, stages)
+            for block_i, block_t, warps, stages in (
+                *((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2)),
+                *((8, 128, 4, 3), (16, 64, 8, 3), (16, 128, 8, 2)),
+            )
+        )
+        for kernel in SQUARES
+    },
+    "chunk": tuple(Configuration({"BLOCK_T": block_t}, warps, 2) for block_t in (64, 128) for warps in (4, 8)),
     "square_output": tuple(
         Configuration({"BLOCK_T": block_t, "BLOCK_N": 64}, warps, stages)
-        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3))
+        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3), (256, 8, 3))
     ),
     "square_gradient": tuple(
         Configuration({"BLOCK_T": block_t}, warps, stages)

@@ -1,6 +1,7 @@
 """The normalised `feature_product` by Triton kernels: a few launches, and nothing of size n x n or n x r^2.
 
-Both passes are custom operators, opaque to `torch.compile` and to autograd; the backward pass computes the sums again.
+Both passes are custom operators, opaque to `torch.compile` and to autograd. The backward pass computes the sums again,
+but for those of few numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def refusal_of(features: int, head_dim: int, block_size: int | None, degree: int
 def default_block_size(seq_len: int, features: int, degree: int) -> int:
     """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
     if degree == 1:
-        return max(128, min(512, features))
+        return max(128, min(512, padded(features)))
     return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
 
 
@@ -71,18 +72,23 @@ def normalised_product(
     block_size = block_size or default_block_size(left.shape[2], left.shape[3], degree)
     log_degree = int(math.log2(local.degree if local else degree))
     settings = bias, causal, min(block_size, left.shape[2]), degree, log_degree
-    out, _ = attend(*given, log_scale, *settings)
+    out, *_ = attend(*given, log_scale, *settings)
     is_quadratic = causal and block_size >= left.shape[2]
     return out.to(dtype), "triton_quadratic" if is_quadratic else "triton_blocks"
+
+
+def padded(columns: int) -> int:
+    """As many columns as the tiles have, of these and zeros."""
+    unit = launches.PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
+    return -(-columns // unit) * unit
 
 
 def _ready(x: Tensor) -> Tensor:
     """In a dtype of the kernels, and as many columns as their tiles have."""
     (x,) = autocast(x)
     x = x.bfloat16() if x.dtype == torch.float16 else x
-    columns = x.shape[-1]
-    unit = launches.PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
-    return F.pad(x, (0, -columns % unit)) if columns % unit else x
+    missing = padded(x.shape[-1]) - x.shape[-1]
+    return F.pad(x, (0, missing)) if missing else x
 
 
 class _Inputs(NamedTuple):
@@ -126,8 +132,11 @@ class _Inputs(NamedTuple):
 
     @property
     def scales(self) -> Scales | None:
-        """Those that keep sums relative to the largest log scale so far."""
-        return None if self.log_scale is None else _scales(self.log_scale.flatten(0, 1).contiguous(), self.chunks)
+        """Those that keep sums relative to the largest log scale so far, or of all."""
+        if self.log_scale is None:
+            return None
+        log = self.log_scale.flatten(0, 1).contiguous()
+        return _scales(log, self.chunks) if self.causal else Scales(log, (log - log.amax(-1, keepdim=True)).exp())
 
 
 def _scales(log: Tensor, chunks: Chunks) -> Scales:
@@ -137,7 +146,7 @@ def _scales(log: Tensor, chunks: Chunks) -> Scales:
     after = running[:, last]
     before = torch.cat([running[:, :1], after[:, :-1]], 1)
     return Scales(
-        log, running, (before[:, chunk] - running).exp(), (log - after[:, chunk]).exp(), (before - after).exp()
+        log, (log - after[:, chunk]).exp(), running, (before[:, chunk] - running).exp(), (before - after).exp()
     )
 
 
@@ -146,15 +155,29 @@ def _weighted(x: Tensor, weights: Tensor | None) -> Tensor:
     return x if weights is None else (x * weights.view(x.shape[:3])[..., None]).to(x.dtype)
 
 
-def _forward(given: _Inputs) -> tuple[Tensor, Tensor]:
-    """The output and its denominators `(batch * heads, n)`."""
+class _Kept(NamedTuple):
+    """What the forward pass leaves to the backward pass, in float32: numbers that are few beside the inputs.
+
+    Denominators `(batch * heads, n)`, and of squares the sums of `x_i x_j` that rows read and those of parts of a
+    sequence of keys, which are empty where there are none.
+    """
+
+    totals: Tensor
+    norms: Tensor
+    parts: Tensor
+
+
+def _forward(given: _Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, and what is `_Kept`."""
     left, right, value, chunks, scan = given.left, given.right, given.value, given.chunks, given.causal
-    h, scales, sums, norms = value.shape[-1], given.scales, None, None
+    h, scales, sums, norms, parts = value.shape[-1], given.scales, None, None, None
     if given.degree == 2:
         if given.reads_sums:
             cut = given.summed(right)
-            sums, _ = launches.square_states(right, value, cut, scan=scan, packed=True, permuted=False)
-            norms = launches.square_norms(right, right, cut, scan=scan)
+            right_t, norms = launches.prepared(right, cut, h, scan=scan)
+            parts = launches.part_sums(right_t, value, cut) if scan else None
+            sums, _ = launches.square_states(right_t, value, cut, parts, scan=scan, packed=True, permuted=False)
+            del right_t
         out, totals = launches.square_output(left, sums, norms, chunks, h, near=given.near, bias=given.bias)
     else:
         key_scale = scales and scales.key
@@ -172,8 +195,23 @@ def _forward(given: _Inputs) -> tuple[Tensor, Tensor]:
             row_scales=scales and scales.query,
             bias=given.bias,
         )
+        norms = None
     assert totals is not None
-    return out, totals
+    norms, parts = (totals.new_empty(0) if x is None else x for x in (norms, parts))
+    return out, totals, norms, parts
+
+
+def _empty_kept(given: _Inputs) -> _Kept:
+    """Of the sizes that `_forward` returns."""
+    (batch, heads, seq_len, r), h, right = given.left.shape, given.value.shape[-1], given.right
+    rows, norms, parts = batch * heads, [0], [0]
+    if given.degree == 2 and given.reads_sums:
+        chunks = given.summed(right)
+        norms = [rows, chunks.count if given.causal else 1, r, r]
+        segments = launches.segments_of(right, chunks, rows=rows, r=r, h=h).count if given.causal else 1
+        if segments > 1:
+            parts = [rows, segments - 1, launches.packed_products(r), h]
+    return _Kept(*(right.new_empty(size, dtype=torch.float32) for size in ([rows, seq_len], norms, parts)))
 
 
 def _feature_sums(x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, **options: Any) -> tuple[Tensor, Tensor]:
@@ -184,9 +222,9 @@ def _feature_sums(x: Tensor, values: Tensor, chunks: Chunks, *, scan: bool, **op
     return sums, norms
 
 
-def _backward(given: _Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tuple[Tensor, ...]:
+def _backward(given: _Inputs, out: Tensor, kept: _Kept, d_out: Tensor) -> tuple[Tensor, ...]:
     """The gradients of left, right, value, local query, local key and log scale; empty where there is none."""
-    grad, d_total = launches.divide(d_out, out, totals)
+    grad, d_total = launches.divide(d_out, out, kept.totals)
     scales, (d_scale, *of_local) = given.scales, [given.left.new_empty(0) for _ in range(3)]
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = None, None, None
     if given.near is not None:
@@ -194,8 +232,10 @@ def _backward(given: _Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tup
     d_value = gradients[2]
     if given.local_query is not None:
         of_local, gradients = [*gradients[:2]], (None, None, d_value)  # type: ignore[list-item]
-    pull = _pull_squares if given.degree == 2 else _pull_features
-    d_left, d_right, d_value = pull(given, grad, d_total, scales, *gradients)
+    if given.degree == 2:
+        d_left, d_right, d_value = _pull_squares(given, kept, grad, d_total, *gradients)
+    else:
+        d_left, d_right, d_value = _pull_features(given, grad, d_total, scales, *gradients)
     if given.log_scale is not None:
         d_scale = (d_right * given.right).sum(-1, dtype=given.log_scale.dtype)
     return d_left, d_right, d_value, *of_local, d_scale
@@ -203,9 +243,9 @@ def _backward(given: _Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tup
 
 def _pull_squares(
     given: _Inputs,
+    kept: _Kept,
     grad: Tensor,
     d_total: Tensor,
-    scales: Scales | None,
     d_left: Tensor | None,
     d_right: Tensor | None,
     d_value: Tensor | None,
@@ -213,16 +253,18 @@ def _pull_squares(
     left, right, value, chunks, scan = given.left, given.right, given.value, given.chunks, given.causal
     if not given.reads_sums:
         return *(x.new_zeros(x.shape) if d is None else d for x, d in ((left, d_left), (right, d_right))), d_value  # type: ignore[return-value]
-    cut = given.summed(right)
-    _, sums = launches.square_states(right, value, cut, scan=scan, packed=False, permuted=True)
-    norms = launches.square_norms(right, right, cut, scan=scan)
-    d_left = launches.square_gradient(left, grad, sums, norms, chunks, weights=d_total, out=d_left)
-    del sums
+    h, cut, parts = value.shape[-1], given.summed(right), kept.parts if kept.parts.numel() else None
+    right_t = launches.transposed(right, cut, h, scan=scan)
+    _, sums = launches.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
+    d_left = launches.square_gradient(left, grad, sums, kept.norms, chunks, weights=d_total, out=d_left)
+    del sums, right_t
     cut, chunks = given.summed(left), chunks.reversed if scan else Chunks(right.shape[2], 1)
-    packed, sums = launches.square_states(left, grad, cut, scan=scan, reverse=True, packed=True, permuted=True)
-    norms = launches.square_norms(left, _weighted(left, d_total), cut, scan=scan, reverse=True)
+    left_t, norms = launches.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
+    parts = launches.part_sums(left_t, grad, cut, reverse=True) if scan else None
+    packed, sums = launches.square_states(left_t, grad, cut, parts, scan=scan, reverse=True, packed=True, permuted=True)
+    del left_t, parts
     d_right = launches.square_gradient(right, value, sums, norms, chunks, out=d_right)
-    d_value, _ = launches.square_output(right, packed, None, chunks, value.shape[-1], out=d_value)
+    d_value, _ = launches.square_output(right, packed, None, chunks, h, out=d_value)
     return d_left, d_right, d_value
 
 
@@ -264,17 +306,17 @@ def attend(
     block_size: int,
     degree: int,
     log_degree: int,
-) -> tuple[Tensor, Tensor]:
-    """The output, and its denominators `(batch * heads, n)` in float32."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output, and what is `_Kept`: its denominators `(batch * heads, n)` in float32 first."""
     return _forward(
         _Inputs(*(left, right, value, local_query, local_key, log_scale, bias, causal, block_size, degree, log_degree))
     )
 
 
 @attend.register_fake
-def _(left: Tensor, right: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    rows = left.shape[0] * left.shape[1], left.shape[2]
-    return value.new_empty(*left.shape[:3], value.shape[-1]), left.new_empty(rows, dtype=torch.float32)
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    given = _Inputs(*inputs)
+    return given.value.new_empty(*given.left.shape[:3], given.value.shape[-1]), *_empty_kept(given)
 
 
 @torch.library.custom_op("attention_zoo::feature_product_backward", mutates_args=())
@@ -292,13 +334,15 @@ def attend_backward(
     log_degree: int,
     out: Tensor,
     totals: Tensor,
+    norms: Tensor,
+    parts: Tensor,
     d_out: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first six arguments; empty for those that are None."""
     given = _Inputs(
         *(left, right, value, local_query, local_key, log_scale, bias, causal, block_size, degree, log_degree)
     )
-    return _backward(given, out, totals, d_out)  # type: ignore[return-value]
+    return _backward(given, out, _Kept(totals, norms, parts), d_out)  # type: ignore[return-value]
 
 
 @attend_backward.register_fake
@@ -309,15 +353,16 @@ def _(
     return tuple(left.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:6], *output)
     ctx.settings = inputs[6:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _pull(ctx: Any, d_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, out, totals = ctx.saved_tensors
-    gradients = attend_backward(*inputs, *ctx.settings, out, totals, d_out)
+def _pull(ctx: Any, d_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    inputs, outputs = saved[:6], saved[6:]
+    gradients = attend_backward(*inputs, *ctx.settings, *outputs, d_out)
     given = (None if x is None else d for x, d in zip(inputs, gradients, strict=True))
     return *given, *(None for _ in ctx.settings)
 

@@ -12,6 +12,7 @@ from closeness import assert_near, of_float32
 import attention_zoo
 from attention_zoo import ops
 from attention_zoo.ops import launching
+from attention_zoo.ops.exponential_features import triton as exponential_features
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.random_sketch import triton as random_sketch
 
@@ -29,7 +30,7 @@ def case(name, head_dim=64, **given):
 
 
 SKETCHED = [
-    case("polysketch", h, sketch_size=r, block_size=256, causal=True) for r in (16, 32, 64, 128) for h in (64, 128)
+    case("polysketch", h, sketch_size=r, block_size=128, causal=True) for r in (16, 32, 64, 128) for h in (64, 128)
 ]
 WHOLE = [case("polysketch", h, sketch_size=r, causal=False) for r, h in ((32, 64), (32, 128), (128, 64))]
 LOCAL = [case("polysketch", h, sketch_size=32, block_size=256, local=True, causal=True) for h in (64, 128)]
@@ -150,7 +151,7 @@ def test_no_row_is_left_out(arch, dtype, monkeypatch):
         used.add((kernel, chosen.name))
         return chosen
 
-    for module in (launching, launches, random_sketch):
+    for module in (launching, launches, random_sketch, exponential_features):
         monkeypatch.setattr(module, "launcher", lambda kernel, x, *grid: lambda *_, **__: None)
     monkeypatch.setattr(launching, "fitting", look)
     monkeypatch.setattr(launching, "architecture", lambda device: arch)

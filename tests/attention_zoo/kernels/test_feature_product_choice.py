@@ -178,7 +178,7 @@ def test_at_the_telling_length_there_are_blocks(r, given):
         (4096, 64, 2, 4096),
         (4097, 64, 2, 1024),
         (9000, 16, 1, 128),
-        (9000, 266, 1, 266),
+        (9000, 266, 1, 320),
         (9000, 2000, 1, 512),
     ],
 )
@@ -213,8 +213,8 @@ def test_operators(case):
     ]
     torch.library.opcheck(triton.attend, given)
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
-    out, totals = triton.attend(*given)
-    torch.library.opcheck(triton.attend_backward, (*given, out, totals, torch.ones_like(out)))
+    out, *kept = triton.attend(*given)
+    torch.library.opcheck(triton.attend_backward, (*given, out, *kept, torch.ones_like(out)))
 
 
 @pytest.mark.parametrize(
@@ -288,29 +288,50 @@ def names(launched):
 def passes(given):
     """Both, on tensors without memory: nothing there can wait for a device, or look at a number."""
     inputs = triton._Inputs(*given)
-    out, totals = triton._forward(inputs)
+    out, *kept = triton._forward(inputs)
     yield
-    gradients = triton._backward(inputs, out, totals, torch.empty_like(out))
+    gradients = triton._backward(inputs, out, triton._Kept(*kept), torch.empty_like(out))
     assert [x.shape for x in gradients[:3]] == [x.shape for x in given[:3]]
     yield
 
 
 DIVIDE, NEAR = ["divide"], ["near_query", "near_key"]
-SQUARES = ["square_state", "state", "square_gradient", "square_state", "state", "square_gradient", "square_output"]
-# Of few heads, whose sums are of parts of the sequence first.
-PARTS = [name for name in SQUARES for _ in range(2 if name == "square_state" else 1)]
+# Of few heads, whose sums are of parts of the sequence first; those of keys are kept by the forward pass.
+PARTS = ["square_state", "square_state"]
+OF_QUERIES = ["chunk", "square_state", "square_gradient"]
+OF_KEYS = ["square_gradient", "square_output"]
 FEATURES = ["state", "gradient", "state", "gradient", "output"]
 
 
 @pytest.mark.parametrize(
     ("case", "m", "forward", "backward"),
     [
-        ("squares", 64, ["square_state", "square_state", "state", "square_output"], DIVIDE + NEAR + PARTS),
-        ("squares local", 64, ["square_state", "square_state", "state", "square_output"], DIVIDE + NEAR + PARTS),
+        (
+            "squares",
+            64,
+            ["chunk", "prefix", *PARTS, "square_output"],
+            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
+        ),
+        (
+            "squares local",
+            64,
+            ["chunk", "prefix", *PARTS, "square_output"],
+            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
+        ),
         ("squares whole", 64, ["square_output"], DIVIDE + NEAR),
         ("squares whole local", 64, ["square_output"], DIVIDE + NEAR),
-        ("squares full", 64, ["square_state", "state", "square_output"], DIVIDE + SQUARES),
-        ("squares of many heads", 64, ["square_state", "state", "square_output"], DIVIDE + NEAR + SQUARES),
+        (
+            "squares full",
+            64,
+            ["chunk", "square_state", "square_output"],
+            [*DIVIDE, *OF_QUERIES, "chunk", "square_state", *OF_KEYS],
+        ),
+        (
+            "squares of many heads",
+            64,
+            ["chunk", "prefix", "square_state", "square_output"],
+            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", "square_state", *OF_KEYS],
+        ),
         ("features", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
         ("features scales", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
         ("features scales", 256, ["state", "output"], [*DIVIDE, *NEAR, "near_key", *FEATURES]),
@@ -332,7 +353,7 @@ def test_under_autocast_numbers_are_of_16_bits(launched):
         attention = make(name, causal=True, block_size=16)
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
             assert attention(*qkv()).dtype == torch.float32
-        assert launched and all(used == {torch.bfloat16} for _, used in launched)
+        assert set().union(*(used for _, used in launched)) == {torch.bfloat16}
         launched.clear()
 
 
@@ -361,27 +382,30 @@ MEGABYTE = 2**20
 
 
 @pytest.mark.parametrize(
-    ("case", "r", "block", "forward", "backward"),
+    ("case", "r", "block", "forward", "kept", "backward"),
     [
-        ("squares local", 32, 1024, 82, 397),
-        ("squares local", 64, 1024, 128, 704),
-        ("squares", 32, 512, 118, 411),
-        ("squares", 64, 1024, 128, 656),
-        ("squares full", 64, 1024, 132, 480),
+        ("squares local", 32, 1024, 62, 26, 350),
+        ("squares local", 64, 1024, 128, 8, 608),
+        ("squares", 32, 512, 99, 27, 363),
+        ("squares", 64, 1024, 128, 8, 560),
+        ("squares full", 64, 1024, 132, 2, 480),
     ],
 )
-def test_memory(case, r, block, forward, backward, launched):
-    """Of 12 heads of 32k rows in bfloat16, in megabytes: the first pass beside its output, the second in all."""
+def test_memory(case, r, block, forward, kept, backward, launched):
+    """Of 12 heads of 32k rows in bfloat16, in megabytes: the first pass, what it leaves, both beside the output; the
+    second pass in all.
+    """
     length, heads, h = 32768, 12, 64
     given = arguments(case, "meta", length=length, batch=1, heads=heads, r=r, h=h, dtype=torch.bfloat16, block=block)
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
     inputs, size = triton._Inputs(*given), heads * length * h * 2
     with Memory(tensors) as memory:
-        out, totals = triton._forward(inputs)
+        out, *left = triton._forward(inputs)
     extra = memory.peak - size
     assert extra <= min(2 * 4 * size, forward * MEGABYTE)
+    assert sum(x.nbytes for x in left) <= kept * MEGABYTE
     d_out = torch.empty_like(out)
-    with Memory([*tensors, out, totals, d_out]) as memory:
-        gradients = triton._backward(inputs, out, totals, d_out)
+    with Memory([*tensors, out, *left, d_out]) as memory:
+        gradients = triton._backward(inputs, out, triton._Kept(*left), d_out)
     assert len(gradients) == 6 and memory.peak <= backward * MEGABYTE
     assert memory.largest <= heads * length * r**2 * 2 / 8

@@ -154,10 +154,43 @@ def test_parts_of_a_sequence_of_few_heads(r, chunks):
     """So few programs that each sequence is walked along in parts, the last of which may be shorter."""
     length = 64 * chunks - 5
     assert (
-        launches._segments(4, launches.Chunks.of(length, 64), 64 * chunks, launches.slots(torch.device(DEVICE))).count
-        == 3
+        launches.segments_of(torch.ones(1, device=DEVICE), launches.Chunks.of(length, 64), rows=1, r=r, h=16).count == 3
     )
     assert_equals_formula(inputs(length, r=r), causal=True, block_size=64, **SQUARES)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("length", "size", "r"), [(150, 40, 16), (64, 64, 32), (16 * 70 - 3, 16, 16), (100, 100, 64)])
+def test_columns_and_norms_of_chunks(length, size, r, reverse):
+    x = inputs(length, r=r, batch=2, heads=2)[0].transpose(1, 2).contiguous().transpose(1, 2)
+    weights = torch.randn(4, length, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    chunks = launches.Chunks.of(length, size)
+    x_t, norms = launches.prepared(x, chunks, 16, scan=True, reverse=reverse, weights=weights)
+    for first, columns in zip(range(0, length, size), x_t.unflatten(2, (chunks.count, -1)).unbind(2), strict=True):
+        own = x[:, :, first : first + size].flatten(0, 1).mT
+        assert torch.equal(columns[..., : own.shape[2]], own)
+        assert not columns[..., own.shape[2] :].any()
+        rows = slice(first + size, None) if reverse else slice(first)
+        seen = x.flatten(0, 1)[:, rows].double()
+        assert_near([norms[:, first // size]], [seen.mT @ (seen * weights[:, rows, None])])
+    assert torch.equal(launches.transposed(x, chunks, 16), x_t)
+
+
+@pytest.mark.parametrize(
+    ("length", "given", "kept"),
+    [
+        (443, {**SQUARES, "causal": True, "block_size": 64}, [7 * 256, 2 * 256 * 16]),  # three parts
+        (443, {**SQUARES, "causal": True, "block_size": 40}, [12 * 256, 0]),
+        (50, {**SQUARES, "causal": True, "block_size": 64}, [0, 0]),
+        (50, {**SQUARES, "causal": False, "block_size": 64}, [256, 0]),
+        (443, {**FEATURES, "causal": True, "block_size": 64}, [0, 0]),
+    ],
+)
+def test_the_fake_kernel_knows_what_is_kept(length, given, kept):
+    settings = given["bias"], given["causal"], min(length, given["block_size"]), given["degree"], given["degree"] - 1
+    arguments = *inputs(length), None, None, None, *settings
+    assert [x.numel() for x in triton.attend(*arguments)[2:]] == kept
+    torch.library.opcheck(triton.attend, arguments, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize(
@@ -350,7 +383,7 @@ def with_a_common_part(of_keys):
 @pytest.mark.parametrize("of_keys", [3, 10])
 def test_denominators_of_keys_with_a_common_part(of_keys):
     left, right, value = with_a_common_part(of_keys)
-    _, totals = triton.attend(left, right, value, None, None, None, 0.0, True, 64, 2, 1)
+    _, totals, *_ = triton.attend(left, right, value, None, None, None, 0.0, True, 64, 2, 1)
     expected = ((left.double() @ right.double().mT) ** 2).tril().sum(-1)[0]
     assert_within(((totals - expected).abs() / expected).max(), 2e-3)
 
@@ -359,7 +392,7 @@ def test_denominators_of_keys_with_a_common_part(of_keys):
 def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
     left, right, value = with_a_common_part(of_keys)
     chunks, nothing = launches.Chunks.of(300, 64), torch.zeros_like(value)
-    norms = launches.square_norms(right, right, chunks, scan=True)
+    _, norms = launches.prepared(right, chunks, value.shape[-1], scan=True)
     sums = right.new_zeros(1, chunks.count, 32 * value.shape[-1], 32)
     actual = launches.square_gradient(left, nothing, sums, norms, chunks)[:, :, 64::2]
     before = torch.stack(
@@ -459,3 +492,10 @@ def test_larger_tiles(block_size, length, given, causal, larger_tiles):
 def test_larger_tiles_of_more_features(m, r, larger_tiles):
     tensors = *inputs(100, m=m, r=r), None, None, log_scales("random", 100) if m else None
     assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
+
+
+@pytest.mark.parametrize(("size", "length", "r"), [(64, 443, 16), (128, 7 * 128 - 5, 32), (128, 7 * 128, 64)])
+def test_larger_tiles_of_parts(size, length, r, larger_tiles):
+    x = torch.ones(1, device=DEVICE)
+    assert launches.segments_of(x, launches.Chunks.of(length, size), rows=1, r=r, h=16).count == 3
+    assert_equals_formula(inputs(length, r=r), causal=True, block_size=size, **SQUARES)

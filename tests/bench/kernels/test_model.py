@@ -133,18 +133,20 @@ def test_kernels_of_polysketch_multiply_what_is_needed_and_a_little_more(r, n, b
 
 
 def test_sums_are_read_and_written_once():
-    *_, parts, scan, norms, output = polysketch(12, 32768, 32, CODE, backward=False).kernels
+    *_, columns, prefixes, parts, scan, output = polysketch(12, 32768, 32, CODE, backward=False).kernels
     p = Product(12, 32768, 32, CODE)
     assert p.width == 768 and p.chunks == 64
     sums = 12 * 64 * 768 * H * 2
     # 72 programs for a device of 264 at once: eleven parts of a sequence, each of which begins with what is before it;
-    # nobody begins with what is in the last.
-    assert (p.programs, p.parts, scan.blocks, parts.blocks) == (72, 11, 792, 720)
+    # nobody begins with what is in the last. The tiles of what is before are twice as tall.
+    assert (p.parts, scan.blocks, parts.blocks) == (11, 792, 360)
     assert parts.hbm_bytes == pytest.approx(p.rows * 2 * (32 + H) * 10 / 11 + 12 * 10 * 768 * H * 4)
-    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums + 12 * 11 * 768 * H * 4
+    assert scan.hbm_bytes == p.rows * 2 * (32 + H) + sums + 12 * 10 * 768 * H * 4
     assert Product(48, 8192, 32, CODE).parts == Product(12, 32768, 64, CODE).parts == 1
     assert output.hbm_bytes == pytest.approx(p.rows * (2 * 32 + 4 * H + 4) + sums * 63 / 64)
-    assert norms.blocks == 12 * 64  # a program for each chunk
+    assert columns.blocks == 12 * 64  # a program for each chunk
+    assert columns.hbm_bytes == p.rows * 4 * 32 + 12 * 64 * 32 * 32 * 4
+    assert prefixes.hbm_bytes == 2 * 12 * 64 * 32 * 32 * 4
 
 
 def test_time_of_a_token_is_the_same_in_a_longer_sequence():

@@ -38,9 +38,11 @@ def launched(stub, match):
 
 def test_a_launch_of_each_operation(stub):
     calls, launches = launched(
-        stub, "forward r32 h64 8x2048|forward p4 h32|decoding linear h32|networks forward r16|sketch forward r64 h128"
+        stub,
+        "forward r32 h64 8x2048|forward p4 h32|decoding linear h32|networks forward r16|sketch forward r64 h128|"
+        "exponential features forward m256 h32",
     )
-    assert len(calls) == 5 and len(launches) >= len(calls)
+    assert len(calls) == 6 and len(launches) >= len(calls)
 
 
 @pytest.mark.slow
