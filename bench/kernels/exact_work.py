@@ -8,29 +8,33 @@ from bench.kernels.work import Codes, Compiled, H, Operations, Work
 
 def polynomial(heads: int, n: int, p: int, code: Codes, *, backward: bool) -> Work:
     """A causal forward pass, and the backward pass with it; its speed is given as that of softmax is, 2 h n FLOPs."""
-    rows = heads * n
-    how = code[f"polynomial forward p{p} h64 causal bfloat16", "forward"]
-    kernels = [_exact(how, "forward", rows, n, flops=2 * H, outputs=H, order=(0, 1))]
-    # Units of the scores, layer norms, and queries in these units.
-    operations, flops = Operations(24, rows * 1704.0), 2.0 * rows * n * H
-    if backward:
-        prepare, keys, queries = (
-            code[f"polynomial backward p{p} h64 causal bfloat16", name]
-            for name in ("prepare", "backward_keys", "backward_queries")
-        )
-        blocks = rows // prepare.tiles["block_m"]
-        kernels += [
-            Kernel(
-                *("prepare", blocks, prepare.warps, prepare.resident, rows * (6 * H + 8)),
-                edges=prepare.edges,
-                descriptors=5,
-            ),
-            _exact(keys, "backward_keys", rows, n, flops=4 * H, outputs=2 * H, order=(1, 0)),
-            _exact(queries, "backward_queries", rows, n, flops=3 * H, outputs=H, order=(0, 1)),
-        ]
-        operations = Operations(33, rows * (1704.0 + 2000.0))
-        flops *= 3.5
-    return Work(kernels, operations, flops)
+    rows, call = heads * n, f"p{p} h64 causal bfloat16"
+    how = {name: code[f"polynomial forward {call}", name] for name in ("prepare_keys", "prepare_queries", "forward")}
+    kernels = [
+        # A tensor in and one out, norms, units.
+        _by_rows(how["prepare_keys"], "prepare_keys", rows, 4 * H + 4),
+        _by_rows(how["prepare_queries"], "prepare_queries", rows, 4 * H + 8),
+        _exact(how["forward"], "forward", rows, n, flops=2 * H, outputs=H, order=(0, 1)),
+    ]
+    flops = 2.0 * rows * n * H
+    if not backward:
+        return Work(kernels, Operations(0, 0.0), flops)
+    names = "prepare_gradients", "backward_keys", "backward_queries", "pull_norm"
+    how = {name: code[f"polynomial backward {call}", name] for name in names}
+    kernels += [
+        _by_rows(how["prepare_gradients"], "prepare_gradients", rows, 10 * H + 8, descriptors=5),
+        _exact(how["backward_keys"], "backward_keys", rows, n, flops=4 * H, outputs=2 * H, order=(1, 0)),
+        _exact(how["backward_queries"], "backward_queries", rows, n, flops=3 * H, outputs=H, order=(0, 1)),
+        *(_by_rows(how["pull_norm"], f"pull_norm of {x}", rows, 6 * H) for x in ("queries", "keys")),
+    ]
+    # Sums of the norm's gradients, and autograd's own.
+    return Work(kernels, Operations(6, 0.0), 3.5 * flops)
+
+
+def _by_rows(how: Compiled, name: str, rows: int, moved: int, descriptors: int = 0) -> Kernel:
+    """A kernel that reads and writes so many bytes of each row once."""
+    blocks = rows // how.tiles["block_m"]
+    return Kernel(name, blocks, how.warps, how.resident, float(rows * moved), edges=how.edges, descriptors=descriptors)
 
 
 def _exact(how: Compiled, name: str, rows: int, n: int, *, flops: int, outputs: int, order: tuple[int, int]) -> Kernel:

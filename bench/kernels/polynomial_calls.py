@@ -1,4 +1,4 @@
-"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim and norm, and their neighbours."""
+"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim, norm and their neighbours."""
 
 from __future__ import annotations
 

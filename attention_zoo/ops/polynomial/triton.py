@@ -138,7 +138,9 @@ def attend(
 @attend.register_fake
 def _(query: Tensor, key: Tensor, *_: Any) -> Forward:
     denominator, unit = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2))
-    return Forward(query.new_empty(query.shape), denominator, query.new_empty(query.shape), key.new_empty(key.shape), unit)
+    return Forward(
+        query.new_empty(query.shape), denominator, query.new_empty(query.shape), key.new_empty(key.shape), unit
+    )
 
 
 @torch.library.custom_op("attention_zoo::polynomial_attention_backward", mutates_args=())
@@ -170,7 +172,7 @@ def attend_backward(
         out.new_empty(0) if x is None else of_programs.sum(0).to(x.dtype)
         for x, of_programs in zip((weight, offset), sums, strict=True)
     )
-    return *gradients, *of_norm
+    return *gradients, *of_norm  # type: ignore[return-value]
 
 
 @attend_backward.register_fake

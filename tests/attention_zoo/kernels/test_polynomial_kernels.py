@@ -10,7 +10,6 @@ from closeness import assert_within, of_float32
 import attention_zoo
 from attention_zoo.ops import launching
 from attention_zoo.ops.polynomial.tiles import ROWS
-from attention_zoo.ops.polynomial.units import score_units
 
 pytest.importorskip("triton")
 polynomial = importlib.import_module("attention_zoo.ops.polynomial.triton")
@@ -131,7 +130,7 @@ def test_every_head_dim(arch, bits, head_dim, causal, monkeypatch):
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_every_kernel_has_tiles_everywhere(head_dim, dtype, arch, monkeypatch):
     monkeypatch.setattr(launching, "architecture", lambda device: arch)
-    for kernel in ("forward", "prepare", "backward_keys", "backward_queries"):
+    for kernel in {row.kernel for row in ROWS}:
         assert launching.configuration(ROWS, kernel, torch.ones(1, dtype=dtype), head_dim=head_dim)
 
 
@@ -175,13 +174,10 @@ def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient():
 
 
 def test_a_vanished_denominator_leaves_no_gradient_behind():
-    """Scores of 1e-23 have a square in float32 that is none, and a slope that is a number."""
+    """Rows so short that no unit makes a number of the eighth power of their scores."""
     query, key, value = qkv(3)
-    zeros = torch.zeros(BATCH, HEADS, 3, device=DEVICE)
-    query, d_out = 1e-25 * query, torch.ones_like(query)
-    out, denominator = polynomial.attend(query, key, value, zeros, 2, False)
-    gradients = polynomial.attend_backward(d_out, query, key, value, out, denominator, 2, False)
-    assert all((x == 0).all() for x in (out, *gradients))
+    found = with_gradients(polynomial.polynomial_attention, (1e-35 * query, key, value), degree=8, bias=0.0)
+    assert all((x == 0).all() for x in found)
 
 
 @every_mask
@@ -254,10 +250,9 @@ def test_float16_neither_overflows_nor_vanishes(degree):
 def test_gradients_of_faint_rows_are_numbers():
     """Weights of 1e-35, and gradients a millionfold: over their sum these would be infinite."""
     query, key, value = qkv(40)
-    zeros = torch.zeros(BATCH, HEADS, 40, device=DEVICE)
 
     def faint(q, k, v):
-        return 1e6 * polynomial.attend(q, k, v, zeros, 4, False)[0]
+        return 1e6 * polynomial.polynomial_attention(q, k, v, degree=4, bias=0.0)
 
     tensors = 3e-10 * query, key, value
     expected = with_gradients(lambda *x: 1e6 * by_formula(*x, degree=4, bias=0.0), [x.double() for x in tensors])
@@ -279,7 +274,83 @@ def test_sixteen_bits_on_a_gpu(length, degree, head_dim, dtype, causal):
     assert_near(actual[1:], expected[1:], 2e-2)
 
 
+# --- The layer norm -------------------------------------------------------------------------------
+
+
+def parameters(head_dim=32):
+    """A weight and a bias."""
+    generator = torch.Generator().manual_seed(3)
+    return [scale * torch.randn(head_dim, generator=generator).to(DEVICE) + one for scale, one in ((0.3, 1), (0.2, 0))]
+
+
+@every_mask
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+def test_a_layer_norm_before_it(length, affine, causal):
+    """Of queries and keys, padding hidden behind it."""
+    tensors = [*(3 * x + 1 for x in qkv(length, batch=2)[:2]), qkv(length, batch=2)[2], *parameters() * affine]
+    given = {"degree": 4, "scale": 0.2, "causal": causal, "padding": padding_masks(length)}
+
+    def by_kernels(query, key, value, *affine):
+        norm = torch.nn.LayerNorm(32, elementwise_affine=bool(affine))
+        if affine:
+            del norm.weight, norm.bias
+            norm.weight, norm.bias = affine
+        return polynomial.polynomial_attention(query, key, value, norm=norm, **given)
+
+    def exactly(query, key, value, *affine):
+        normed = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
+        return by_formula(*normed, value, **given)
+
+    expected = with_gradients(exactly, [x.double() for x in tensors])
+    assert_near(with_gradients(by_kernels, tensors), expected, smallest=0.3)
+
+
 # --- Units ----------------------------------------------------------------------------------------
+
+
+def forward(query, key, value, *, padding=None, degree=4, scale=1.0, bias=1.0, causal=False):
+    """What the forward pass leaves behind, without a layer norm."""
+    return polynomial.launch_forward(query, key, value, None, padding, degree, scale, bias, causal)
+
+
+@every_mask
+@pytest.mark.parametrize(("bias", "scale"), [(1.0, 0.3), (0.0, 2.0)])
+def test_denominators_are_those_of_the_units(bias, scale, causal):
+    query, key, value = qkv(150)
+    padding = padding_masks(150)
+    found = forward(query, key, value, padding=padding, scale=scale, bias=bias, causal=causal)
+    exact = [x.double() for x in (query, key)]
+    weights = ((scale * exact[0] @ exact[1].mT) ** 4).masked_fill(padding[:, None, None], 0)
+    total = (bias + (weights.tril() if causal else weights).sum(-1)) / found.unit.double() ** 4
+    assert_near([1 / found.denominator], [torch.where(total > 0, 1 / total, 0)])
+    assert torch.equal(found.key, key.masked_fill(padding[:, None, :, None], 0))
+
+
+@pytest.mark.parametrize("later", [1e6, torch.inf, torch.nan])
+def test_units_know_nothing_of_the_future(later):
+    query, key, value = qkv(300)
+    units = forward(query, key, value, causal=True).unit
+    for first in (1, 64, 100, 299):
+        changed = key.clone()
+        changed[:, :, first:] *= later
+        assert torch.equal(forward(query, changed, value, causal=True).unit[:, :, :first], units[:, :, :first])
+
+
+def test_units_of_more_tiles_of_keys_than_are_read_together():
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 1, 256 * 64 + 70, 32, generator=generator).to(DEVICE) for _ in range(2))
+    key *= torch.linspace(1, 30, key.shape[2], device=DEVICE)[:, None]
+    _, sizes, largest = polynomial._prepare_keys(key, None, None)
+    for causal in (True, False):
+        _, unit = polynomial._prepare_queries(query, None, sizes, largest, 2, 1.0, 1.0, causal)
+        norms = key.norm(dim=-1)
+        seen = norms.cummax(-1).values if causal else norms.amax(-1, keepdim=True)
+        bound = (query.norm(dim=-1) * seen / 2**30).clamp_min(1.0)
+        assert_near([unit], [bound / bound.frexp().mantissa], 1e-30)
+
+
+# --- Units of rows --------------------------------------------------------------------------------
 
 
 @every_mask
@@ -306,7 +377,7 @@ def test_rows_of_any_size_are_exact(degree, bias, causal):
 def test_units_are_powers_of_two_that_bound_weights_and_bias(degree, causal):
     query, key, _ = (torch.linspace(0.01, 30, 300, device=DEVICE)[:, None] * x for x in qkv(300))
     for scale, bias in ((1.0, 0.0), (0.3, 1.0), (2.0, 1e9)):
-        unit = score_units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
+        unit = forward(query, key, key, degree=degree, scale=scale, bias=bias, causal=causal).unit
         assert unit.dtype == torch.float32 and (unit.frexp().mantissa == 0.5).all()
         weights = (scale * query @ key.mT / unit[..., None]) ** degree
         assert (weights.tril() if causal else weights).max() <= 2**60
@@ -330,27 +401,18 @@ def test_units_of_extreme_inputs_are_numbers(sizes):
 
 
 @every_mask
-def test_every_row_has_a_bias_of_its_own(causal):
-    query, key, value = (0.5 * x for x in qkv(70))
-    bias = torch.rand(BATCH, HEADS, 70, device=DEVICE)
-    out, denominator = polynomial.attend(query, key, value, bias, 2, causal)
-    exact = [x.double() for x in (query, key, value)]
-    expected = by_formula(*exact, degree=2, bias=bias[..., None].double(), causal=causal)
-    weights = (exact[0] @ exact[1].mT) ** 2
-    total = bias + (weights.tril() if causal else weights).sum(-1)
-    assert_near((out, denominator), (expected, total))
-
-
-@every_mask
 def test_the_operators_keep_pytorch_s_rules(causal):
     query, key, value = (x[:1, :, :33].requires_grad_() for x in qkv(33))
-    bias = torch.ones(1, HEADS, 33, device=DEVICE)
+    norm = [x.requires_grad_() for x in parameters()]
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(polynomial.attend, (query, key, value, bias, 2, causal), test_utils=tests)
-    with torch.no_grad():
-        out, denominator = polynomial.attend(query, key, value, bias, 2, causal)
-        saved = query.detach(), key.detach(), value.detach(), out, denominator
-        torch.library.opcheck(polynomial.attend_backward, (torch.ones_like(out), *saved, 2, causal), test_utils=tests)
+    for weight, offset, eps in ((*norm, 1e-5), (None, None, None)):
+        given = query, key, value, weight, offset, None, eps, 2, 1.0, 1.0, causal
+        torch.library.opcheck(polynomial.attend, given, test_utils=tests)
+        with torch.no_grad():
+            out, *passed = polynomial.attend(*given)
+            saved = [None if x is None else x.detach() for x in (query, key, value, weight, offset)]
+            arguments = torch.ones_like(out), *saved, out, *passed, eps, 2, 1.0, causal
+            torch.library.opcheck(polynomial.attend_backward, arguments, test_utils=tests)
 
 
 @every_mask
