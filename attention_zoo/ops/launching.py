@@ -117,6 +117,11 @@ def launcher(kernel: Any, x: Tensor, *grid: int) -> Callable[..., Any]:
     return launch
 
 
+def precision(x: Tensor) -> str:
+    """How products of float32 are multiplied: in three parts that the tensor cores take."""
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
 def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The first row of the table that fits this kernel, tensors like x, and sizes of its own."""
     return fitting(table, kernel, architecture(x.device), x.element_size() * 8, dims)

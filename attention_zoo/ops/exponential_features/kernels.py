@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from attention_zoo.ops.kernels import rows_of
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -52,8 +54,8 @@ def features_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, WIDTH), rows < seq_len
-    source = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
-    own = tl.load(source + rows[:, None].to(tl.int64) * stride_row + d[None, :], visible[:, None], 0.0)
+    source = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
+    own = tl.load(source + d[None, :], visible[:, None], 0.0)
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     for f in range(0, M, BLOCK_F):
         weights = _weights(high, f, WIDTH, M, BLOCK_F)
@@ -99,11 +101,8 @@ def features_gradient_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, WIDTH)[None, :], (rows < seq_len)[:, None]
-    batch, own_head = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    place = x + batch * stride_x_batch + own_head * stride_x_head + rows[:, None].to(tl.int64) * stride_x_row
-    own = tl.load(place + d, visible, 0.0)
-    given = d_features + batch * stride_d_batch + own_head * stride_d_head
-    given += rows[:, None].to(tl.int64) * stride_d_row
+    own = tl.load(rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row) + d, visible, 0.0)
+    given = rows_of(d_features, head, heads, rows, stride_d_batch, stride_d_head, stride_d_row)
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     first = tl.zeros((BLOCK_T,), tl.int32)
     total = tl.zeros((BLOCK_T,), tl.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.exponential_features.kernels import features_gradient_kernel, features_kernel
 from attention_zoo.ops.exponential_features.tiles import ROWS
-from attention_zoo.ops.launching import by_rows, configuration, launcher
+from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
 
 
 def exponential_features(
@@ -53,7 +53,7 @@ def launch(
     log_scale = x.new_empty(batch, heads, seq_len, dtype=torch.float32)
     launcher(features_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
         *(x, high, low, out, log_scale, factor, eps, heads, seq_len, *x.stride()[:3]),
-        *(width, m, columns, _precision(x)),
+        *(width, m, columns, precision(x)),
         **tiles.options,
     )
     return out, log_scale
@@ -82,7 +82,7 @@ def launch_backward(
     d_log_scale = None if d_log_scale is None else d_log_scale.contiguous()
     launcher(features_gradient_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
         *(x, high, low, d_features, d_log_scale, d_x, factor, heads, seq_len),
-        *(*x.stride()[:3], *d_features.stride()[:3], width, m, _precision(x)),
+        *(*x.stride()[:3], *d_features.stride()[:3], width, m, precision(x)),
         **tiles.options,
     )
     return d_x
@@ -99,10 +99,6 @@ def features_backward(
 @features_backward.register_fake
 def _(d_features: Tensor, d_log_scale: Tensor | None, x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
-
-
-def _precision(x: Tensor) -> str:
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile, times_sums
 from attention_zoo.ops.feature_product.state_kernels import SIZES
+from attention_zoo.ops.kernels import rows_of
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -31,11 +32,11 @@ def divide_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < seq_len)[:, None]
-    given = d_out + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
+    given = rows_of(d_out, head, heads, rows, stride_batch, stride_head, stride_row)
     at = head.to(tl.int64) * seq_len + rows
     total = tl.load(totals + at, rows < seq_len, 0.0)
     factor = reciprocal(total)[:, None]
-    divided = tl.load(given + rows[:, None].to(tl.int64) * stride_row + d, visible, 0.0).to(tl.float32) * factor
+    divided = tl.load(given + d, visible, 0.0).to(tl.float32) * factor
     result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
     tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)
     tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
@@ -89,8 +90,7 @@ def square_gradient_kernel(
             return
     rows, r = t + tl.arange(0, BLOCK_T), tl.arange(0, R)
     visible = (rows < end)[:, None]
-    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
-    own += rows[:, None].to(tl.int64) * stride_row
+    own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, R), tl.float32)
     # Before the loop this would make products of 16 bits wait for each other, behind it those of 32 spill.

@@ -23,7 +23,7 @@ from attention_zoo.ops.feature_product.state_kernels import (
     state_kernel,
 )
 from attention_zoo.ops.feature_product.tiles import ROWS
-from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor, launcher
+from attention_zoo.ops.launching import Configuration, by_rows, configuration, descriptor, launcher, precision
 
 chosen = functools.partial(configuration, ROWS)
 # Warps that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
@@ -98,11 +98,6 @@ class Near(NamedTuple):
         """Of query, key and value."""
         rows = ((self.query, block_t, width), (self.key, block_n, width), (self.value, block_n, self.value.shape[-1]))
         return tuple(descriptor(x, (1, 1, block, columns)) for x, block, columns in rows)  # type: ignore[return-value]
-
-
-def precision(x: Tensor) -> str:
-    """How products of float32 are multiplied: in three parts that the tensor cores take."""
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of
+from attention_zoo.ops.kernels import rows_of
 
 
 @triton.jit
@@ -218,8 +219,7 @@ def square_output_kernel(
         return
     rows = t + tl.arange(0, BLOCK_T)
     visible = (rows < end)[:, None]
-    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
-    own += rows[:, None].to(tl.int64) * stride_row
+    own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     is_far = (chunk >= first_far) & (chunk <= last_far)
     total = tl.zeros((BLOCK_T, 8), tl.float32)

@@ -10,6 +10,8 @@ one program that walks along a sequence would take longer than all the others.
 import triton
 import triton.language as tl
 
+from attention_zoo.ops.kernels import rows_of
+
 # A kernel compiled for one number of heads, or of chunks, is the kernel of all.
 SIZES = ("heads", "chunks", "first_chunk", "chunk_rows", "steps", "groups", "first_far", "last_far")
 
@@ -63,19 +65,19 @@ def chunk_kernel(
     begin = chunk * chunk_size
     end = tl.minimum(begin + chunk_size, seq_len)
     i, j = tl.arange(0, WIDE), tl.arange(0, R)
-    own = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
     columns = transposed + ((head.to(tl.int64) * R + i) * chunks + chunk)[None, :] * chunk_rows
     total = tl.zeros((WIDE, R), tl.float32)
     for t in range(0, chunk_rows, BLOCK_T):
         place = t + tl.arange(0, BLOCK_T)
-        rows = (begin + place)[:, None].to(tl.int64)
-        visible = rows < end
-        left = tl.load(own + rows * stride_row + i[None, :], visible & (i < R)[None, :], 0.0)
+        rows = begin + place
+        visible = (rows < end)[:, None]
+        own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
+        left = tl.load(own + i[None, :], visible & (i < R)[None, :], 0.0)
         tl.store(columns + place[:, None], left, (place < chunk_rows)[:, None] & (i < R)[None, :])
         if norms is not None:
-            right = tl.load(own + rows * stride_row + j[None, :], visible, 0.0)
+            right = tl.load(own + j[None, :], visible, 0.0)
             if weights is not None:
-                weight = tl.load(weights + head.to(tl.int64) * seq_len + rows, visible, 0.0)
+                weight = tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
                 right = (right * weight).to(left.dtype)
             total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
     if norms is not None:

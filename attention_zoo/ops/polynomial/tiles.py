@@ -17,7 +17,8 @@ ROWS = (
     # Of keys and of queries, which read the largest norm of each tile of keys.
     Row("prepare_inputs", Configuration({"BLOCK_M": 64}, 4, 1)),
     Row("prepare_gradients", Configuration({"BLOCK_M": 32}, 4, 1)),
-    Row("pull_norm", Configuration({"BLOCK_M": 64}, 4, 1)),
+    Row("pull_norm", Configuration({"BLOCK_M": 64}, 4, 1), at_most={"head_dim": 64}),
+    Row("pull_norm", Configuration({"BLOCK_M": 32}, 4, 1)),
     # Warpgroups, and tiles that are loaded by hardware.
     _row("forward", 128, 64, 4, 3, h=64, arch=(90, 999), bits=16),
     _row("backward_keys", 32, 64, 4, 3, h=64, arch=(90, 90), bits=16),
@@ -44,7 +45,8 @@ ROWS = (
 )
 
 # What `python -m bench.kernels.tune` tries on a GPU.
-CANDIDATES = {
+_OVER_ROWS = tuple(Configuration({"BLOCK_M": m}, warps, 1) for m, warps in ((32, 2), (32, 4), (64, 4), (128, 8)))
+CANDIDATES = dict.fromkeys(("prepare_inputs", "prepare_gradients", "pull_norm"), _OVER_ROWS) | {
     kernel: tuple(Configuration({"BLOCK_M": m, "BLOCK_N": n}, warps, stages) for m, n, warps, stages in tried)
     for kernel, tried in {
         "forward": ((64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)),

@@ -166,13 +166,7 @@ def attend_backward(
     `query` and `key` are what the norm was given; without one they are not read.
     """
     passed = Forward(out, denominator, in_units, normed, unit)
-    norm = _norm(weight, offset, eps)
-    *gradients, sums = launch_backward(d_out, query, key, value, norm, passed, degree, scale, causal)
-    of_norm = (
-        out.new_empty(0) if x is None else of_programs.sum(0).to(x.dtype)
-        for x, of_programs in zip((weight, offset), sums, strict=True)
-    )
-    return *gradients, *of_norm  # type: ignore[return-value]
+    return launch_backward(d_out, query, key, value, _norm(weight, offset, eps), passed, degree, scale, causal)
 
 
 @attend_backward.register_fake
@@ -291,11 +285,8 @@ def launch_backward(
     degree: int,
     scale: float,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`attend_backward`: a pass over the rows, one over tiles of keys, one over tiles of queries, one over both's rows.
-
-    Last comes what `_pull_norm` says of the norm's parameters.
-    """
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`attend_backward`: passes over the rows, over tiles of keys, over tiles of queries, over both's rows."""
     out, denominator, in_units, normed, unit = passed
     in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, degree)
     given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": out.shape[3]}
@@ -313,25 +304,30 @@ def launch_backward(
     launching.launcher(kernels.backward_queries, out, *_grid(out, m))(
         *inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), scale, **given, **chosen.options
     )
-    return d_query, d_key, d_value, _pull_norm(norm, (query, d_query), (key, d_key))
+    if norm is None:
+        return d_query, d_key, d_value, out.new_empty(0), out.new_empty(0)
+    return d_query, d_key, d_value, *_pull_norm(norm, (query, d_query), (key, d_key))
 
 
-def _pull_norm(norm: Norm | None, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Make of gradients behind the layer norm, in place, those before it; each pair is its input and a gradient.
 
-    What each program adds to the gradients of weight and bias, float32 `(2, programs, h)`; of none without a norm.
+    The gradients of weight and bias, empty where there are none.
     """
     x, _ = pairs[0]
     chosen = _configuration("pull_norm", x)
     (m,) = chosen.tiles.values()
-    programs = [0 if norm is None else _grid(x, m)[0] for x, _ in pairs]
+    programs = [_grid(x, m)[0] for x, _ in pairs]
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
-    if norm is not None:
-        for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
-            launching.launcher(kernels.pull_norm, x, own.shape[1])(
-                *(rows(x), norm, rows(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
-            )
-    return sums
+    for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
+        launching.launcher(kernels.pull_norm, x, own.shape[1])(
+            *(rows(x), norm, rows(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
+        )
+    d_weight, d_bias = (
+        x.new_empty(0) if parameter is None else of_programs.sum(0).to(parameter.dtype)
+        for parameter, of_programs in zip((norm.weight, norm.bias), sums, strict=True)
+    )
+    return d_weight, d_bias
 
 
 def _prepare_gradients(

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.layer_norm.kernels import affine, pull_back, standardised
+from attention_zoo.ops.kernels import rows_of
+from attention_zoo.ops.layer_norm_kernels import affine, pull_back, standardised
 
 
 @triton.jit
@@ -34,16 +35,16 @@ def sketch_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
-    at = (head // heads).to(tl.int64) * stride_x_batch + (head % heads).to(tl.int64) * stride_x_head
-    first = tl.load(x + at + rows[:, None].to(tl.int64) * stride_x_row + d[None, :], visible, 0.0)
+    place = rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row)
+    first = tl.load(place + d[None, :], visible, 0.0)
     second = first
     if weight is not None:
         unit, _ = standardised(first.to(tl.float32), eps, WIDTH)
         first = affine(unit, weight, bias, WIDTH).to(first.dtype)
         second = first
     if y is not None:
-        at = (head // heads).to(tl.int64) * stride_y_batch + (head % heads).to(tl.int64) * stride_y_head
-        second = tl.load(y + at + rows[:, None].to(tl.int64) * stride_y_row + d[None, :], visible, 0.0)
+        place = rows_of(y, head, heads, rows, stride_y_batch, stride_y_head, stride_y_row)
+        second = tl.load(place + d[None, :], visible, 0.0)
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
     left = tl.dot(first, tl.load(matrix), input_precision=PRECISION)
     right = tl.dot(second, tl.load(matrix + R), input_precision=PRECISION)
@@ -86,8 +87,7 @@ def sketch_gradient_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
-    batch, own = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    place = x + batch * stride_x_batch + own * stride_x_head + rows[:, None].to(tl.int64) * stride_x_row
+    place = rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row)
     first = tl.load(place + d[None, :], visible, 0.0)
     second = first
     if weight is not None:
@@ -95,13 +95,13 @@ def sketch_gradient_kernel(
         first = affine(unit, weight, bias, WIDTH).to(first.dtype)
         second = first
     if y is not None:
-        place = y + batch * stride_y_batch + own * stride_y_head + rows[:, None].to(tl.int64) * stride_y_row
+        place = rows_of(y, head, heads, rows, stride_y_batch, stride_y_head, stride_y_row)
         second = tl.load(place + d[None, :], visible, 0.0)
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
     left_matrix, right_matrix = tl.load(matrix), tl.load(matrix + R)
     left = tl.dot(first, left_matrix, input_precision=PRECISION)
     right = tl.dot(second, right_matrix, input_precision=PRECISION)
-    place = grad + batch * stride_grad_batch + own * stride_grad_head + rows[:, None].to(tl.int64) * stride_grad_row
+    place = rows_of(grad, head, heads, rows, stride_grad_batch, stride_grad_head, stride_grad_row)
     given = tl.load(place + r[None, :], visible, 0.0).to(tl.float32) * factor
     of_left, of_right = (given * right).to(first.dtype), (given * left).to(first.dtype)
     d_first = tl.dot(of_left, tl.trans(left_matrix), input_precision=PRECISION)

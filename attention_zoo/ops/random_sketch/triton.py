@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.launching import by_rows, configuration, launcher
+from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
 
@@ -45,10 +45,6 @@ def _sizes(x: Tensor, matrices: Tensor) -> tuple[int, int, int]:
     return x.shape[1], x.shape[2], matrices.stride(0) if len(matrices) > 1 else 0
 
 
-def _precision(x: Tensor) -> str:
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"
-
-
 def launch(
     x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, matrices: Tensor, factor: float, eps: float
 ) -> Tensor:
@@ -58,7 +54,7 @@ def launch(
     out = x.new_empty(batch, heads, seq_len, r)
     launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
         *(x, y, weight, bias, matrices, out, factor, eps, *_sizes(x, matrices), *_strides(x, y)),
-        *(width, r, _precision(x)),
+        *(width, r, precision(x)),
         **tiles.options,
     )
     return out
@@ -96,7 +92,7 @@ def launch_backward(
     d_norm = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     launcher(sketch_gradient_kernel, x, programs)(
         *(x, y, weight, bias, matrices, grad, d_x, d_y, *((None, None) if d_norm is None else d_norm)),
-        *(factor, eps, *_sizes(x, matrices), *_strides(x, y, grad), width, r, _precision(x)),
+        *(factor, eps, *_sizes(x, matrices), *_strides(x, y, grad), width, r, precision(x)),
         **tiles.options,
     )
     of_y = x.new_empty(0) if d_y is None else d_y

@@ -247,5 +247,5 @@ def _constants(x: Tensor, width: int, r: int, distinct: int) -> dict[str, Any]:
         "DISTINCT": distinct,
         # Approximations of the hardware, which are as good as 16 bits.
         "FAST": x.element_size() == 2 and x.device.type != "cpu",
-        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "tf32",
+        "PRECISION": launching.precision(x),
     }

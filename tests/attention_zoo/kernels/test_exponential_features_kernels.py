@@ -14,12 +14,7 @@ from attention_zoo.ops.feature_product.triton import padded
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
 
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """What is not written is seen."""
-    make = torch.Tensor.new_empty
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: make(*args, **kwargs).fill_(torch.nan))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def drawn(*size, seed=0):

@@ -21,16 +21,7 @@ FEATURES = {"degree": 1, "bias": 0.0}
 every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """What is not written is seen."""
-
-    def fill(empty):
-        return lambda *sizes, **given: empty(*sizes, **given).fill_(torch.nan)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", fill(torch.Tensor.new_empty))
-    monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def inputs(queries, keys=None, *, r=16, h=16, m=None, batch=1, heads=1, seed=0):

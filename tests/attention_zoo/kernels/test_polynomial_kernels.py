@@ -1,6 +1,7 @@
 """The kernels of polynomial attention against its formula in float64: interpreted, or compiled for a GPU."""
 
 import importlib
+from types import SimpleNamespace
 
 import closeness
 import pytest
@@ -47,6 +48,15 @@ def padding_masks(keys):
     """On the left, on the right."""
     position = torch.arange(keys, device=DEVICE)
     return torch.stack([position < keys // 3, position > keys // 2])
+
+
+def beside_a_large_one(tensors, size):
+    """The first key is so large, and weighs nothing: the units of all queries are its."""
+    query, key, value = (x.clone() for x in tensors)
+    query[..., 16:] = 0
+    key[:, :, 0, :16] = 0
+    key[:, :, 0] *= size
+    return query, key, value
 
 
 def by_formula(query, key, value, ones=1.0, *, degree, scale=1.0, bias=1.0, causal=False, padding=None):
@@ -174,9 +184,9 @@ def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient():
 
 
 def test_a_vanished_denominator_leaves_no_gradient_behind():
-    """Rows so short that no unit makes a number of the eighth power of their scores."""
-    query, key, value = qkv(3)
-    found = with_gradients(polynomial.polynomial_attention, (1e-35 * query, key, value), degree=8, bias=0.0)
+    """Scores whose eighth power is none in float32, and whose slope is a number."""
+    tensors = beside_a_large_one(qkv(3), 5e6)
+    found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=0.0)
     assert all((x == 0).all() for x in found)
 
 
@@ -248,15 +258,14 @@ def test_float16_neither_overflows_nor_vanishes(degree):
 
 
 def test_gradients_of_faint_rows_are_numbers():
-    """Weights of 1e-35, and gradients a millionfold: over their sum these would be infinite."""
-    query, key, value = qkv(40)
+    """Weights of 1e-35 beside what is possible, and gradients a millionfold: over their sum these would be infinite."""
 
-    def faint(q, k, v):
-        return 1e6 * polynomial.polynomial_attention(q, k, v, degree=4, bias=0.0)
+    def faint(function):
+        return lambda *tensors: 1e6 * function(*tensors, degree=4, bias=0.0)
 
-    tensors = 3e-10 * query, key, value
-    expected = with_gradients(lambda *x: 1e6 * by_formula(*x, degree=4, bias=0.0), [x.double() for x in tensors])
-    assert_near(with_gradients(faint, tensors), expected)
+    tensors = beside_a_large_one(qkv(40), 2e12)
+    expected = with_gradients(faint(by_formula), [x.double() for x in tensors])
+    assert_near(with_gradients(faint(polynomial.polynomial_attention), tensors), expected)
 
 
 @pytest.mark.gpu
@@ -283,27 +292,42 @@ def parameters(head_dim=32):
     return [scale * torch.randn(head_dim, generator=generator).to(DEVICE) + one for scale, one in ((0.3, 1), (0.2, 0))]
 
 
+def normed(tensors, *affine, **given):
+    """The kernels' attention behind a layer norm with these parameters."""
+    weight, bias = (*affine, None, None)[:2]
+    # A module takes nothing but parameters, which are leaves of their own.
+    norm = SimpleNamespace(weight=weight, bias=bias, eps=1e-5, normalized_shape=(32,))
+    return polynomial.polynomial_attention(*tensors, norm=norm, **given)
+
+
 @every_mask
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("affine", [0, 1, 2], ids=["plain", "weight", "weight and bias"])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
 def test_a_layer_norm_before_it(length, affine, causal):
-    """Of queries and keys, padding hidden behind it."""
-    tensors = [*(3 * x + 1 for x in qkv(length, batch=2)[:2]), qkv(length, batch=2)[2], *parameters() * affine]
+    """Of queries and keys, some so small that its epsilon counts, and padding hidden behind it."""
+    query, key, value = qkv(length)
+    sizes = 10 ** torch.linspace(-3, 1, length, device=DEVICE)[:, None]
+    tensors = [sizes * (query + 0.5), sizes.flip(0) * (key + 0.5), value, *parameters()[:affine]]
     given = {"degree": 4, "scale": 0.2, "causal": causal, "padding": padding_masks(length)}
 
-    def by_kernels(query, key, value, *affine):
-        norm = torch.nn.LayerNorm(32, elementwise_affine=bool(affine))
-        if affine:
-            del norm.weight, norm.bias
-            norm.weight, norm.bias = affine
-        return polynomial.polynomial_attention(query, key, value, norm=norm, **given)
-
     def exactly(query, key, value, *affine):
-        normed = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
-        return by_formula(*normed, value, **given)
+        query, key = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
+        return by_formula(query, key, value, **given)
 
     expected = with_gradients(exactly, [x.double() for x in tensors])
-    assert_near(with_gradients(by_kernels, tensors), expected, smallest=0.3)
+    actual = with_gradients(lambda *x: normed(x[:3], *x[3:], **given), tensors)
+    assert_near(actual, expected, smallest=0.3)
+
+
+def test_a_layer_norm_of_other_keys_than_queries():
+    tensors = [*qkv(65, 129), *parameters()]
+
+    def exactly(query, key, value, *affine):
+        query, key = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
+        return by_formula(query, key, value, degree=2, scale=0.2)
+
+    expected = with_gradients(exactly, [x.double() for x in tensors])
+    assert_near(with_gradients(lambda *x: normed(x[:3], *x[3:], degree=2, scale=0.2), tensors), expected)
 
 
 # --- Units ----------------------------------------------------------------------------------------
@@ -455,6 +479,7 @@ def test_autocast_is_heeded():
         ({"value": torch.ones(1, 1, 4, 32)}, r"^shapes=\(1, 1, 3, 32\), \(1, 1, 3, 32\), \(1, 1, 4, 32\)"),
         ({"key": torch.ones(1, 1, 4, 32), "value": torch.ones(1, 1, 4, 32), "causal": True}, "^causal=True: 3 queries"),
         ({"key": torch.ones(1, 1, 3, 32).half()}, "^dtypes="),
+        ({"norm": torch.nn.LayerNorm(16)}, r"^norm over \(16,\): must be over \(32,\)"),
     ],
 )
 def test_what_it_refuses(change, message):

@@ -1,1 +1,0 @@
-"""Layer norms of rows that a Triton kernel has in its registers."""
