@@ -25,7 +25,6 @@ ROOMS = {
     "tasks": r"bench\.tasks(\..*)?",
     "inputs": r"bench\.inputs(\.(?!(texts|models)$)\w+)?",
     "training": r"bench\.training(\..*)?",
-    "kernels by themselves": r"bench\.kernels(\..*)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",
@@ -35,7 +34,7 @@ ROOMS = {
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|compile|console|launchers|merge|__main__))?|"
-    r"bench\.(models_page|parameters|status|wait|zoo_page)",
+    r"bench\.(status|wait)",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 
