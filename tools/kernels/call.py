@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,17 @@ class Call:
     dtype: torch.dtype
     make: Callable[[torch.device], Callable[[], Any]]
     streaming: tuple[str, ...] = ()
+
+
+def normal(device: torch.device, *size: int) -> Tensor:
+    """Random float32 numbers of a size."""
+    return torch.randn(*size, device=device)
+
+
+def shape_name(shape: str, dtype: torch.dtype, groups: int = 1, inputs: int = 1) -> str:
+    """A shape with what is not usual of it: parameters for each head, two inputs, another dtype than bfloat16."""
+    words = [shape, *(["per head"] if groups > 1 else []), *(["two inputs"] if inputs > 1 else [])]
+    return " ".join([*words, *([] if dtype == torch.bfloat16 else [str(dtype).removeprefix("torch.")])])
 
 
 def catalogue() -> dict[str, list[Call]]:

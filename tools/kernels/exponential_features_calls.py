@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tools.kernels.call import Call
+from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
 
@@ -21,13 +20,13 @@ def calls() -> list[Call]:
 
 
 def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Call, Call]:
-    shape = f"m{m} h{width}" + ("" if dtype == torch.bfloat16 else f" {str(dtype).removeprefix('torch.')}")
+    shape = shape_name(f"m{m} h{width}", dtype)
 
     def given(device: torch.device) -> tuple[Any, ...]:
         from attention_zoo.ops.exponential_features.triton import parts
 
-        x = _normal(device, 1, HEADS, SEQ_LEN, width).to(dtype)
-        return x, *parts(_normal(device, m, width), dtype), width**-0.25
+        x = normal(device, 1, HEADS, SEQ_LEN, width).to(dtype)
+        return x, *parts(normal(device, m, width), dtype), width**-0.25
 
     def forward(device: torch.device) -> Callable[[], Any]:
         from attention_zoo.ops.exponential_features import triton
@@ -40,15 +39,11 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Cal
         from attention_zoo.ops.exponential_features import triton
         from attention_zoo.ops.feature_product.triton import padded
 
-        arguments, d_features = given(device), _normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
-        d_log_scale = _normal(device, 1, HEADS, SEQ_LEN)
+        arguments, d_features = given(device), normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
+        d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
         return lambda: triton.launch_backward(d_features, d_log_scale, *arguments)
 
     return (
         Call(f"exponential features forward {shape}", dtype, forward),
         Call(f"exponential features backward {shape}", dtype, backward),
     )
-
-
-def _normal(device: torch.device, *size: int) -> Tensor:
-    return torch.randn(*size, device=device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops.feature_product import triton
-from tools.kernels.call import Call
+from tools.kernels.call import Call, shape_name
 
 HEADS = 12
 # Those whose left operands are made in registers.
@@ -43,9 +43,8 @@ class Case:
     @property
     def name(self) -> str:
         """Such as `r32 h64 1x32768 causal`."""
-        flags = ["causal" if self.causal else "full", *(["local"] if self.local else [])]
-        numbers = [str(self.dtype).removeprefix("torch.")] if self.dtype != torch.bfloat16 else []
-        return " ".join([f"r{self.r} h{self.h} {self.batch}x{self.length}", *flags, *numbers])
+        seen = ("causal" if self.causal else "full") + (" local" if self.local else "")
+        return shape_name(f"r{self.r} h{self.h} {self.batch}x{self.length} {seen}", self.dtype)
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tools.kernels.call import Call
+from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
 
@@ -24,15 +24,12 @@ def calls() -> list[Call]:
 def _calls(
     width: int, r: int, *, dtype: torch.dtype = torch.bfloat16, groups: int = 1, count: int = 1
 ) -> tuple[Call, Call]:
-    shape = f"r{r} h{width}"
-    shape += " per head" if groups > 1 else ""
-    shape += " two inputs" if count > 1 else ""
-    shape += "" if dtype == torch.bfloat16 else f" {str(dtype).removeprefix('torch.')}"
+    shape = shape_name(f"r{r} h{width}", dtype, groups, count)
 
     def given(device: torch.device) -> tuple[Any, ...]:
-        inputs: list[Tensor | None] = [_normal(device, 1, HEADS, SEQ_LEN, width).to(dtype) for _ in range(count)]
+        inputs: list[Tensor | None] = [normal(device, 1, HEADS, SEQ_LEN, width).to(dtype) for _ in range(count)]
         norm = (None, None) if count > 1 else (torch.ones(width, device=device), torch.zeros(width, device=device))
-        matrices = _normal(device, groups, width, 2, r).to(dtype)
+        matrices = normal(device, groups, width, 2, r).to(dtype)
         return *(inputs if count > 1 else [*inputs, None]), *norm, matrices, r**-0.5, 1e-5
 
     def forward(device: torch.device) -> Callable[[], Any]:
@@ -44,14 +41,10 @@ def _calls(
     def backward(device: torch.device) -> Callable[[], Any]:
         from attention_zoo.ops.random_sketch import triton
 
-        arguments, grad = given(device), _normal(device, 1, HEADS, SEQ_LEN, r).to(dtype)
+        arguments, grad = given(device), normal(device, 1, HEADS, SEQ_LEN, r).to(dtype)
         return lambda: triton.launch_backward(grad, *arguments)
 
     return (
         Call(f"random sketch forward {shape}", dtype, forward),
         Call(f"random sketch backward {shape}", dtype, backward),
     )
-
-
-def _normal(device: torch.device, *size: int) -> Tensor:
-    return torch.randn(*size, device=device)

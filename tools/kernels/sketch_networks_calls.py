@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tools.kernels.call import Call
+from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
 
@@ -26,10 +26,7 @@ def calls() -> list[Call]:
 def _calls(
     width: int, r: int, *, dtype: torch.dtype = torch.bfloat16, groups: int = 1, count: int = 1
 ) -> tuple[Call, Call]:
-    shape = f"r{r} h{width}"
-    shape += " per head" if groups > 1 else ""
-    shape += " two inputs" if count > 1 else ""
-    shape += "" if dtype == torch.bfloat16 else f" {str(dtype).removeprefix('torch.')}"
+    shape = shape_name(f"r{r} h{width}", dtype, groups, count)
 
     def forward(device: torch.device) -> Callable[[], Any]:
         from attention_zoo.ops.sketch_networks import triton
@@ -42,7 +39,7 @@ def _calls(
         from attention_zoo.ops.sketch_networks import triton
 
         inputs, weights = _inputs(device, width, r, dtype, groups, count)
-        d_out = _normal(device, groups, HEADS // groups, SEQ_LEN, r).to(dtype)
+        d_out = normal(device, groups, HEADS // groups, SEQ_LEN, r).to(dtype)
         return lambda: triton.gradients(d_out, inputs, weights)
 
     return (
@@ -55,14 +52,10 @@ def _inputs(
     device: torch.device, width: int, r: int, dtype: torch.dtype, groups: int, count: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs, and the weights of both networks as the kernels take them."""
-    inputs = [_normal(device, groups, HEADS // groups, SEQ_LEN, width).to(dtype) for _ in range(count)]
+    inputs = [normal(device, groups, HEADS // groups, SEQ_LEN, width).to(dtype) for _ in range(count)]
     weights = []
     for size in (width, r):
         into, onto = (size, 8 * r), (8 * r, r)
-        weights += [_normal(device, 2, groups, *into) * size**-0.5, _normal(device, 2, groups, 8 * r)]
-        weights += [_normal(device, 2, groups, *onto) * (8 * r) ** -0.5]
+        weights += [normal(device, 2, groups, *into) * size**-0.5, normal(device, 2, groups, 8 * r)]
+        weights += [normal(device, 2, groups, *onto) * (8 * r) ** -0.5]
     return inputs, weights
-
-
-def _normal(device: torch.device, *size: int) -> Tensor:
-    return torch.randn(*size, device=device)
