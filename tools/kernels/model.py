@@ -16,10 +16,8 @@ from typing import NamedTuple
 from bench import asked
 from bench.errors import Parser
 from tools.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eager_seconds, seconds
-from tools.kernels.exact_work import polynomial
-from tools.kernels.network_work import decoding, networks
 from tools.kernels.product_work import polysketch
-from tools.kernels.work import FOLDER, Codes, Work, compile_again, compiled
+from tools.kernels.work import FOLDER, Codes, Work, compile_again, compiled, decoding, networks, polynomial
 
 TABLE = FOLDER / "kernels.csv"
 PAGE = FOLDER.parents[1] / "docs" / "kernel_model.md"

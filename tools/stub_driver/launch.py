@@ -19,14 +19,14 @@ torch.cuda.get_device_capability = lambda *given: (9, 0)
 torch.cuda.current_device = lambda: 0
 torch.cuda.set_device = lambda device: None
 torch.cuda.is_available = lambda: True
-torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0)
+torch.cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0)  # type: ignore
 torch._C._cuda_getCurrentRawStream = lambda device: 0
 
 active = CudaDriver()
 active.get_current_stream = lambda device=None: 0
 active.get_current_device = lambda: 0
 driver.set_active(active)
-launching.architecture = lambda device: 90
+launching.architecture = lambda device: 90  # type: ignore
 
 for calls in catalogue().values():
     for call in calls:

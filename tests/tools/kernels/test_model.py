@@ -8,10 +8,8 @@ import pytest
 from tools.kernels import clocks, model
 from tools.kernels.call import catalogue
 from tools.kernels.clocks import CLOCK_HZ, DEVICES, FILL, NEXT_KERNEL_S, SMS, Code, Kernel, Loop, seconds
-from tools.kernels.exact_work import polynomial, tutorial
-from tools.kernels.network_work import decoding, networks
 from tools.kernels.product_work import Product, polysketch
-from tools.kernels.work import H, compiled
+from tools.kernels.work import H, compiled, decoding, networks, polynomial, tutorial
 
 write = model.write
 
