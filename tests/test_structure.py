@@ -73,6 +73,7 @@ def test_no_module_imports_itself_in_a_circle():
 def test_the_library_looks_at_no_other_package_and_analysis_needs_no_torch():
     for module, file in FILES.items():
         tops = {name.partition(".")[0] for name in sources._imported(file, module)}
+        assert "tools" not in tops, f"{module}: what is for developers is not installed"
         if module.startswith("attention_zoo"):
             assert not tops & {"bench", "analysis", "hydra", "mlflow", "hydra_plugins"}, module
         if module.startswith(("analysis", "bench.records")):
