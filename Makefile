@@ -58,21 +58,21 @@ test-extras: $(INSTALLED)  ## run the tests that need more than the README names
 fresh:  ## run demo, test and test-commands on a minimal Debian made for it, as root and as a user (root, debootstrap; 1 hour)
 	tools/fresh.sh
 
-mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md
-	$(BIN)/python tests/mutation.py $(FAMILIES)
+mutants: $(INSTALLED)  ## plant mistakes in a copy of the library, see that the tests notice, write docs/mutants.md (CHANGED=1: only in changed code)
+	$(BIN)/python tests/mutation.py $(if $(CHANGED),--changed) $(FAMILIES)
 
 bench-check: $(INSTALLED)  ## see that this tree is not slower than COMMIT, in interleaved rounds (minutes; CASES=polysketch,flash)
 	$(BIN)/python -P tests/regression.py $(COMMIT) "$(CASES)"
 
 kernels: $(INSTALLED)  ## compile every Triton kernel for sm_80, sm_90 and sm_100 without a GPU, fail where one is worse than its table
-	env -u TRITON_INTERPRET $(BIN)/python -m bench.kernels.ahead_of_time
+	env -u TRITON_INTERPRET $(BIN)/python -m tools.kernels.ahead_of_time
 
 docs: $(INSTALLED)  ## write docs/zoo.md, every mechanism, variant and paper row, and docs/parameters.md, the models' sizes
-	$(BIN)/python -m bench.zoo_page
-	$(BIN)/python -m bench.parameters
+	$(BIN)/python -m tools.pages.zoo
+	$(BIN)/python -m tools.pages.parameters
 
 models: $(INSTALLED)  ## try every mechanism in small models of transformers, write docs/models.md (5 minutes)
-	$(BIN)/python -m bench.models_page
+	$(BIN)/python -m tools.pages.models
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(BIN)/ruff format --check .

@@ -142,7 +142,7 @@ def _open(source: Path, into: Path) -> Iterator[tuple[str, Read, Read]]:
     if into.exists() and source.samefile(into):
         raise ConfigError(f"FROM={str(source)!r}: is INTO itself")
     return (
-        (name, partial(read_file, store.records_dir / name), partial(read_file, store.samples_dir / name))
+        (name, partial(read_file, store.records_dir / name), partial(store.read_samples, name))
         for name in store.names()
     )
 

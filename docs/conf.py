@@ -14,7 +14,7 @@ author = "The attention zoo's authors"
 project_copyright = "Apache-2.0"
 version = release = attention_zoo.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["mutants.json", "tracking/*"]
+exclude_patterns = ["tracking/*"]
 html_theme = "furo"
 html_title = project
 # Docstrings are for terminals first: in them, as in Markdown, single quotation marks of this kind are code.

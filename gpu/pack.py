@@ -20,7 +20,8 @@ from bench.records.disk import is_file
 
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
-PROJECT = ("analysis", "attention_zoo", "bench", "conf", "hydra_plugins", "results/predictions", "tests", "docs")
+PROJECT = ("analysis", "attention_zoo", "bench", "conf", "docs", "hydra_plugins", "tests", "tools")
+RESULTS = "results/predictions"
 FILES = ("pyproject.toml", "README.md", "Makefile")
 # Of the machine that the wheels are for.
 PYTHON = "3.12"
@@ -36,7 +37,7 @@ INPUTS = (
 
 def add_project(folder: Path) -> None:
     """The files of the last commit, which `bench/plan/commit.txt` then names."""
-    command = ["git", "-C", str(ROOT), "archive", "HEAD", *PROJECT, *FILES]
+    command = ["git", "-C", str(ROOT), "archive", "HEAD", *PROJECT, RESULTS, *FILES]
     archive = subprocess.run(command, check=True, capture_output=True).stdout
     folder.mkdir()
     subprocess.run(["tar", "--extract", "--directory", str(folder)], input=archive, check=True)

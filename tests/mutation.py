@@ -1,13 +1,17 @@
 """Plants one mistake after the other in a copy of the library, and sees whether the tests of its family notice.
 
-`python tests/mutation.py [family ...]` runs the mutants of `tests/mutants/FAMILY.toml` and writes the table
-`docs/mutants.md`. A family's tests are `tests/attention_zoo/test_FAMILY.py`, its cases in the contract tests and, where
-its file says `fused = true`, those in the tests of the fast paths, unless its file names others.
+`python tests/mutation.py [family ...]` runs the mutants of `tests/mutants/FAMILY.toml`, at most five a family, and
+writes `tests/mutants/outcomes.json` and the table `docs/mutants.md`; with `--changed` only those whose code or text is
+not what it was when their outcome was written. A family's tests are `tests/attention_zoo/test_FAMILY.py`, its cases in
+the contract tests and, where its file says `fused = true`, those in the tests of the fast paths, unless its file names
+others.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import hashlib
 import io
 import json
 import multiprocessing
@@ -18,6 +22,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +32,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = ROOT / "tests" / "mutants"
-RESULTS = ROOT / "docs" / "mutants.json"
+OUTCOMES = MUTANTS / "outcomes.json"
 PAGE = ROOT / "docs" / "mutants.md"
 TIMEOUT_S = 600
 WORKERS = 2
@@ -52,15 +57,23 @@ class Mutant:
             )
         return text.replace(self.find, self.replace)
 
+    def code(self) -> str:
+        """A hash of the file with the mistake in it: another one where the file or the mistake has changed."""
+        return hashlib.sha256(self.source().encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said: `caught` with the first failing test, `survived`, or `broken`: could not be run."""
+    """What the tests said: `caught` with the first failing test, `survived`, or `broken`: could not be run.
+
+    `code` is that of the mutant when it was run; empty where that was not written down.
+    """
 
     family: str
     name: str
     verdict: str
     test: str
+    code: str = ""
 
 
 def families() -> list[str]:
@@ -76,7 +89,7 @@ def mutants(family: str) -> list[Mutant]:
 
 def try_mutant(mutant: Mutant) -> Outcome:
     """Plant the mistake in a copy and run the tests."""
-    return Outcome(mutant.family, mutant.name, *run_tests(mutant.family, mutant))
+    return Outcome(mutant.family, mutant.name, *run_tests(mutant.family, mutant), mutant.code())
 
 
 def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
@@ -161,39 +174,41 @@ def try_unchanged(family: str) -> None:
         raise RuntimeError(f"{family}: its tests fail without a mutant ({verdict}: {test})")
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(outcomes: Sequence[Outcome]) -> str:
     """The table of `docs/mutants.md`."""
-    by_family = Counter(outcome.family for outcome in outcomes)
+    planted = Counter(outcome.family for outcome in outcomes)
     caught = Counter(outcome.family for outcome in outcomes if outcome.verdict == "caught")
     lines = [
         "# Planted mistakes",
         "",
-        "Each row is one mistake planted in a copy of the library (`tests/mutants/`), and the first test that failed.",
-        "Made by `make mutants`; the test suite checks that the rows are those that are planted today.",
+        "`make mutants` plants one mistake after the other in a copy of the library and runs the tests of its family,",
+        "of which at least one must fail. The mistakes are in `tests/mutants/`, and so is the list of the tests that",
+        "noticed each (`outcomes.json`). `make mutants CHANGED=1` runs only those whose code has changed since.",
         "",
         f"{sum(caught.values())} of {len(outcomes)} caught.",
         "",
-        "| family | mistake | verdict | first failing test |",
-        "|---|---|---|---|",
+        "| family | planted | caught |",
+        "|---|---|---|",
+        *(f"| {family} | {count} | {caught[family]} |" for family, count in sorted(planted.items())),
     ]
-    for outcome in outcomes:
-        test = f"`{outcome.test}`" if outcome.test else ""
-        lines.append(f"| {outcome.family} | {outcome.name} | {outcome.verdict} | {test} |".replace("  ", " "))
-    lines += ["", "| family | planted | caught |", "|---|---|---|"]
-    lines += [f"| {family} | {count} | {caught[family]} |" for family, count in sorted(by_family.items())]
     return "\n".join(lines) + "\n"
 
 
 def load() -> list[Outcome]:
     """The outcomes of the last run."""
-    return [Outcome(**one) for one in json.loads(RESULTS.read_text())] if RESULTS.exists() else []
+    return [Outcome(**one) for one in json.loads(OUTCOMES.read_text())] if OUTCOMES.exists() else []
 
 
-def save(outcomes: list[Outcome]) -> None:
-    """Write results and page."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+def save(outcomes: Sequence[Outcome]) -> None:
+    """Write the outcomes, a line each, and the page."""
+    OUTCOMES.write_text("[\n" + ",\n".join(json.dumps(asdict(outcome)) for outcome in outcomes) + "\n]\n")
     PAGE.write_text(page(outcomes))
+
+
+def changed(planted: Sequence[Mutant], outcomes: Sequence[Outcome]) -> list[Mutant]:
+    """The mutants that were never run, or not with the code that they change now."""
+    known = {(outcome.family, outcome.name): outcome.code for outcome in outcomes}
+    return [mutant for mutant in planted if known.get((mutant.family, mutant.name)) != mutant.code()]
 
 
 def processes() -> ProcessPoolExecutor:
@@ -204,15 +219,25 @@ def processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(WORKERS, mp_context=context, max_tasks_per_child=1)
 
 
-def main(chosen: list[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the mutants of the chosen families, all by default; 1 if any was not caught."""
-    chosen = chosen or families()
-    planted = [mutant for family in chosen for mutant in mutants(family)]
+    parser = argparse.ArgumentParser(prog="python tests/mutation.py")
+    parser.add_argument("families", nargs="*", metavar="family", help="all by default")
+    parser.add_argument("--changed", action="store_true", help="only those whose code has changed since they were run")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.families) - set(families()):
+        parser.error(f"{', '.join(sorted(unknown))}: must be of {', '.join(families())}")
+    before = load()
+    every = [mutant for family in families() for mutant in mutants(family)]
+    planted = [mutant for mutant in every if mutant.family in options.families or not options.families]
+    if options.changed:
+        planted = changed(planted, before)
+    own = sorted({mutant.family for mutant in planted})
     with processes() as pool:
-        list(tqdm(pool.map(try_unchanged, chosen), total=len(chosen), desc="unchanged"))
+        list(tqdm(pool.map(try_unchanged, own), total=len(own), desc="unchanged"))
         outcomes = list(tqdm(pool.map(try_mutant, planted), total=len(planted), desc="mutants"))
-    others = [outcome for outcome in load() if outcome.family not in chosen and outcome.family in families()]
-    save(sorted([*others, *outcomes], key=lambda outcome: outcome.family))
+    newest = {(outcome.family, outcome.name): outcome for outcome in [*before, *outcomes]}
+    save([newest[key] for mutant in every if (key := (mutant.family, mutant.name)) in newest])
     missed = [outcome for outcome in outcomes if outcome.verdict != "caught"]
     for outcome in missed:
         print(f"{outcome.family}: {outcome.name}: {outcome.verdict} {outcome.test}")
@@ -221,4 +246,4 @@ def main(chosen: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

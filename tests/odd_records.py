@@ -110,7 +110,7 @@ def number(text):
 
 
 def samples(change):
-    return lambda path: change(path.parents[1] / "samples" / path.name)
+    return lambda path: change(path.parents[1] / "samples" / f"{path.name}.gz")
 
 
 def other_samples(data):
@@ -119,7 +119,7 @@ def other_samples(data):
     def make(path):
         fields = json.loads(path.read_text())
         path.write_text(json.dumps(fields | {"samples_sha256": hashlib.sha256(data).hexdigest()}))
-        (path.parents[1] / "samples" / path.name).write_bytes(data)
+        (path.parents[1] / "samples" / f"{path.name}.gz").write_bytes(data)
 
     return make
 

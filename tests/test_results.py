@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-import analysis
 from analysis.__main__ import main
 from bench.records.store import Store
 
@@ -13,20 +13,22 @@ RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/records"))
 
 
-def rounded(svg):
-    """The text without digits that another processor may round otherwise, and without the ids made from them."""
-    svg = re.sub(r"\b[pm][0-9a-f]{10}\b", "id", svg)
-    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", svg)
+def rounded(table):
+    """The text without digits that another processor may round otherwise."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", table)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_figures_are_made_from_the_records(folder, tmp_path):
-    analysis.figures(folder, tmp_path)
-    made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.svg")}
-    committed = {path.name: rounded(path.read_text()) for path in (folder / "figures").glob("*.svg")}
-    assert made and made.keys() == committed.keys()
-    for name, svg in made.items():
-        assert svg == committed[name], f"{name}: draw it again with `make figures RESULTS={folder}`"
+def test_figures_show_the_numbers_of_the_records(folder, tmp_path):
+    main(["figures", "--results", str(folder), "--out", str(tmp_path), "--formats", "csv"])
+    again = f"draw them again with `python -m analysis figures --results {folder} --formats png,csv`"
+    made, committed = (
+        {path.stem: pd.read_csv(path) for path in figures.glob("*.csv")} for figures in (tmp_path, folder / "figures")
+    )
+    assert made and made.keys() == committed.keys(), again
+    assert made.keys() == {path.stem for path in (folder / "figures").glob("*.png")}, again
+    for name, numbers in made.items():
+        pd.testing.assert_frame_equal(numbers, committed[name], rtol=1e-6, obj=f"{name}: {again}")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -25,7 +25,6 @@ ROOMS = {
     "tasks": r"bench\.tasks(\..*)?",
     "inputs": r"bench\.inputs(\.(?!(texts|models)$)\w+)?",
     "training": r"bench\.training(\..*)?",
-    "kernels by themselves": r"bench\.kernels(\..*)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     "the printed table": r"bench\.table",
@@ -35,7 +34,7 @@ ROOMS = {
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|compile|console|launchers|merge|__main__))?|"
-    r"bench\.(models_page|parameters|status|wait|zoo_page)",
+    r"bench\.(status|wait)",
     "plugins of Hydra": r"hydra_plugins\..*",
 }
 
@@ -74,6 +73,7 @@ def test_no_module_imports_itself_in_a_circle():
 def test_the_library_looks_at_no_other_package_and_analysis_needs_no_torch():
     for module, file in FILES.items():
         tops = {name.partition(".")[0] for name in sources._imported(file, module)}
+        assert "tools" not in tops, f"{module}: what is for developers is not installed"
         if module.startswith("attention_zoo"):
             assert not tops & {"bench", "analysis", "hydra", "mlflow", "hydra_plugins"}, module
         if module.startswith(("analysis", "bench.records")):

@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
+from PIL import Image
 
 from analysis.plots.page import Picture
 from bench.records.disk import write_atomically
 
 RESOLUTION = 200  # dots per inch of the PNG
+COLOURS = 256
 _NOTHING_OF_TODAY: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -73,11 +75,19 @@ def numbers(figure: Picture) -> pd.DataFrame:
 def _picture(figure: Picture, suffix: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, dpi=RESOLUTION, metadata=_NOTHING_OF_TODAY[suffix])
-    return buffer.getvalue()
+    return _with_palette(buffer) if suffix == "png" else buffer.getvalue()
+
+
+def _with_palette(png: io.BytesIO) -> bytes:
+    """The same picture in a quarter of the bytes: its colours in a palette, none of them visibly another."""
+    picture, smaller = Image.open(png), io.BytesIO()
+    coloured = picture.convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    coloured.save(smaller, "PNG", optimize=True, dpi=(RESOLUTION, RESOLUTION))
+    return smaller.getvalue()
 
 
 def _csv(figure: Picture) -> bytes:
-    return numbers(figure).to_csv(index=False).encode()
+    return numbers(figure).to_csv(index=False, float_format="%.8g").encode()
 
 
 def _bars(axes: Axes) -> Iterator[dict[str, Any]]:

@@ -128,7 +128,7 @@ def configuration(table: tuple[Row, ...], kernel: str, x: Tensor, **dims: int) -
 
 
 def fitting(table: tuple[Row, ...], kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
-    """The first row that fits; `bench.kernels` puts itself in the place of this one to see and change what is used."""
+    """The first row that fits; `tools.kernels` puts itself in the place of this one to see and change what is used."""
     for row in table:
         if row.kernel == kernel and row.fits(arch, bits, dims):
             return row.configuration

@@ -79,7 +79,7 @@ def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Ceilin
 
 def chained_exponentials(device: torch.device) -> Ceiling:
     """Exponentials in float32 of a GPU's special function units, of numbers in registers; needs Triton."""
-    from bench.kernels.exponentials import exponentials
+    from bench.measures.kernels.exponentials import exponentials
 
     out = torch.empty(CHAINS, device=device)
     return Ceiling(CHAINS * CHAINED, lambda: exponentials(out, CHAINED))

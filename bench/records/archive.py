@@ -18,7 +18,7 @@ from bench import asked
 from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import require_file, write_atomically
-from bench.records.files import LARGEST, decode
+from bench.records.files import LARGEST, decode, samples_file
 from bench.records.own import RECORD
 from bench.records.record import RecordError
 from bench.records.store import Store
@@ -26,7 +26,7 @@ from bench.records.store import Store
 Read = Callable[[], bytes]
 # Of an archive, unpacked: it is held in memory.
 LARGEST_ARCHIVE = 2**30
-MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})")
+MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(?:\.gz)?")
 
 
 _TOO_LARGE = f"its records are larger than {LARGEST_ARCHIVE >> 20:,} MiB"
@@ -56,7 +56,7 @@ def pack(results_dir: Path, archive: Path) -> int:
     if lost := len(earlier - {path.name for path in records}):
         where = f"--results={str(results_dir)!r}"
         raise ConfigError(f"{where}: lacks {lost} records that {archive} has, which stays as it is; must be a new name")
-    samples = [path for path in (store.samples_dir / record.name for record in records) if path.exists()]
+    samples = [path for record in records if (path := samples_file(store.samples_dir, record.name)).exists()]
     if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
         raise ConfigError(f"--results={str(results_dir)!r}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
     # What a link leads to, and not the link.

@@ -1,12 +1,16 @@
-"""A record on disk: one file that reads on a screen, and beside it one for samples too many to read."""
+"""A record on disk: one file that reads on a screen, and beside it a compressed one for samples too many to read."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
+import io
 import json
 import math
+import os
 import stat
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,20 +21,22 @@ from bench.records.record import Record, RecordError
 # A list of more numbers than this is no reading.
 READABLE = 64
 WIDTH = 120
-# What is read: bytes of a file, lists and objects inside each other, and numbers whose squares are numbers still.
+GZIP = b"\x1f\x8b"
+# What is read: bytes of a file, compressed or not, lists and objects inside each other, and numbers whose squares are
+# numbers still.
 LARGEST = 2**26
 DEEPEST = 24
 LARGEST_NUMBER = 1e150
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
-    """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
+    """The record's file and, where it measured long lists, the compressed file of these; strict JSON, without NaN."""
     short, long = _part(record.measurements)
     fields = dataclasses.asdict(record) | {"measurements": short}
     if not long:
         return _to_json(fields), None
     samples = _to_json(long)
-    return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), samples
+    return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), compressed(samples)
 
 
 def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
@@ -53,7 +59,7 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
         raise RecordError(f"a record that belongs into {record.file_name}")
     if digest is not None:
         try:
-            samples = read_samples()
+            samples = _decompressed(read_samples())
         except RecordError as error:
             raise RecordError(f"its samples: {error}") from None
         if hashlib.sha256(samples).hexdigest() != digest:
@@ -61,6 +67,29 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
         long = _plain(_from_json(samples), DEEPEST)
         record = dataclasses.replace(record, measurements=_joined(record.measurements, long))
     return record
+
+
+def compressed(samples: bytes) -> bytes:
+    """The contents of a file of samples; those that version 0.1 wrote are not compressed yet."""
+    return samples if samples.startswith(GZIP) else gzip.compress(samples, mtime=0)
+
+
+def samples_file(folder: Path, name: str) -> Path:
+    """Where the samples of the record's file of this name are; version 0.1 did not compress them."""
+    path = folder / f"{name}.gz"
+    return path if os.path.lexists(path) or not os.path.lexists(folder / name) else folder / name
+
+
+def _decompressed(samples: bytes) -> bytes:
+    if not samples.startswith(GZIP):
+        return samples
+    try:
+        contents = gzip.GzipFile(fileobj=io.BytesIO(samples)).read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(f"cannot be decompressed: {error}") from None
+    if len(contents) > LARGEST:
+        raise RecordError(f"larger than {LARGEST >> 20} MiB")
+    return contents
 
 
 def read_file(path: Path) -> bytes:

@@ -96,7 +96,8 @@ def _entry(record: Record) -> Entry:
 def _stamps(store: Store) -> dict[str, Stamp]:
     """Of every record's file. Taken before any is read: one that changes meanwhile has another the next time."""
     names = store.names()
-    records, samples = _changes(store.records_dir), _changes(store.samples_dir)
+    records = _changes(store.records_dir)
+    samples = {name.removesuffix(".gz"): stamp for name, stamp in _changes(store.samples_dir).items()}
     return {name: [*records[name], *samples.get(name, ())] for name in names if name in records}
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from bench.errors import ConfigError, bounded
 from bench.records.disk import files, is_file, write_atomically
-from bench.records.files import decode, read_file
+from bench.records.files import decode, read_file, samples_file
 from bench.records.record import RecordError
 
 MARKER = ".attention-zoo"
 RECORD = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.json")
+SAMPLES = re.compile(rf"{RECORD.pattern}(?:\.gz)?")
 CHECKPOINT = re.compile(r"step-[0-9]{10}\.pt")
 # What the folder of a cell that trains holds.
 TRAINED = re.compile(rf"{CHECKPOINT.pattern}|model\.safetensors|config\.json")
@@ -53,7 +54,7 @@ def _holds_records(folder: Path) -> bool:
 
 def _is_record(file: Path) -> bool:
     try:
-        decode(file.name, read_file(file), lambda: read_file(file.parents[1] / "samples" / file.name))
+        decode(file.name, read_file(file), lambda: read_file(samples_file(file.parents[1] / "samples", file.name)))
     except RecordError:
         return False
     return True

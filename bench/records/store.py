@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from bench.errors import bounded, one_line, say
 from bench.records.disk import files, lock, unfinished, write_atomically
-from bench.records.files import decode, encode, read_file
-from bench.records.own import RECORD
+from bench.records.files import compressed, decode, encode, read_file, samples_file
+from bench.records.own import RECORD, SAMPLES
 from bench.records.record import Attempt, Record, RecordError
 
 AnyAttempt = TypeVar("AnyAttempt", bound=Attempt)
@@ -43,7 +43,7 @@ class Store:
         """Save the files of a record under its name, while `writing`."""
         if samples is not None:
             # Before the record: whoever is killed in between leaves no record without its samples.
-            write_atomically(self.samples_dir / name, samples)
+            write_atomically(self.samples_dir / f"{name}.gz", compressed(samples))
         write_atomically(self.records_dir / name, data)
 
     @contextlib.contextmanager
@@ -57,9 +57,10 @@ class Store:
     def clear_leftovers(self) -> None:
         """Remove what writers that were killed left, unless somebody is writing: unfinished files, unread samples."""
         with contextlib.suppress(OSError), self._locked(exclusively=True):
-            begun = [path for folder in (self.records_dir, self.samples_dir) for path in unfinished(folder, RECORD)]
+            begun = [*unfinished(self.records_dir, RECORD), *unfinished(self.samples_dir, SAMPLES)]
             known = set(os.listdir(self.records_dir))
-            for path in (*begun, *(path for path in files(self.samples_dir, RECORD) if path.name not in known)):
+            samples = files(self.samples_dir, SAMPLES)
+            for path in (*begun, *(path for path in samples if path.name.removesuffix(".gz") not in known)):
                 path.unlink()
 
     @contextlib.contextmanager
@@ -107,7 +108,11 @@ class Store:
 
     def decode(self, name: str) -> Record:
         """The record of a file; raises `RecordError` where it is none."""
-        return decode(name, read_file(self.records_dir / name), partial(read_file, self.samples_dir / name))
+        return decode(name, read_file(self.records_dir / name), partial(self.read_samples, name))
+
+    def read_samples(self, name: str) -> bytes:
+        """The contents of the second file of a record's file; raises `RecordError` where it has none."""
+        return read_file(samples_file(self.samples_dir, name))
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of the records' files that begin so, in order; raises as `load` does."""

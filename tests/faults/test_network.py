@@ -42,8 +42,8 @@ NOTEBOOK = (
 OTHERS = {
     "figures": ["-m", "analysis", "figures", "--results", RESULTS],
     "tables": ["-m", "analysis", "tables", "--results", RESULTS],
-    "zoo_page": ["-m", "bench.zoo_page"],
-    "parameters": ["-m", "bench.parameters"],
+    "zoo_page": ["-m", "tools.pages.zoo"],
+    "parameters": ["-m", "tools.pages.parameters"],
     "notebook": ["-c", NOTEBOOK, str(ROOT / "notebooks" / "speed_and_memory.ipynb")],
 }
 # What may leave: other families do not.

@@ -26,7 +26,7 @@ ROWS: tuple[Row, ...] = (
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
     kernel: tuple(
         Configuration({"BLOCK": block, **others}, warps, 1) for block, warps in ((64, 2), (64, 4), (128, 4), (256, 8))

@@ -23,7 +23,7 @@ ROWS = (
     Row("gradient", _tiles(16, 32, 4)),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
     kernel: tuple(_tiles(*sizes) for sizes in tried)
     for kernel, tried in {

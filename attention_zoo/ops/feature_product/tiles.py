@@ -1,6 +1,6 @@
 """The tiles of the kernels of this folder, by device, bits of a number and sizes.
 
-The first sizes come from the machine code (`docs/kernels.md`); `python -m bench.kernels.tune` measures on a GPU.
+The first sizes come from the machine code (`docs/kernels.md`); `python -m tools.kernels.tune` measures on a GPU.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ ROWS = (
     Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
     **{
         kernel: tuple(

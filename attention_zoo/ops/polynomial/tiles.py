@@ -44,7 +44,7 @@ ROWS = (
     _row("backward_queries", 16, 32, 4, 2, bits=32),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 _OVER_ROWS = tuple(Configuration({"BLOCK_M": m}, warps, 1) for m, warps in ((32, 2), (32, 4), (64, 4), (128, 8)))
 CANDIDATES = dict.fromkeys(("prepare_inputs", "prepare_gradients", "pull_norm"), _OVER_ROWS) | {
     kernel: tuple(Configuration({"BLOCK_M": m, "BLOCK_N": n}, warps, stages) for m, n, warps, stages in tried)

@@ -15,7 +15,7 @@ ROWS = (
     Row("gradient", Configuration({"BLOCK_T": 32}, 8, 1)),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
     kernel: tuple(Configuration({"BLOCK_T": block_t}, warps, 1) for block_t, warps in tried)
     for kernel, tried in {

@@ -36,7 +36,7 @@ ROWS = (
     Row("weight_gradients", _tiles(32, 16, 4, 2), bits=32),
 )
 
-# What `python -m bench.kernels.tune` tries on a GPU.
+# What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
     "networks": tuple(
         _tiles(*sizes) for sizes in ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2))

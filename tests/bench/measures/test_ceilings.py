@@ -286,7 +286,7 @@ def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
 
 def test_exponentials_of_a_gpu(monkeypatch):
     pytest.importorskip("triton")
-    from bench.kernels.exponentials import BLOCK
+    from bench.measures.kernels.exponentials import BLOCK
 
     monkeypatch.setattr(of_device, "CHAINS", 2 * BLOCK)
     monkeypatch.setattr(of_device, "CHAINED", 5)

@@ -12,6 +12,7 @@ import pytest
 
 from bench.records import archive as archive_module
 from bench.records.archive import ArchiveError, main, pack, unpack
+from bench.records.files import samples_file
 from bench.records.store import Store
 
 
@@ -116,7 +117,9 @@ NAME = "records/0123456789abcdef-0123456789abcdef.json"
 def test_what_is_no_record_is_refused_whole(synthetic_results, tmp_path, name):
     store = Store(synthetic_results)
     first = next(
-        path for path in sorted(store.records_dir.glob("*.json")) if not (store.samples_dir / path.name).exists()
+        path
+        for path in sorted(store.records_dir.glob("*.json"))
+        if not samples_file(store.samples_dir, path.name).exists()
     )
     good = tarfile.TarInfo(f"records/{first.name}"), first.read_bytes()
     archive = an_archive(tmp_path / "runs.tgz", good, (tarfile.TarInfo(name), b"{}"))
@@ -156,7 +159,7 @@ def test_the_system_s_tar_reads_it(synthetic_results, tmp_path):
 
 def test_a_record_without_its_samples_is_refused(synthetic_results, tmp_path):
     store = Store(synthetic_results)
-    name = next(store.samples_dir.iterdir()).name
+    name = next(store.samples_dir.iterdir()).name.removesuffix(".gz")
     record = tarfile.TarInfo(f"records/{name}"), (store.records_dir / name).read_bytes()
     with pytest.raises(ArchiveError, match="samples"):
         unpack(an_archive(tmp_path / "runs.tgz", record), tmp_path / "home")

@@ -69,7 +69,7 @@ def test_samples_that_are_gone_are_missed(tmp_path, capsys):
     with_samples = record(config("flash", {"name": "latency"}, 64, seed=99), {"samples": [1.0] * 1000})
     store.write(with_samples)
     assert len(index.entries(store)) == COUNT
-    (store.samples_dir / with_samples.file_name).unlink()
+    (store.samples_dir / f"{with_samples.file_name}.gz").unlink()
     assert with_samples.record_id not in {entry.record_id for entry in index.entries(store)}
 
 

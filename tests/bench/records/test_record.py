@@ -1,13 +1,14 @@
 """Records: strict on the way in and out, never torn, the newest outcome stands."""
 
 import dataclasses
+import gzip
 import json
 import math
 
 import pytest
 
 from bench.records import files, store
-from bench.records.files import READABLE, decode, encode
+from bench.records.files import LARGEST, READABLE, decode, encode
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
 
@@ -54,19 +55,36 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
     text = path.read_text()
     assert len(text.splitlines()) < 60 and max(map(len, text.splitlines())) <= 120
     assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
-    samples = json.loads((tmp_path / "samples" / path.name).read_text())
+    samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
     assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
     at_the_limit = changed(record_id="1" * 32, measurements={"samples": [0.0] * READABLE})
-    assert not (tmp_path / "samples" / Store(tmp_path).write(at_the_limit).name).exists()
+    assert not (tmp_path / "samples" / f"{Store(tmp_path).write(at_the_limit).name}.gz").exists()
+
+
+def test_samples_of_version_0_1_which_are_not_compressed_are_read(tmp_path):
+    path = Store(tmp_path).write(changed(measurements=LONG))
+    samples = tmp_path / "samples" / f"{path.name}.gz"
+    samples.with_suffix("").write_bytes(gzip.decompress(samples.read_bytes()))
+    samples.unlink()
+    Store(tmp_path).clear_leftovers()
+    assert Store(tmp_path).load() == [changed(measurements=LONG)]
+
+
+def test_samples_that_are_larger_than_any_are_not_decompressed(tmp_path, capsys):
+    path = Store(tmp_path).write(changed(measurements=LONG))
+    (tmp_path / "samples" / f"{path.name}.gz").write_bytes(gzip.compress(bytes(LARGEST + 1)))
+    assert Store(tmp_path).load() == []
+    assert "its samples: larger than 64 MiB" in capsys.readouterr().err
 
 
 def test_samples_that_are_gone_or_not_the_records_make_it_unreadable(tmp_path, capsys):
     other = changed(record_id="1" * 32)
     path = Store(tmp_path).write(changed(measurements=LONG))
     Store(tmp_path).write(other)
-    samples = tmp_path / "samples" / path.name
+    samples = tmp_path / "samples" / f"{path.name}.gz"
     whole = samples.read_bytes()
-    for damage in (whole[:-1], b"", whole.replace(b"1.0", b"2.0", 1), None):
+    others = gzip.decompress(whole).replace(b"1.0", b"2.0", 1)
+    for damage in (whole[:-1], whole[:2], b"", others, gzip.compress(others), None):
         samples.unlink() if damage is None else samples.write_bytes(damage)
         assert Store(tmp_path).load() == [other]
         error = capsys.readouterr().err

@@ -32,17 +32,17 @@ def a_store_with_leftovers(folder):
     results = Store(folder)
     whole = results.write(everything()[0]).name
     results.samples_dir.mkdir(exist_ok=True)
-    for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.2f.tmp"):
+    for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.gz.2f.tmp"):
         path.write_text("{")
-    (results.samples_dir / f"{'c' * 16}-{'d' * 16}.json").write_text("{}")
-    (results.samples_dir / whole).write_text("{}")
+    (results.samples_dir / f"{'c' * 16}-{'d' * 16}.json.gz").write_text("{}")
+    (results.samples_dir / f"{whole}.gz").write_text("{}")
     return results, whole
 
 
 def test_leftovers_are_cleared_and_records_with_their_samples_stay(tmp_path):
     results, whole = a_store_with_leftovers(tmp_path)
     results.clear_leftovers()
-    assert names(results.records_dir) == names(results.samples_dir) == [whole]
+    assert names(results.records_dir) == [whole] and names(results.samples_dir) == [f"{whole}.gz"]
 
 
 def test_nothing_is_cleared_while_somebody_writes(tmp_path):

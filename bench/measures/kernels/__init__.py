@@ -1,0 +1,1 @@
+"""Triton kernels that measure a device, in a folder of their own: importing the benchmarks needs no Triton."""

@@ -1,0 +1,39 @@
+"""The page of parameter counts is current, and the counts are the papers'."""
+
+import pytest
+
+from tools.pages import parameters
+from tools.pages.parameters import PAGE, counts, page
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return list(counts())
+
+
+def test_the_page_is_current(counted, monkeypatch):
+    monkeypatch.setattr(parameters, "counts", lambda: iter(counted))
+    assert PAGE.read_text() == page(), "make docs writes it anew"
+
+
+def test_counts_are_the_papers_but_where_one_contradicts_itself(counted):
+    off = {(c.model, c.mechanism) for c in counted if abs(c.difference) > 0.5}
+    assert off == {("transformer_medium", name) for name in ("softmax", "polynomial_p4", "polynomial_p8")}
+    assert all(c.note for c in counted if (c.model, c.mechanism) in off)
+    assert {(c.model, c.paper) for c in counted if c.note} == {("transformer_medium", 337)}
+
+
+def test_a_count_is_the_closed_form(counted):
+    """V d + V + 2 d, and in each layer 4 d^2 + 3 d hid + 4 d; a learned sketch has 2 (8 h r + 24 r^2 + 2 h + 2 r)."""
+    ours = {(c.model, c.mechanism): c.ours for c in counted}
+    layers = {
+        "transformer_small": (12, 768, 2048),
+        "transformer_medium": (24, 1024, 2728),
+        "transformer_large": (36, 1280, 3408),
+    }
+    for model, (count, d, hidden) in layers.items():
+        plain = 32000 * d + 32000 + 2 * d + count * (4 * d**2 + 3 * d * hidden + 4 * d)
+        assert ours[model, "softmax"] == plain
+    for r in (32, 64):
+        sketches = 12 * 2 * (8 * 64 * r + 24 * r**2 + 2 * 64 + 2 * r)
+        assert ours["transformer_small", f"polysketch_learned_r{r}"] == ours["transformer_small", "softmax"] + sketches

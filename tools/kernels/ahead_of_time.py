@@ -1,0 +1,213 @@
+"""Kernels compiled for GPUs that are not there: calls are launched on tensors without memory, and only compiled.
+
+`python -m tools.kernels.ahead_of_time` compiles the catalogue, prints what came out and compares it with the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration
+from bench import asked
+from bench.errors import Parser
+from tools.kernels import recorded
+from tools.kernels.call import Call, catalogue
+from tools.kernels.compiled import Compiled
+
+TARGETS = (80, 90, 100)
+# Of a compiler's message, which shows the code before.
+LINES = 4
+
+
+class _Launch(NamedTuple):
+    function: str
+    configuration: Configuration
+    kernel: Any
+
+
+def compile_call(call: Call, target: int) -> list[Compiled]:
+    """Every kernel that a call launches, compiled as its launch on `sm_<target>` would have it.
+
+    Raises:
+        RuntimeError: kernels are interpreted in this process, or one does not compile.
+    """
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET is set: kernels are compiled in a process without it")
+    launches: list[_Launch] = []
+    with _compiling(target, launches):
+        call.make(torch.device("meta"))()
+    versions: Counter[str] = Counter()
+    found = []
+    for launch in {id(launch.kernel): launch for launch in launches}.values():
+        versions[launch.function] += 1
+        found.append(_read(call, versions[launch.function], target, launch))
+    return found
+
+
+@contextlib.contextmanager
+def _compiling(target: int, launches: list[_Launch]) -> Iterator[None]:
+    """Launches compile for the target, run nothing and are added to `launches`; a cache on disk hides nothing."""
+    from triton import knobs
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    configurations: list[Configuration] = []
+    run, fitting = JITFunction.run, launching.fitting
+
+    def look(*args: Any) -> Configuration:
+        configurations.append(fitting(*args))
+        return configurations[-1]
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()) as log:
+                kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        except Exception as error:
+            raise RuntimeError(f"{self.__name__} does not compile for sm_{target}: {_reason(error)}") from error
+        # What was compiled before comes from Triton's memory, without a word of ptxas.
+        vars(kernel).setdefault("log", log.getvalue())
+        launches.append(_Launch(self.__name__, _configuration(configurations, kwargs), kernel))
+        return kernel
+
+    with (
+        mock.patch.object(driver, "_active", _Driver(target)),
+        mock.patch.object(launching, "architecture", lambda device: target),
+        mock.patch.object(launching, "fitting", look),
+        mock.patch.object(JITFunction, "run", compile_only),
+        tempfile.TemporaryDirectory() as cache,
+        knobs.cache.scope(),
+        knobs.nvidia.scope(),
+    ):
+        knobs.cache.dir, knobs.nvidia.dump_ptxas_log = cache, True
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """The end of what a compiler says: where it stood, and what it met there."""
+    said = []
+    cause: BaseException | None = error
+    while cause is not None:
+        said += [line for line in str(cause).splitlines() if line.strip()]
+        cause = cause.__cause__
+    return "\n".join(said[-LINES:])
+
+
+def _configuration(found: list[Configuration], given: dict[str, Any]) -> Configuration:
+    """That of a launch: the tiles of the last found whose names and options it was given, with the sizes given."""
+    warps, stages, registers = given.get("num_warps", 4), given.get("num_stages", 3), given.get("maxnreg")
+    for tiles, *options in reversed(found):
+        if options == [warps, stages, registers] and tiles.keys() <= given.keys():
+            return Configuration({name: given[name] for name in tiles}, warps, stages, registers)
+    return Configuration({}, warps, stages, registers)
+
+
+def _read(call: Call, version: int, target: int, launch: _Launch) -> Compiled:
+    log, metadata = launch.kernel.log, launch.kernel.metadata
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if registers is None or spills is None:
+        raise RuntimeError(f"ptxas says nothing of the registers of {launch.function}: {log!r}")
+    return Compiled(
+        call=call,
+        function=launch.function,
+        version=version,
+        target=target,
+        configuration=launch.configuration,
+        warps=metadata.num_warps,
+        registers=int(registers[1]),
+        spill_bytes=max(int(spills[1]), int(spills[2])),
+        shared_bytes=metadata.shared,
+        columns=metadata.tmem_size or 0,
+        warnings=tuple(line.strip() for line in log.splitlines() if re.search(r"\(C\d+\)", line)),
+        ptx=launch.kernel.asm["ptx"],
+        cubin=launch.kernel.asm["cubin"],
+    )
+
+
+class _Driver:
+    """What Triton asks of a driver to compile; a device's number is its target, for kernels are kept by device."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+
+    def get_current_device(self) -> int:
+        return self.target
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.target, 32)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit code is 1 where something is worse than in the table."""
+    parser = Parser(prog="python -m tools.kernels.ahead_of_time", description=__doc__)
+    parser.add_argument("--target", type=int, nargs="+", choices=TARGETS, default=TARGETS, help="compute capabilities")
+    parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
+    parser.add_argument("--write", action="store_true", help="put what came out into the table")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that compile (%(default)s)")
+    given = parser.parse_args(arguments)
+    names = [name for name in _calls() if re.search(given.match, name)]
+    rows, failures = [], []
+    with contextlib.ExitStack() as stack:
+        every: Callable[..., Iterator[_Outcome]] = map
+        if given.jobs > 1:
+            # Not forked: the threads of torch would be missing.
+            workers = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"))
+            every = stack.enter_context(workers).map
+        for outcome in every(_attempt, [(name, target) for name in names for target in given.target]):
+            rows += outcome.rows
+            failures += outcome.failures
+            print(*outcome.rows, sep="\n", end="\n" if outcome.rows else "", flush=True)
+    table = recorded.read()
+    if given.write:
+        recorded.write(recorded.renewed(table, rows, _calls()))
+    else:
+        failures += recorded.regressions(table, rows)
+        for version in sorted({row.triton for row in rows} - {row.triton for row in table}):
+            print(f"{recorded.TABLE.name} has no rows of Triton {version}: nothing is compared", file=sys.stderr)
+    print(f"{len(rows)} kernels of {len(names)} calls compiled")
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+class _Outcome(NamedTuple):
+    rows: list[recorded.Row]
+    failures: list[str]
+
+
+def _attempt(job: tuple[str, int]) -> _Outcome:
+    """The rows of a call for a target, or why there are none."""
+    name, target = job
+    try:
+        return _Outcome([recorded.row(kernel) for kernel in compile_call(_calls()[name], target)], [])
+    except Exception as error:  # a compiler fails in many ways, and the others are still to be compiled
+        return _Outcome([], [f"{name}: {error}"])
+
+
+def _calls() -> dict[str, Call]:
+    return {call.name: call for calls in catalogue().values() for call in calls}
+
+
+if __name__ == "__main__":
+    sys.exit(asked.run(main))

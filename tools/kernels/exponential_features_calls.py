@@ -1,0 +1,49 @@
+"""Exponential features of performer: 12 heads of 32k tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tools.kernels.call import Call, normal, shape_name
+
+HEADS, SEQ_LEN = 12, 32768
+
+
+def calls() -> list[Call]:
+    """Forward and backward of the default and fewer features, those of performer-pytorch, other head dims, float32."""
+    shapes = [(256, 64), (128, 64), (266, 64), (2048, 64), (256, 32), (256, 128)]
+    made = [_calls(m, width) for m, width in shapes] + [_calls(256, 64, torch.float32)]
+    return [call for of_shape in made for call in of_shape]
+
+
+def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Call, Call]:
+    shape = shape_name(f"m{m} h{width}", dtype)
+
+    def given(device: torch.device) -> tuple[Any, ...]:
+        from attention_zoo.ops.exponential_features.triton import parts
+
+        x = normal(device, 1, HEADS, SEQ_LEN, width).to(dtype)
+        return x, *parts(normal(device, m, width), dtype), width**-0.25
+
+    def forward(device: torch.device) -> Callable[[], Any]:
+        from attention_zoo.ops.exponential_features import triton
+        from attention_zoo.ops.feature_product.triton import padded
+
+        arguments = (*given(device), 1e-6, padded(m))
+        return lambda: triton.launch(*arguments)
+
+    def backward(device: torch.device) -> Callable[[], Any]:
+        from attention_zoo.ops.exponential_features import triton
+        from attention_zoo.ops.feature_product.triton import padded
+
+        arguments, d_features = given(device), normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
+        d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
+        return lambda: triton.launch_backward(d_features, d_log_scale, *arguments)
+
+    return (
+        Call(f"exponential features forward {shape}", dtype, forward),
+        Call(f"exponential features backward {shape}", dtype, backward),
+    )

@@ -1,0 +1,110 @@
+"""Calls of the kernels of feature products: polysketch attention (squares), performer and linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_zoo.ops.feature_product import triton
+from tools.kernels.call import Call, shape_name
+
+HEADS = 12
+# Those whose left operands are made in registers.
+STREAMING = ("square_state_kernel", "square_output_kernel", "square_gradient_kernel")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape: r features of heads of h columns; `block_size` None is what the kernels choose.
+
+    `local` has exact weights of degree 4 in its blocks, `scaled` has log scales.
+    """
+
+    kind: str
+    r: int
+    h: int = 64
+    batch: int = 1
+    length: int = 32768
+    causal: bool = True
+    dtype: torch.dtype = torch.bfloat16
+    block_size: int | None = None
+    local: bool = False
+    scaled: bool = False
+
+    @property
+    def degree(self) -> int:
+        """Of the weights."""
+        return 2 if self.kind == "polysketch" else 1
+
+    @property
+    def name(self) -> str:
+        """Such as `r32 h64 1x32768 causal`."""
+        seen = ("causal" if self.causal else "full") + (" local" if self.local else "")
+        return shape_name(f"r{self.r} h{self.h} {self.batch}x{self.length} {seen}", self.dtype)
+
+    @property
+    def rows(self) -> int:
+        """Of a chunk."""
+        return self.block_size or triton.default_block_size(self.length, self.r, self.degree)
+
+    @property
+    def reads_sums(self) -> bool:
+        """Whether there is more than one chunk, or none."""
+        return not self.causal or self.rows < self.length
+
+    def inputs(self, device: torch.device) -> triton._Inputs:
+        """What the operator is given."""
+        features, values = ((self.batch, HEADS, self.length, columns) for columns in (self.r, self.h))
+
+        def drawn(size: tuple[int, ...]) -> Tensor:
+            # Positive, as the features of performer and linear attention are.
+            return torch.rand(size, device=device, dtype=self.dtype)
+
+        query, key = (drawn(values), drawn(values)) if self.local else (None, None)
+        scale = torch.randn(features[:3], device=device) if self.scaled else None
+        log_degree = 2 if self.local else self.degree - 1
+        settings = 1.0, self.causal, min(self.rows, self.length), self.degree, log_degree
+        return triton._Inputs(drawn(features), drawn(features), drawn(values), query, key, scale, *settings)
+
+    def forward(self, device: torch.device) -> Callable[[], Any]:
+        """The launches of the forward pass."""
+        given = self.inputs(device)
+        return lambda: triton._forward(given)
+
+    def backward(self, device: torch.device) -> Callable[[], Any]:
+        """Those of the backward pass."""
+        given = self.inputs(device)
+        # What the forward pass leaves behind, without running it: it may be compiled by itself.
+        out, d_out = torch.rand_like(given.value), torch.rand_like(given.value)
+        kept = triton._Kept(*map(torch.ones_like, triton._empty_kept(given)))
+        return lambda: triton._backward(given, out, kept, d_out)
+
+
+CASES = (
+    *(Case("polysketch", r) for r in (32, 64)),
+    *(Case("polysketch", r, batch=8, length=4096) for r in (32, 64)),
+    *(Case("polysketch", r, block_size=1024, local=True) for r in (32, 64)),
+    *(Case("polysketch", 32, h) for h in (32, 128)),
+    Case("polysketch", 32, dtype=torch.float32),
+    Case("polysketch", 32, causal=False),
+    # Every weight is computed.
+    Case("polysketch", 32, batch=8, length=2048),
+    Case("performer", 256, scaled=True),
+    Case("performer", 256, causal=False),
+    Case("performer", 256, scaled=True, dtype=torch.float32),
+    Case("linear", 64),
+    Case("linear", 64, causal=False),
+)
+
+
+def calls() -> list[Call]:
+    """Both passes of every case."""
+    return [
+        Call(f"{case.kind} {name} {case.name}", case.dtype, make, STREAMING if case.reads_sums else ())
+        for case in CASES
+        for name, make in (("forward", case.forward), ("backward", case.backward))
+    ]

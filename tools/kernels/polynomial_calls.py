@@ -1,0 +1,49 @@
+"""Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim, norm and their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attention_zoo.ops.polynomial.triton import Forward, Norm, launch_backward, launch_forward
+from tools.kernels.call import Call
+
+HEADS, LENGTH = 12, 4096
+BF16 = torch.bfloat16
+# Degree, head_dim, causal, dtype.
+SHAPES = (
+    (2, 64, True, BF16),
+    (4, 32, True, BF16),
+    (4, 64, True, BF16),
+    (4, 64, False, BF16),
+    (4, 128, True, BF16),
+    (8, 64, True, BF16),
+    (4, 64, True, torch.float16),
+    (4, 64, True, torch.float32),
+)
+
+
+def calls() -> list[Call]:
+    """Both passes of every shape."""
+    return [_call(of_pass, *shape) for shape in SHAPES for of_pass in ("forward", "backward")]
+
+
+def _call(of_pass: str, degree: int, head_dim: int, causal: bool, dtype: torch.dtype) -> Call:
+    name = f"polynomial {of_pass} p{degree} h{head_dim} {'causal' if causal else 'full'} {str(dtype)[6:]}"
+
+    def make(device: torch.device) -> Callable[[], Any]:
+        query, key, value, d_out = (
+            torch.randn(1, HEADS, LENGTH, head_dim, device=device, dtype=dtype) for _ in range(4)
+        )
+        norm = Norm(torch.ones(head_dim, device=device), torch.zeros(head_dim, device=device), 1e-5)
+        scale = head_dim**-0.5
+        if of_pass == "forward":
+            return lambda: launch_forward(query, key, value, norm, None, degree, scale, 1.0, causal)
+        # What the forward pass leaves behind, without running it: it may be compiled by itself.
+        denominator, unit = (torch.full(query.shape[:3], x, device=device) for x in (float(LENGTH), 1.0))
+        passed = Forward(torch.randn_like(value), denominator, query * head_dim**-0.25, key * head_dim**-0.25, unit)
+        return lambda: launch_backward(d_out, query, key, value, norm, passed, degree, scale, causal)
+
+    return Call(name, dtype, make)

@@ -1,0 +1,266 @@
+"""The fastest configuration of each kernel, found on a GPU: `python -m tools.kernels.tune` prints rows of a table.
+
+The candidates are what an operation's `tiles.py` names in `CANDIDATES: dict[kernel, tuple[Configuration, ...]]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import pkgutil
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import attention_zoo.ops
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration, Row
+from bench import asked
+from bench.errors import Parser
+from tools.kernels.call import Call, catalogue
+
+# How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
+TOLERANCE = {2: 2e-2, 4: 2e-5}
+TINY = 1e-30
+ROUNDS, LAUNCHES = 20, 8
+# What a candidate must gain over the table's configuration to replace it.
+GAIN = 0.99
+# A candidate that ends the process is tried once more, in case something else did.
+TRIES = 2
+
+Table = tuple[Row, ...]
+Launch = Callable[[], Any]
+# Makes of a launch what takes the nanoseconds of one.
+Capture = Callable[[Launch], Callable[[], float]]
+
+
+class Lookup(NamedTuple):
+    """What a launch asks of a table, and what it gets."""
+
+    table: Table
+    kernel: str
+    arch: int
+    bits: int
+    dims: Mapping[str, int]
+    configuration: Configuration
+
+
+class Winner(NamedTuple):
+    """The fastest configuration of a kernel in a call; `times` are nanoseconds of the call by configuration."""
+
+    call: str
+    lookup: Lookup
+    configuration: Configuration
+    times: Mapping[str, float]
+
+    def __str__(self) -> str:
+        """A row to paste behind a comment, or the comment alone where the table has the fastest."""
+        _, kernel, arch, bits, dims, own = self.lookup
+        said = f"# {self.call}: {self.times[self.configuration.name] / 1e6:.4g} ms"
+        if self.configuration == own:
+            return f"{said}, {kernel} as in the table ({own.name})"
+        before = f"{self.times[own.name] / 1e6:.4g} ms" if own.name in self.times else "nothing"
+        tiles, warps, stages, registers = self.configuration
+        capped = "" if registers is None else f", registers={registers}"
+        row = f"Configuration({dict(tiles)}, {warps}, {stages}{capped}), arch=({arch}, {arch}), bits={bits}"
+        row = f"Row('{kernel}', {row}, at_most={dict(dims)}),".replace("'", '"')
+        return f"{said}, {before} with {own.name}\n{row}"
+
+
+class Progress:
+    """What was done, a JSON line each: a tuning that was ended, whatever ended it, goes on where it was."""
+
+    def __init__(self, file: Path, machine: str) -> None:
+        self.file, self.machine = file, machine
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, **line: Any) -> None:
+        """Keep one more line."""
+        with self.file.open("a") as file:
+            file.write(json.dumps({"machine": self.machine, **line}) + "\n")
+
+    def lines(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Those of this machine that say what is wanted; half a line, of a process that was killed, says nothing."""
+        found = []
+        for text in self.file.read_text().splitlines() if self.file.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                line = json.loads(text)
+                if {"machine": self.machine, **wanted}.items() <= line.items():
+                    found.append(line)
+        return found
+
+
+def tune(call: Call, device: torch.device, progress: Progress, capture: Capture) -> Iterator[Winner]:
+    """The fastest configuration of each kernel of a call that has candidates, the other kernels as in the table."""
+    asked, expected = lookups(call, device)
+    for lookup in asked:
+        named = {c.name: c for c in (lookup.configuration, *candidates(lookup))}
+        if len(named) == 1:
+            continue
+        done = progress.lines(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named))
+        times = done[-1]["times"] if done else _race(call, device, expected, lookup, named, progress, capture)
+        if times:
+            best, own = min(times, key=times.__getitem__), lookup.configuration.name
+            yield Winner(
+                call.name, lookup, named[own if times[best] > GAIN * times.get(own, math.inf) else best], times
+            )
+
+
+def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
+    """What a call asks of tables, the first of each kernel, and its result."""
+    found: dict[str, Lookup] = {}
+    fitting = launching.fitting
+
+    def look(table: Table, kernel: str, arch: int, bits: int, dims: Mapping[str, int]) -> Configuration:
+        answer = fitting(table, kernel, arch, bits, dims)
+        found.setdefault(kernel, Lookup(table, kernel, arch, bits, dims, answer))
+        return answer
+
+    with mock.patch.object(launching, "fitting", look):
+        result = _result(call, device)
+    return list(found.values()), result
+
+
+def candidates(lookup: Lookup) -> tuple[Configuration, ...]:
+    """What the module of a table says is worth trying."""
+    for tiles in _tables():
+        if tiles.ROWS is lookup.table:
+            return getattr(tiles, "CANDIDATES", {}).get(lookup.kernel, ())
+    return ()
+
+
+def _tables() -> Iterator[Any]:
+    for module in pkgutil.walk_packages(attention_zoo.ops.__path__, "attention_zoo.ops."):
+        if module.name.endswith(".tiles"):
+            yield importlib.import_module(module.name)
+
+
+@contextlib.contextmanager
+def _using(kernel: str, given: Configuration) -> Iterator[None]:
+    """A kernel is launched with this configuration."""
+    fitting = launching.fitting
+
+    def look(table: Table, name: str, *sizes: Any) -> Configuration:
+        return given if name == kernel else fitting(table, name, *sizes)
+
+    with mock.patch.object(launching, "fitting", look):
+        yield
+
+
+def _race(
+    call: Call,
+    device: torch.device,
+    expected: Any,
+    lookup: Lookup,
+    named: Mapping[str, Configuration],
+    progress: Progress,
+    capture: Capture,
+) -> dict[str, float]:
+    """Median nanoseconds of the call with each candidate that is right, all taken in the same rounds."""
+    launch, samplers = call.make(device), {}
+    for name, configuration in named.items():
+        said = {"call": call.name, "kernel": lookup.kernel, "configuration": name}
+        if len(progress.lines(**said, step="started")) - len(progress.lines(**said, step="ended")) >= TRIES:
+            continue
+        progress.add(**said, step="started")
+        try:
+            with _using(lookup.kernel, configuration):
+                wrong = _difference(_result(call, device), expected) > TOLERANCE[call.dtype.itemsize]
+                if not wrong:
+                    samplers[name] = capture(launch)
+            progress.add(**said, step="ended", outcome="is wrong" if wrong else "is right")
+        except Exception as error:  # a candidate may ask for more than the device has, in many ways
+            progress.add(**said, step="ended", outcome=f"{type(error).__name__}: {error}"[:300])
+            # Nothing runs on the device in this process any more.
+            if "CUDA error" in str(error):
+                raise
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    for turn in range(ROUNDS):
+        for name in list(samplers)[:: -1 if turn % 2 else 1]:
+            samples[name].append(samplers[name]())
+    times = {name: statistics.median(taken) for name, taken in samples.items()}
+    progress.add(call=call.name, kernel=lookup.kernel, step="timed", candidates=sorted(named), times=times)
+    return times
+
+
+def _result(call: Call, device: torch.device) -> Any:
+    """Of a launch on inputs of its own, always the same, which finds NaN where it allocates, not what others left."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.manual_seed(0)
+    launch = call.make(device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return launch()
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _difference(result: Any, expected: Any) -> float:
+    """The largest relative difference of a tensor of one result from that of the other, in the Frobenius norm.
+
+    NaN where they are expected are what no kernel writes.
+    """
+    if isinstance(expected, Tensor):
+        result, expected = (result,), (expected,)
+    largest = 0.0
+    for x, y in zip(result, expected, strict=True):
+        if isinstance(y, Tensor):
+            x, y = x[~y.isnan()].double(), y[~y.isnan()].double()
+            difference = float((x - y).norm() / y.norm().clamp_min(TINY))
+            largest = max(largest, math.inf if math.isnan(difference) else difference)
+    return largest
+
+
+def captured(launch: Launch) -> Callable[[], float]:
+    """Launches in one CUDA graph, so that short kernels do not wait for the host."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        launch()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            launch()
+
+    def sample() -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return 1e6 * start.elapsed_time(end) / LAUNCHES
+
+    return sample
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = Parser(prog="python -m tools.kernels.tune", description=__doc__)
+    parser.add_argument("--match", default="", help="a regular expression: calls whose name it is found in")
+    parser.add_argument("--progress", type=Path, default=Path("runs/tuning.jsonl"), help="what was done (%(default)s)")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("kernels are tuned on a CUDA device, and there is none", file=sys.stderr)
+        return 2
+    import triton
+
+    progress = Progress(given.progress, f"{torch.cuda.get_device_name()}, triton {triton.__version__}")
+    for call in (call for calls in catalogue().values() for call in calls):
+        if re.search(given.match, call.name):
+            for winner in tune(call, torch.device("cuda"), progress, captured):
+                print(winner, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asked.run(main))

@@ -1,0 +1,88 @@
+"""The models' parameters beside the papers' counts: `python -m tools.pages.parameters` writes docs/parameters.md."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from bench.models import build
+from bench.plan.conf import CONF
+from bench.plan.load import Loader
+
+PAGE = Path(__file__).parents[2] / "docs" / "parameters.md"
+PUBLISHED = Path(__file__).parents[2] / "bench" / "published" / "model_sizes.toml"
+# What a count does not depend on, of the mechanisms that the papers trained.
+ANY: dict[str, Any] = {"seq_len": 1, "seed": 0, "impl": "auto"}
+
+INTRODUCTION = """\
+# Parameters of the models
+
+Made by `make docs` from `conf/model/`, `conf/attention/` and `bench/published/model_sizes.toml`; the tests
+check it. Transformer++ with a vocabulary of {vocabulary:,}, the token embedding counted once, since logits use it
+too. The papers say "gated linear units with an expansion factor of 4": what their sizes fit is a unit that has as many
+parameters as an ungated layer of that factor, `(8 d // 3) // 8 * 8` wide, as in the official code; four times d would
+be 138, 436 and 985 M. The papers print whole millions.
+"""
+
+
+class Count(NamedTuple):
+    """A model with a mechanism, the number of its parameters, and the millions that the paper prints."""
+
+    source: str
+    model: str
+    mechanism: str
+    ours: int
+    paper: int
+    note: str
+
+    @property
+    def difference(self) -> float:
+        """Ours over the paper's, in percent."""
+        return 100 * (self.ours / (1e6 * self.paper) - 1)
+
+
+def counts() -> Iterator[Count]:
+    """Every model of the papers whose size they give."""
+    published = tomllib.loads(PUBLISHED.read_text())
+    for row in published["row"]:
+        for mechanism in row["mechanisms"]:
+            ours = parameters(row["model"], mechanism, published["vocabulary"])
+            yield Count(row["source"], row["model"], mechanism, ours, row["millions"], row.get("note", ""))
+
+
+def parameters(model: str, mechanism: str, vocabulary: int) -> int:
+    """Trainable parameters of a file of conf/model with one of conf/attention; no memory is taken."""
+    given = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    with torch.device("meta"):
+        built = build({**ANY, **given, "attention": _attention(mechanism)}, vocabulary)
+    return sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
+
+
+@functools.cache
+def _attention(mechanism: str) -> dict[str, Any]:
+    return dict(Loader().load([f"attention={mechanism}"]).attention)
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    vocabulary = tomllib.loads(PUBLISHED.read_text())["vocabulary"]
+    header = "from | model | mechanism | ours (M) | paper (M) | difference | remark"
+    lines = [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *map(_row, counts())]
+    return INTRODUCTION.format(vocabulary=vocabulary) + "\n" + "\n".join(lines) + "\n"
+
+
+def _row(count: Count) -> str:
+    ours, difference = f"{count.ours / 1e6:.2f}", f"{round(count.difference, 2) + 0.0:+.2f} %"
+    named = [count.source, f"`{count.model}`", f"`{count.mechanism}`", ours, str(count.paper), difference, count.note]
+    return f"| {' | '.join(named)} |".replace("  ", " ")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -1,0 +1,109 @@
+"""The page that lists the zoo, from the registry and conf/attention: `python -m tools.pages.zoo` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import attention_zoo
+from bench.papers import ROWS
+from bench.plan.conf import CONF
+
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
+
+INTRODUCTION = """\
+# The zoo
+
+Made by `make docs` from the registry, `conf/attention/` and `bench/papers.py`; the tests check it.
+What a mechanism does not support it refuses. *Causal* `approx.`: no query attends to the future, but which keys of
+the past it attends to depends on it. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the trainable
+ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.
+"""
+
+
+def page() -> str:
+    """The whole page, Markdown."""
+    names = attention_zoo.list_attentions()
+    variants = {path.stem: path for path in sorted((CONF / "attention").glob("*.yaml"))}
+    sections = [
+        INTRODUCTION,
+        "## Mechanisms\n",
+        _table(
+            "name | from | approximates | causal | padding | cross | decode | random | complexity | parameters",
+            [_mechanism(name) for name in names],
+        ),
+        "\n## Hyperparameters and their defaults\n",
+        _table(
+            "name | hyperparameters", [[f"`{name}`", _settings(attention_zoo.hyperparameters(name))] for name in names]
+        ),
+        "\n## Variants\n\n`attention=NAME` on the command line; rows of the papers' tables in the last column.\n",
+        _table("name | mechanism | what it sets | what it is | rows", [_variant(*item) for item in variants.items()]),
+        "\n## Rows of the papers' tables\n",
+        _table("paper | where | row | variant | remark", [_row(row) for row in ROWS]),
+    ]
+    return "\n".join(sections) + "\n"
+
+
+def _table(header: str, rows: list[list[str]]) -> str:
+    columns = header.count("|") + 1
+    lines = [f"| {header} |", "|" + "---|" * columns]
+    return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
+
+
+def _mechanism(name: str) -> list[str]:
+    info = attention_zoo.info(name)
+    causal = "approx." if info.approximately_causal else _yes(info.causal) if info.bidirectional else "only"
+    source = info.paper + (f"; package {info.package}" if info.package else "")
+    marks = [_yes(info.padding), _yes(info.cross), _yes(info.decode), _yes(info.random)]
+    return [f"`{name}`", source, info.approximates or "-", causal, *marks, info.complexity, _parameters(name)]
+
+
+def _parameters(name: str) -> str:
+    if attention_zoo.info(name).package:
+        return "-"  # the page must not depend on what is installed
+    for causal in (False, True):
+        try:
+            attention = attention_zoo.create(name, causal=causal, **COUNTED)
+        except attention_zoo.UnsupportedError:
+            continue
+        return str(sum(p.numel() for p in attention.parameters()))
+    raise AssertionError(f"{name} can be neither causal nor not")
+
+
+def _variant(name: str, path: Path) -> list[str]:
+    text = path.read_text()
+    purpose = text.splitlines()[0].removeprefix("#").strip()
+    settings = yaml.safe_load(text)
+    parent = settings.pop("defaults", [None])[0]
+    mechanism = settings.pop("name", None) or _mechanism_of(parent)
+    rows = "; ".join(f"{row.paper}: {row.row}" for row in ROWS if row.variant == name)
+    return [f"`{name}`", f"`{mechanism}`", _settings(settings) if parent else "the defaults", purpose, rows]
+
+
+def _mechanism_of(variant: str) -> str:
+    settings = yaml.safe_load((CONF / "attention" / f"{variant}.yaml").read_text())
+    return settings["name"] if "name" in settings else _mechanism_of(settings["defaults"][0])
+
+
+def _row(row: Any) -> list[str]:
+    return [row.paper, row.where, row.row, f"`{row.variant}`" if row.variant else "none", row.note]
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    written = (
+        f"`{key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}`" for key, value in settings.items()
+    )
+    return ", ".join(written) or "none"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
+    print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)
