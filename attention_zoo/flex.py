@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from attention_zoo.base import register
 from attention_zoo.polynomial import Polynomial
+from attention_zoo.registry import register
 
 # Each shape, dtype and set of hyperparameters is compiled by itself; beyond Dynamo's own limit of 8 it would give up.
 COMPILATIONS = 4096
@@ -47,7 +47,7 @@ class FlexPolynomial(Polynomial):
         with torch._dynamo.config.patch(recompile_limit=COMPILATIONS, accumulated_recompile_limit=COMPILATIONS):
             return self._flex(_compiled(), query, key, value, padding), "flex_attention"
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         if query.device.type != "cuda":
             return f"FlexAttention needs a GPU here, the input is on {query.device.type}"
         return "FlexAttention's kernel has no float64" if query.dtype == torch.float64 else None

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
-from attention_zoo.dropout import DropsWeights
+from attention_zoo.dropout import AttentionDropout
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
+from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 # Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
@@ -21,7 +22,7 @@ HIDDEN = -1e30
 
 
 @register
-class Reformer(DropsWeights, SampledAttention):
+class Reformer(AttentionDropout, SampledAttention):
     """Softmax attention of every query to the keys that random rotations sort next to it.
 
     Queries and keys are shared: a key is its query's direction, `k_j = q_j / |q_j|`, and the argument `key` is not
@@ -51,10 +52,7 @@ class Reformer(DropsWeights, SampledAttention):
     info = AttentionInfo(
         name="reformer",
         paper="Kitaev et al. 2020, section 2 and appendix A",
-        approximates=None,
-        causal=False,
         padding=True,
-        cross=False,
         random=True,
         data_dependent=True,
         complexity="O(n r (m + n / m) h), r rounds",
@@ -165,10 +163,8 @@ class Reformer(DropsWeights, SampledAttention):
         alone = total.squeeze(-1) < HIDDEN / 2
         return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
 
-    @property
-    def telling_length(self) -> int:
-        """Several chunks and a part of one."""
-        return blocks_and_a_part(self.bucket_size)
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.bucket_size, 3
 
     def _flops(self, seq_len: int) -> int:
         """Rotations, and both products of every chunk with two chunks of keys."""

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, attention_class, hyperparameters, info, list_attentions
+from attention_zoo.base import Attention
 from attention_zoo.checks import check_int, require
 from attention_zoo.hf import checkpoints
 from attention_zoo.hf.implementation import Implementation
 from attention_zoo.hf.masks import key_mask
+from attention_zoo.info import UnsupportedError
+from attention_zoo.registry import attention_class, hyperparameters, info, list_attentions
 from attention_zoo.softmax import Softmax
 
 __all__ = ["attach", "register"]

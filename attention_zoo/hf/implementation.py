@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, create, info
-from attention_zoo.dropout import DropsWeights
+from attention_zoo.base import Attention
+from attention_zoo.dropout import AttentionDropout
 from attention_zoo.hf.masks import MARK, attend
+from attention_zoo.info import UnsupportedError
+from attention_zoo.registry import create, info
 
 # What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
@@ -183,7 +185,7 @@ class Implementation:
             )
 
     def _set_dropout(self, attention: Attention, dropout: float) -> None:
-        if isinstance(attention, DropsWeights):
+        if isinstance(attention, AttentionDropout):
             attention.dropout = dropout
         elif dropout > 0:
             raise UnsupportedError(

@@ -320,20 +320,20 @@ def test_cross_attention_or_refusal(name):
 # --- What is claimed of it -------------------------------------------------------------------------
 
 
-def at_telling_length(name, causal, changes=None):
+def at_min_test_length(name, causal, changes=None):
     """A small instance of head_dim 8, one head, and a batch of one for it."""
     attention = make(name, causal=causal, num_heads=1, max_seq_len=4096, **(changes or {}))
-    return attention, inputs(name, attention.telling_length, batch=1, heads=1)
+    return attention, inputs(name, attention.min_test_length, batch=1, heads=1)
 
 
 @every_case
 def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal):
-    """Where all its parts are at work: at its telling length."""
+    """Where all its parts are at work: at its minimal test length."""
     info = attention_zoo.info(name)
     if info.approximates is None:
         assert info.exact, "a function of its own is exact"
         return
-    attention, given = at_telling_length(name, causal)
+    attention, given = at_min_test_length(name, causal)
     expected = make(info.approximates, causal=causal, num_heads=1, max_seq_len=4096)(*given)
     if info.exact:
         assert_close(name, attention(*given), expected)
@@ -342,23 +342,23 @@ def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal
 
 
 @every_case
-def test_the_telling_length_is_odd_and_beyond_a_vector(name, causal):
-    length = make(name, causal=causal, max_seq_len=4096).telling_length
+def test_the_min_test_length_is_odd_and_beyond_a_vector(name, causal):
+    length = make(name, causal=causal, max_seq_len=4096).min_test_length
     # In a longer sequence the few exact rows of this Informer could all be wrong and yet be few.
     assert type(length) is int and (length > 64 or name == "informer")
     assert length % 8, "a part of a vector is left"
 
 
 @every_case
-def test_the_telling_length_is_several_blocks_and_a_part_of_one(name, causal):
+def test_the_min_test_length_is_several_blocks_and_a_part_of_one(name, causal):
     known = attention_zoo.hyperparameters(name)
     for key in {"block_size", "bucket_size"} & known.keys():
         for size in (2, 3, 5, 16, 65, 100):
-            length = make(name, causal=causal, **{key: size}).telling_length
+            length = make(name, causal=causal, **{key: size}).min_test_length
             assert length > 3 * size and length % size
     size = attention_zoo.info(name).size
     if size is not None and name not in ("performer", "polysketch"):  # these do not become exact by size
-        assert all(make(name, causal=causal, **{size: d}).telling_length > 2 * d for d in (3, 40, 100))
+        assert all(make(name, causal=causal, **{size: d}).min_test_length > 2 * d for d in (3, 40, 100))
 
 
 @every_case

@@ -243,7 +243,7 @@ def test_the_kernel_is_given_what_it_takes_without_a_copy(name, strided, monkeyp
         calls.append(inspect.signature(real).bind(**arguments).arguments)
         return torch.zeros_like(arguments["v"]), None
 
-    monkeypatch.setattr("attention_zoo.fla._imported", lambda function: kernel)
+    monkeypatch.setattr("attention_zoo.third_party.fla._imported", lambda function: kernel)
     assert attention._call(function, *given, None).shape == given[0].shape
     ((arguments),) = calls
     folds = not (strided or function.knows_heads)

@@ -159,10 +159,10 @@ def test_what_no_kernel_takes_is_refused_with_all_reasons_and_never_computed_ano
     for impl in ("auto", "fused"):
         attention = make(impl=impl)
         with pytest.raises(UnsupportedError) as refused:
-            attention._chooses_fused(attention._refusal, *on_meta(dtype=torch.float64), None)
+            attention._chooses_fused(attention._why_not_fused, *on_meta(dtype=torch.float64), None)
         assert str(refused.value) == f"impl={impl}: backend=auto: cannot take the input ({reasons})"
     reference = make(impl="reference")
-    assert not reference._chooses_fused(reference._refusal, *on_meta(dtype=torch.float64), None)
+    assert not reference._chooses_fused(reference._why_not_fused, *on_meta(dtype=torch.float64), None)
 
 
 @pytest.mark.parametrize("version, n, backend", [(91500, 256, "cudnn"), (91500, 255, "flash"), (91501, 255, "cudnn")])

@@ -217,15 +217,15 @@ def test_bad_hyperparameters_are_refused(given):
 
 
 @pytest.mark.parametrize("max_seq_len", [None, 1024])
-def test_the_telling_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
+def test_the_minimal_test_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
     attention = make(num_features=256, use_sampling_factor=True, max_seq_len=max_seq_len)
-    assert attention.telling_length > 2 * attention.counts(attention.telling_length)[0] > 512
+    assert attention.min_test_length > 2 * attention.counts(attention.min_test_length)[0] > 512
 
 
 @pytest.mark.parametrize("num_features", [1, 4, 16, 256])
 @pytest.mark.parametrize("use_sampling_factor", [False, True])
-def test_the_rows_of_the_telling_length_are_neither_all_exact_nor_few_of_them(num_features, use_sampling_factor):
+def test_the_rows_of_the_minimal_test_length_are_neither_all_exact_nor_few_of_them(num_features, use_sampling_factor):
     """A quarter of what depends on the data may differ by rounding: more must be wrong if all exact rows are."""
     attention = make(num_features=num_features, use_sampling_factor=use_sampling_factor)
-    length = attention.telling_length
+    length = attention.min_test_length
     assert 0.25 < attention.counts(length)[0] / length < 0.5

@@ -14,7 +14,7 @@ from reformer_pytorch import Autopadder, LSHAttention, LSHSelfAttention
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.lucidrains.reformer import LucidrainsReformer
+from attention_zoo.third_party.lucidrains import LucidrainsReformer
 from bench.measures.flops import count
 
 PACKAGES = {

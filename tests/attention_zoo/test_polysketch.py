@@ -465,10 +465,10 @@ def test_flops_count_the_blocks_of_the_device(sketch):
 
 
 @pytest.mark.parametrize("block_size", [None, 32])
-def test_local_blocks_end_before_the_telling_length(block_size):
-    """In the first block the weights are exact, at the telling length they are not any more."""
+def test_local_blocks_end_before_the_min_test_length(block_size):
+    """In the first block the weights are exact, at the minimal test length they are not any more."""
     attention = make(local=True, causal=True, block_size=block_size)
-    b, n = block_size or 1024, attention.telling_length
+    b, n = block_size or 1024, attention.min_test_length
     assert n > 2 * b and n % b
     query, key, value = qkv(n)
     positions = torch.tensor([b - 1, n - 1])
