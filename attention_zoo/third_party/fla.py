@@ -154,7 +154,7 @@ class FlaAttention(Attention):
         return CHUNK, 3
 
     def _flops(self, seq_len: int) -> int:
-        """Of the recurrent form with a state (kernels trade more FLOPs for fewer steps), or of two n x n x h products."""
+        """Of the recurrent form with a state (kernels trade more FLOPs for fewer steps), or two n x n x h products."""
         if self.state_products == 0:
             return 4 * seq_len**2 * self.head_dim
         return seq_len * self.state_products * 2 * self.head_dim**2
