@@ -302,12 +302,6 @@ def test_without_the_package_it_is_listed_and_refused(name, missing, monkeypatch
         fresh(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_sees_the_past_only(name):
-    with pytest.raises(UnsupportedError, match=f"^causal=false: {name} sees the past only$"):
-        attention_zoo.create(name, head_dim=H, num_heads=HEADS)
-
-
 @needs_package
 def test_float64_is_refused_because_the_package_would_round_it():
     with pytest.raises(UnsupportedError, match=r"^fla_gla does not take torch\.float64"):

@@ -61,13 +61,6 @@ def test_reference_is_softmax_itself_and_runs_no_kernel(causal, monkeypatch):
     torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
 
 
-def test_the_fused_kernel_is_the_default():
-    attention = make()
-    assert attention.impl == "auto" and attention.executed is None
-    attention(*qkv())
-    assert attention.impl == "auto" and attention.executed == ("fused", "flash")
-
-
 @pytest.mark.parametrize("backend", ["cudnn", "efficient"])
 def test_backends_that_a_cpu_lacks_are_refused_by_name(backend):
     attention = make(backend=backend)

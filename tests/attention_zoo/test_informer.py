@@ -149,12 +149,6 @@ def test_appended_padding_changes_nothing_when_samples_are_masked():
     torch.testing.assert_close(attention(*given, mask)[:, :, :15], short, rtol=0, atol=1e-14)
 
 
-def test_masking_samples_changes_nothing_without_padding():
-    given, mask = qkv(), torch.zeros(2, N, dtype=torch.bool)
-    expected = make(num_features=4)(*given)
-    assert torch.equal(make(num_features=4, mask_samples=True)(*given, mask), expected)
-
-
 @pytest.mark.parametrize("gathered", [1, 3, 1000])
 def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
     query, key, _ = qkv()
@@ -162,15 +156,6 @@ def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
     expected = attention.sparsity(query, key, scattered_padding())
     monkeypatch.setattr(informer, "GATHERED_KEYS", gathered)
     torch.testing.assert_close(attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14)
-
-
-def test_flops_count_the_products():
-    n, u, samples = 20, 5, 7
-    counts = 2 * n * samples * H + 2 * (2 * u * n * H) + 2 * n * H
-    assert make(num_features=u, num_samples=samples).flops(3, n) == 3 * 2 * counts
-    assert make(num_features=100, num_samples=samples).flops(1, n) == make(num_features=n, num_samples=samples).flops(
-        1, n
-    )
 
 
 PAPER_ROWS = {1024: [14, 21, 35, 70, 133, 259], 4096: [9, 18, 36, 72, 144, 279]}
