@@ -34,17 +34,17 @@ class AttentionDropout(Attention):
 
     @property
     def dropout_p(self) -> float:
-        """The probability with which a weight is dropped now: none is in evaluation."""
+        """The probability with which a weight is dropped now: zero in evaluation."""
         return self.dropout if self.training else 0.0
 
     def _drop(self, weights: Tensor) -> Tensor:
         return F.dropout(weights, self.dropout_p)
 
-    def _chooses_fused(self, refusal: Callable[..., str | None], *arguments: Any) -> bool:
-        def with_dropout(*given: Any) -> str | None:
+    def _chooses_fused(self, why_not_fused: Callable[..., str | None], *arguments: Any) -> bool:
+        def with_dropout(*arguments: Any) -> str | None:
             if self.dropout_p > 0 and not self.drops_fused:
                 return f"dropout={self.dropout}: the fast path of {self.info.name} drops no weights"
-            return refusal(*given)
+            return why_not_fused(*arguments)
 
         return super()._chooses_fused(with_dropout, *arguments)
 

@@ -62,12 +62,12 @@ class FlexPolynomial(Polynomial):
             return torch.where(hidden, -math.inf, degree * torch.where(hidden, 1, score).abs().log())
 
         mask = _causal_mask(query.shape[2], query.device) if self.causal else None
-        given = self.layernorm(query), self.layernorm(key), value, log_weight, mask
+        inputs = self.layernorm(query), self.layernorm(key), value, log_weight, mask
         if hasattr(flex, "AuxRequest"):
-            out, auxiliary = kernel(*given, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
+            out, auxiliary = kernel(*inputs, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
             log_sum = auxiliary.lse
         else:  # PyTorch before 2.9
-            out, log_sum = kernel(*given, scale=self.scale, return_lse=True)
+            out, log_sum = kernel(*inputs, scale=self.scale, return_lse=True)
         if self.bias == 0:
             return out
         return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)

@@ -73,14 +73,14 @@ class PolynomialSquare(NormedDotProducts):
         **common: Any,
     ) -> None:
         super().__init__(dropout=dropout, qk_layernorm=qk_layernorm, scale=scale, bias=bias, **common)
-        given = _check_coefficients(degree, coefficients)
-        self.degree = len(given) - 1
+        numbers = _check_coefficients(degree, coefficients)
+        self.degree = len(numbers) - 1
         self._drawn = check_bool("trainable", trainable) and coefficients is None
         if trainable:
-            self.coefficients = nn.Parameter(torch.tensor(given))
+            self.coefficients = nn.Parameter(torch.tensor(numbers))
         else:
             # Decimals stay what was given when the module is cast to float64.
-            self.register_buffer("coefficients", torch.tensor(given, dtype=torch.float64))
+            self.register_buffer("coefficients", torch.tensor(numbers, dtype=torch.float64))
         self.alpha = check_float("alpha", alpha)
         self._draw()
 

@@ -91,11 +91,11 @@ class Skeinformer(SampledAttention):
         importance, exact = torch.ones_like(noise[:, 1:]), None
         if self.pilot_reuse:
             pilots = self._draw_pilots(noise[:, 0], visible)
-            given = take_rows(query, pilots), key, value
+            of_pilots = take_rows(query, pilots), key, value
             if self.column_sampling == "uniform":
-                exact = attend(*given, scale=scale, hidden=hidden)
+                exact = attend(*of_pilots, scale=scale, hidden=hidden)
             else:
-                exact, norms = attend_with_column_norms(*given, scale=scale, hidden=hidden)
+                exact, norms = attend_with_column_norms(*of_pilots, scale=scale, hidden=hidden)
                 importance = norms * torch.linalg.vector_norm(value.detach(), dim=3, dtype=norms.dtype)
         elif self.column_sampling == "importance":
             with torch.no_grad():

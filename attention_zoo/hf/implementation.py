@@ -13,7 +13,8 @@ from attention_zoo.base import Attention
 from attention_zoo.dropout import AttentionDropout
 from attention_zoo.hf.masks import MARK, attend
 from attention_zoo.info import UnsupportedError
-from attention_zoo.registry import create, info
+from attention_zoo.registry import attention_class, create, info
+from attention_zoo.softmax import Softmax
 
 # What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
@@ -202,3 +203,14 @@ def floating_dtype(module: nn.Module) -> torch.dtype | None:
 def listed(config: Any) -> dict[str, dict[str, Any]]:
     """The mechanisms that a config lists and its model does not have: by layer, then by name."""
     return getattr(config, "attention_zoo", None) or {}
+
+
+_REGISTERED: dict[str, Implementation] = {}
+
+
+def decodes_from_state(name: str | None) -> bool:
+    """Whether layers of this `attn_implementation` generate from a state; softmax does from the keys of any cache."""
+    if name not in _REGISTERED:
+        return False
+    attention = _REGISTERED[name].attention
+    return info(attention).decode and not issubclass(attention_class(attention), Softmax)
