@@ -128,11 +128,8 @@ def install() -> None:
         has_cache = any(model_kwargs.get(name) is not None for name in NAMES)
         prepared = prepare(self, generation_config, model_kwargs, *args, **kwargs)
         made = next((name for name in NAMES if type(model_kwargs.get(name)) is DynamicCache), None)
-        if (
-            made
-            and not (has_cache or generation_config.is_assistant)
-            and any(from_state for _, from_state in _layers(self))
-        ):
+        wanted = not has_cache and not generation_config.is_assistant
+        if made and wanted and any(from_state for _, from_state in _layers(self)):
             model_kwargs[made] = StateCache(self)
         return prepared
 
