@@ -8,7 +8,7 @@ from analysis import intervals
 from analysis.frame import MissingRecords, marked, newest
 from bench.records.statistics import ratio_interval
 
-# The variant with the same work or the nearest to it, by that of the package: `attention_zoo.lucidrains` says how near.
+# The variant with the same work or the nearest to it, by that of the package: `third_party.lucidrains` says how near.
 COUNTERPARTS = {
     "lucidrains_linformer": "linformer",
     "lucidrains_local_5": "bigbird_r0",

@@ -1,109 +1,44 @@
-"""The interface that every mechanism shares, and the registry that knows them all by name."""
+"""The interface that every mechanism shares."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attention_zoo.checks import check_bool, check_choice, check_int, require
+from attention_zoo.checks import check_bool, check_indices, check_int, check_tensors, require
+from attention_zoo.choice import ImplementationChoice
+from attention_zoo.info import Executed, UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache, State
 from attention_zoo.ops.fused_softmax import refusal_of
 from attention_zoo.ops.masking import visible_rows
 
-IMPLEMENTATIONS = ("auto", "reference", "fused")
 ALL = slice(None)
 MAX_ENTRIES = 2**24  # of an attention matrix that `output_rows` holds at once
 
 
-class UnsupportedError(Exception):
-    """The mechanism cannot do what was asked of it; the message says why."""
-
-
-class Executed(NamedTuple):
-    """What a call ran: `impl` is `reference` or `fused`, `backend` the name of its kernel where it has one."""
-
-    impl: str
-    backend: str | None = None
-
-
-# Powers, exponentials and sums over keys leave float16's range, of at most 65504.
-WIDE_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-# For weights between 0 and 1 of scores in range, and sums that are made in float32.
-ALL_DTYPES = (*WIDE_DTYPES, torch.float16)
-
-
-@dataclass(frozen=True)
-class AttentionInfo:
-    """What a mechanism is and what it can do.
-
-    `approximates` names the exact function that its output estimates (`softmax`, `polynomial`), or is None for a
-    function of its own. `exact`: it computes that very function, as a function of its own always does.
-    `data_dependent`: which rows or columns are computed is decided by comparing numbers of the input, so that
-    rounding may change whole rows. `cancels`: its weights are powers of sums that may vanish, so that where few
-    keys are visible rounding may decide a row. `size` names the hyperparameter that a paper's "number of features
-    d" means. `decode` says whether it has `init_state`, `prefill` and `step`. `approximately_causal`: with
-    `causal=True` it attends to the past only, yet what it sees of the past depends on the future; `causal` is then
-    False. `bidirectional`: it can be made with `causal=False` too. `package` is what an optional mechanism needs
-    from the package index, `devices` where it runs.
-    """
-
-    name: str
-    paper: str
-    approximates: str | None
-    causal: bool
-    padding: bool
-    cross: bool
-    random: bool
-    complexity: str
-    exact: bool = False
-    data_dependent: bool = False
-    cancels: bool = False
-    decode: bool = False
-    approximately_causal: bool = False
-    bidirectional: bool = True
-    size: str | None = None
-    package: str | None = None
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    implementations: tuple[str, ...] = ("reference",)
-    dtypes: tuple[torch.dtype, ...] = WIDE_DTYPES
-
-    def __post_init__(self) -> None:
-        if self.approximates is None:
-            object.__setattr__(self, "exact", True)
-
-
-class Attention(nn.Module):
+class Attention(ImplementationChoice):
     """Base class: `forward(query, key, value, key_padding_mask)` on `(batch, heads, seq_len, head_dim)` tensors.
 
-    A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on
-    as `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`; for a fast path `_fused` and
-    `_refusal`; to decode `_read`, and `_new_state` and `_absorb` where its state is no cache. Between two calls of
-    `resample` an instance is a deterministic function of its inputs, random or not, but for dropout in training.
+    A subclass sets `info`, takes its hyperparameters as keyword-only arguments with defaults, passes the rest on as
+    `**common`, and implements `_attend`, `_rows` (or `_matrix`) and `_flops`; for a fast path `_fused` and
+    `_why_not_fused`; to decode `_read`, and `_new_state` and `_append` where its state is not a cache. Between two
+    calls of `resample` an instance is a deterministic function of its inputs, except for dropout in training.
 
     Args:
         head_dim: h, the last dimension of query, key and value.
         num_heads: heads, the second dimension.
         causal: position i sees keys j <= i only.
         max_seq_len: the longest sequence it will be given; needed where parameters depend on it.
-        seed: the only source of randomness, but for dropout, which follows torch's own (`DropsWeights`).
-        impl: `reference` (readable ground truth), `fused` (the device's fast path) or `auto` (the fastest exact one):
-            `fused` where it takes the input. `executed` says what the last forward, prefill or step ran.
+        seed: the only source of randomness, except for dropout, which follows torch's own (`AttentionDropout`).
+        impl: as of `create`; `executed` says which one the last forward, prefill or step ran.
 
     Raises:
         UnsupportedError: the mechanism cannot do what was asked (causal, implementation).
         ValueError: an argument is out of range; the message names it, its value and what is allowed.
     """
-
-    info: ClassVar[AttentionInfo]
-    # Asked for by the name of its kernel, `auto` refuses what that cannot take instead of running the reference.
-    is_kernel: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -115,79 +50,43 @@ class Attention(nn.Module):
         seed: int = 0,
         impl: str = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(impl)
         self.head_dim = check_int("head_dim", head_dim)
         self.num_heads = check_int("num_heads", num_heads)
         self.causal = check_bool("causal", causal)
         self.max_seq_len = None if max_seq_len is None else check_int("max_seq_len", max_seq_len)
         self.seed = check_int("seed", seed, 0)
-        self._placed = torch.empty(0)
         self._checked_step: object = None
-        check_choice("impl", impl, IMPLEMENTATIONS)
-        offered = self.info.implementations
-        if impl != "auto" and impl not in offered:
-            raise UnsupportedError(f"impl={impl}: {self.info.name} has {', '.join(offered)} only")
-        self.impl = impl
-        self.executed: Executed | None = None
         if causal and not (self.info.causal or self.info.approximately_causal):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
         if not (causal or self.info.bidirectional):
             raise UnsupportedError(f"causal=false: {self.info.name} sees the past only")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend.
+        """Attend; the output is shaped like `query`.
 
         Args:
             query: `(batch, heads, seq_len, head_dim)`; so are `key` and `value`, whose length may differ where
                 `info.cross` says so.
-            key_padding_mask: `(batch, seq_len of key)` bool, True at padding. A batch row of padding only gives
-                zeros.
-
-        Returns:
-            A tensor shaped like `query`.
+            key_padding_mask: `(batch, seq_len of key)` bool, True at padding. A sequence of padding only gives zeros.
 
         Raises:
             UnsupportedError: `impl=fused` cannot take this input, or the mechanism cannot.
             ValueError: shapes, dtypes or devices do not fit.
         """
         self._check_inputs(query, key, value, key_padding_mask)
-        return self._run(self._attend, self._fused, self._refusal, query, key, value, key_padding_mask)
-
-    def _run(
-        self,
-        reference: Callable[..., Tensor],
-        fused: Callable[..., tuple[Tensor, str]],
-        refusal: Callable[..., str | None],
-        *arguments: Any,
-    ) -> Tensor:
-        """Call the implementation that `impl` means for these arguments, and note which it was."""
-        if self._chooses_fused(refusal, *arguments):
-            out, backend = fused(*arguments)
-            executed = Executed("fused", backend)
-        else:
-            out, executed = reference(*arguments), Executed("reference")
-        if executed != self.executed:  # a module takes long to be written to
-            self.executed = executed
-        return out
-
-    def _chooses_fused(self, refusal: Callable[..., str | None], *arguments: Any) -> bool:
-        if self.impl == "reference" or "fused" not in self.info.implementations:
-            return False
-        reason = refusal(*arguments)
-        if reason is not None and (self.impl == "fused" or self.is_kernel):
-            raise UnsupportedError(f"impl={self.impl}: {reason}")
-        return reason is None
+        return self._run(self._attend, self._fused, self._why_not_fused, query, key, value, key_padding_mask)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """`forward` by the reference."""
         raise NotImplementedError
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        """`forward` by the fast path of an input that `_refusal` lets pass, and the name of its kernel."""
+        """`forward` by the fast path, and the name of its kernel."""
         raise NotImplementedError
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        """Why the fast path cannot take this input; None if it can. By default that is `ops.fused_softmax`."""
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        """Why the fast path cannot take this input; None if it can. By default the fast path is `ops.fused_softmax`."""
         return refusal_of(query)
 
     def _fuses_here(self, seq_len: int) -> bool:
@@ -195,16 +94,16 @@ class Attention(nn.Module):
         if self.impl != "auto" or self.is_kernel:
             return self.impl != "reference"
         probe = self._placed.new_empty(()).expand(1, self.num_heads, seq_len, self.head_dim)
-        return self._chooses_fused(self._refusal, probe, probe, probe, None)
+        return self._chooses_fused(self._why_not_fused, probe, probe, probe, None)
 
-    # Inference tensors cannot be updated outside of inference mode: states are none, whatever the mode around.
+    # Tensors that are made in inference mode cannot be updated outside of it: states are made outside.
     @torch.inference_mode(False)
     def init_state(
         self, batch_size: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
     ) -> State:
         """The state of decoding before the first token, for queries, keys and values of this device and dtype.
 
-        A state belongs to the instance that made it, and to its weights: `resample` makes it worthless.
+        A state is of use only to the instance that made it, until its weights change or `resample` is called.
 
         Raises:
             UnsupportedError: the mechanism has no recurrent form, or the instance is not causal.
@@ -229,8 +128,7 @@ class Attention(nn.Module):
         Args:
             query: `(batch, heads, tokens, head_dim)`; so are `key` and `value`.
             key_padding_mask: bool `(batch, tokens)`, True at padding.
-            state: of the tokens before, where the prompt goes on; it is updated in place and returned, and the output
-                has no gradient.
+            state: of the tokens before, if there are any: updated in place and returned. The output has no gradient.
 
         Raises:
             ValueError: shapes, dtypes or devices do not fit, also not those of the state, or the sequence is too long.
@@ -241,11 +139,11 @@ class Attention(nn.Module):
             self._check_inputs(query, key, value, key_padding_mask)
             self._check_fits(query, state)
             with torch.inference_mode(False), torch.no_grad():
-                return self._extend(state, query, key, value, key_padding_mask), state
+                return self._continue(state, query, key, value, key_padding_mask), state
         out = self(query, key, value, key_padding_mask)
         with torch.inference_mode(False), torch.no_grad():
             state = self._new_state(len(key), key.device, key.dtype)
-            self._absorb(state, key, value, key_padding_mask)
+            self._append(state, key, value, key_padding_mask)
         return out, state
 
     def step(
@@ -263,47 +161,48 @@ class Attention(nn.Module):
             UnsupportedError: as `init_state`.
         """
         self._check_step(query, key, value, state)
-        inference = torch.is_inference_mode_enabled()  # to leave it where it is not entered takes as long as a product
-        with torch.inference_mode(False) if inference else contextlib.nullcontext(), torch.no_grad():
+        # Leaving inference mode where it was not entered takes as long as a product.
+        leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with leave, torch.no_grad():
             if key_padding_mask is None:
-                return self._next(state, query, key, value), state
+                return self._decode_step(state, query, key, value), state
             self._check_shapes(query, key, value, key_padding_mask)
-            self._absorb(state, key, value, key_padding_mask)
+            self._append(state, key, value, key_padding_mask)
             self.executed = Executed("reference")
             return self._read(state, query), state
 
-    def _next(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Absorb a token, and the output that belongs to it."""
-        self._absorb(state, key, value, None)
-        return self._run(self._read, self._fused_read, self._read_refusal, state, query)
+    def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append a token without padding to the state, and compute its output."""
+        self._append(state, key, value, None)
+        return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
-    def _extend(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """Absorb several tokens, and the outputs that belong to them: here one token after the other."""
+    def _continue(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """Append several tokens to the state, and compute their outputs: here one token after the other."""
         outputs = []
         for i in range(query.shape[2]):
             token = slice(i, i + 1)
-            own = None if padding is None else padding[:, token]
-            outputs.append(self.step(query[:, :, token], key[:, :, token], value[:, :, token], state, own)[0])
+            mask = None if padding is None else padding[:, token]
+            outputs.append(self.step(query[:, :, token], key[:, :, token], value[:, :, token], state, mask)[0])
         return torch.cat(outputs, 2)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
-        """An empty state; by default, and with `_absorb`, a cache of keys and values."""
+        """An empty state; by default, and with `_append`, a cache of keys and values."""
         sizes = batch_size, self.num_heads, self.head_dim, self.head_dim
         return KeyValueCache(*sizes, device, dtype, max_len=self.max_seq_len)
 
-    def _absorb(self, state: Any, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        """Add one or more tokens to the state."""
+    def _append(self, state: Any, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        """Append one or more tokens to the state."""
         state.append(key, value, padding)
 
     def _read(self, state: Any, query: Tensor) -> Tensor:
-        """The output of the token that was absorbed last, by the reference."""
+        """The output of the token that was appended last, by the reference."""
         raise NotImplementedError
 
     def _fused_read(self, state: Any, query: Tensor) -> tuple[Tensor, str]:
         """`_read` by the fast path, and the name of its kernel."""
         raise NotImplementedError
 
-    def _read_refusal(self, state: Any, query: Tensor) -> str | None:
+    def _why_no_fused_read(self, state: Any, query: Tensor) -> str | None:
         """Why the fast path cannot read this state; None if it can."""
         return f"{self.info.name} has no kernel that decodes"
 
@@ -332,7 +231,7 @@ class Attention(nn.Module):
             ValueError: shapes do not fit, or `rows` are no positions of queries.
         """
         self._check_shapes(query, key, key if value is None else value, key_padding_mask)
-        rows_or_all = ALL if rows is None else _check_indices("rows", rows, query.shape[2], query.device)
+        rows_or_all = ALL if rows is None else check_indices("rows", rows, query.shape[2], query.device)
         return self._matrix(query, key, value, key_padding_mask, rows_or_all)
 
     def _matrix(
@@ -384,11 +283,10 @@ class Attention(nn.Module):
         """
         self._check_shapes(query, key, value, None)
         whole = len(query) if batch_size is None else batch_size
-        if items is None:
-            items = torch.arange(len(query), device="cpu")
-        items = _check_indices("items", items, whole, items.device)
+        items = torch.arange(len(query), device="cpu") if items is None else items
+        items = check_indices("items", items, whole, items.device)
         require("items", items.tolist(), len(items) == len(query), f"{len(query)} of them, one for each query")
-        positions = _check_indices("positions", positions, query.shape[2], query.device)
+        positions = check_indices("positions", positions, query.shape[2], query.device)
         at_once = max(1, MAX_ENTRIES // (self.num_heads * key.shape[2]))
         rows = []
         for i, item in enumerate(items.tolist()):
@@ -412,15 +310,20 @@ class Attention(nn.Module):
         return 1
 
     @property
-    def telling_length(self) -> int:
+    def min_test_length(self) -> int:
         """The shortest sequence at which all parts of the mechanism are at work, so that each can be seen to fail.
 
-        Longer than what is exact, whole or dense by size alone: for block algorithms several blocks and a part of one,
-        with exact diagonal blocks or a sparse pattern enough of them that something is left out; more than twice the
-        rows, columns or landmarks from which on an approximation is what it approximates. Here, of dense arithmetic,
-        a vector or a tile and one number. It may be more than `max_seq_len`.
+        It is longer than what is exact, whole or dense only because it is short: several blocks and a part of one;
+        more than twice the rows, columns or landmarks from which on an approximation is what it approximates. It is
+        odd, and longer than a vector. It may be more than `max_seq_len`.
         """
-        return 65
+        block_size, blocks = self._test_blocks()
+        return max(blocks, 64 // block_size) * block_size + (block_size // 2 | 1)
+
+    def _test_blocks(self) -> tuple[int, int]:
+        """The size of the blocks that the mechanism computes in, and how many of them a test needs at least."""
+        size = self.info.size
+        return (1, 64) if size is None else (getattr(self, size), 2)
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Analytic FLOPs of one forward pass over all heads; a multiply-add counts 2."""
@@ -443,42 +346,23 @@ class Attention(nn.Module):
         """A generator of its own on the CPU, so that devices agree and global state stays untouched."""
         return torch.Generator("cpu").manual_seed(self.seed)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the module was moved to, whether it has parameters or not."""
-        return self._placed.device
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Any:
-        self._placed = fn(self._placed)
-        return super()._apply(fn, *args)
-
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         self._check_shapes(query, key, value, padding)
         if query.device.type not in self.info.devices:
-            runs_on = ", ".join(self.info.devices)
-            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {runs_on}")
+            devices = ", ".join(self.info.devices)
+            raise UnsupportedError(f"{self.info.name} does not run on {query.device.type}; it runs on {devices}")
         if query.dtype not in self.info.dtypes:
-            supported = ", ".join(str(dtype) for dtype in self.info.dtypes)
-            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {supported}")
+            dtypes = ", ".join(map(str, self.info.dtypes))
+            raise UnsupportedError(f"{self.info.name} does not take {query.dtype}; it takes {dtypes}")
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        expected = f"(batch, {self.num_heads}, seq_len, {self.head_dim})"
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            shape = tuple(tensor.shape)
-            matches = len(shape) == 4 and shape[1] == self.num_heads and shape[3] == self.head_dim
-            require(f"{name}.shape", shape, matches, expected)
-            require(f"{name}.dtype", tensor.dtype, tensor.dtype == query.dtype, f"query's {query.dtype}")
-            require(f"{name}.device", tensor.device, tensor.device == query.device, f"query's {query.device}")
-        require("value.shape", tuple(value.shape), value.shape == key.shape, f"key's {tuple(key.shape)}")
-        require("key.shape", tuple(key.shape), len(key) == len(query), f"of query's batch size {len(query)}")
+        check_tensors(query, key, value, self.num_heads, self.head_dim)
         longest = max(query.shape[2], key.shape[2])
         limit = self.max_seq_len or longest
         require("seq_len", longest, 1 <= longest <= limit, f"between 1 and max_seq_len={limit}")
         if query.shape[2] != key.shape[2] and (self.causal or not self.info.cross):
-            raise UnsupportedError(
-                f"{self.info.name}{' (causal)' if self.causal else ''} needs as many keys as queries, "
-                f"got {key.shape[2]} keys and {query.shape[2]} queries"
-            )
+            kind, got = " (causal)" if self.causal else "", f"{key.shape[2]} keys and {query.shape[2]} queries"
+            raise UnsupportedError(f"{self.info.name}{kind} needs as many keys as queries, got {got}")
         if padding is not None:
             if not self.info.padding:
                 raise UnsupportedError(f"{self.info.name} does not support key_padding_mask")
@@ -509,122 +393,8 @@ class Attention(nn.Module):
         require("seq_len", length, limit is None or length <= limit, f"between 1 and max_seq_len={limit}")
 
     def _check_fits(self, query: Tensor, state: State) -> None:
-        shape = tuple(query.shape)
-        self._check_length(state.length + shape[2])
-        require("query.shape", shape, shape[0] == state.batch_size, f"of the state's batch size {state.batch_size}")
+        self._check_length(state.length + query.shape[2])
+        batch_size, shape = state.batch_size, tuple(query.shape)
+        require("query.shape", shape, shape[0] == batch_size, f"of the state's batch size {batch_size}")
         require("query.dtype", query.dtype, query.dtype == state.dtype, f"the state's {state.dtype}")
         require("query.device", query.device, query.device == state.device, f"the state's {state.device}")
-
-
-def blocks_and_a_part(block_size: int, blocks: int = 3) -> int:
-    """The length of at least `blocks` blocks and an odd part of another, and of more than a vector."""
-    return max(blocks, 64 // block_size) * block_size + (block_size // 2 | 1)
-
-
-def _check_indices(name: str, indices: Tensor, length: int, device: torch.device) -> Tensor:
-    require(f"{name}.dtype", indices.dtype, indices.dtype == torch.int64, "torch.int64")
-    require(f"{name}.shape", tuple(indices.shape), indices.dim() == 1, "1-d")
-    outside = [index for index in indices.tolist() if not 0 <= index < length]
-    require(name, outside, not outside, f"between 0 and {length - 1}")
-    return indices.to(device)
-
-
-_REGISTRY: dict[str, type[Attention]] = {}
-_COMMON = tuple(name for name in inspect.signature(Attention.__init__).parameters if name != "self")
-
-
-def register(cls: type[Attention]) -> type[Attention]:
-    """Class decorator: make a mechanism known by its `info.name`."""
-    name = cls.info.name
-    known = _REGISTRY.get(name, cls)
-    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"attention={name!r}: already registered by {known.__module__}.{known.__qualname__}")
-    _REGISTRY[name] = cls
-    return cls
-
-
-def list_attentions() -> list[str]:
-    """The names of all registered mechanisms, sorted."""
-    return sorted(_REGISTRY)
-
-
-def attention_class(name: str) -> type[Attention]:
-    """The class behind `name`; raises `ValueError` that suggests near names."""
-    if name not in _REGISTRY:
-        near = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(list_attentions())}"
-        raise ValueError(f"attention={name!r}: unknown; {hint}")
-    return _REGISTRY[name]
-
-
-def info(name: str) -> AttentionInfo:
-    """What the mechanism `name` is and can do."""
-    return attention_class(name).info
-
-
-def hyperparameters(name: str) -> dict[str, Any]:
-    """The hyperparameters of the mechanism `name` with their defaults."""
-    parameters = inspect.signature(attention_class(name).__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON}
-
-
-def create(
-    name: str,
-    *,
-    head_dim: int,
-    num_heads: int,
-    causal: bool = False,
-    max_seq_len: int | None = None,
-    seed: int = 0,
-    impl: str = "auto",
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    **hyperparameters_given: Any,
-) -> Attention:
-    """Make the mechanism `name`.
-
-    For example `create("polysketch", head_dim=64, num_heads=12, causal=True, sketch_size=32)`.
-
-    Args:
-        name: of a mechanism; `list_attentions()` names them, `info(name)` says what each is and supports.
-        head_dim: h, the last dimension of query, key and value.
-        num_heads: heads, their second dimension.
-        causal: position i sees keys j <= i only.
-        max_seq_len: the longest sequence it will be given; needed where parameters depend on it (linformer).
-        seed: the only source of randomness, for what a mechanism draws and for the parameters it begins with; dropout
-            follows torch's own.
-        impl: `reference`, the readable ground truth; `fused`, the device's fast path; `auto`, the fastest exact one.
-        device: of its parameters and draws; None is where torch makes them.
-        dtype: of its parameters; None is torch's default.
-        **hyperparameters_given: of this mechanism alone; `hyperparameters(name)` gives them with their defaults.
-
-    Returns:
-        A module: `out = attention(query, key, value, key_padding_mask=None)`. Query, key, value and out are
-        `(batch, num_heads, seq_len, head_dim)`, the mask `(batch, seq_len)` bool and True at padding. With
-        `info(name).decode` it also has `prefill` and `step`, token by token.
-
-    Raises:
-        ValueError: unknown name or hyperparameter, or one out of range; the message says what is allowed.
-        UnsupportedError: the mechanism cannot do what was asked (causal, implementation), with the reason.
-    """
-    cls = attention_class(name)
-    known = hyperparameters(name)
-    for key, given in hyperparameters_given.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            takes = ", ".join(known) or "none"
-            raise ValueError(f"{key}={given!r}: unknown; {hint}{name} takes {takes}")
-    # Whatever mode it is made in, its weights are to be trained.
-    with torch.inference_mode(False), torch.device("cpu"):
-        attention = cls(
-            head_dim=head_dim,
-            num_heads=num_heads,
-            causal=causal,
-            max_seq_len=max_seq_len,
-            seed=seed,
-            impl=impl,
-            **hyperparameters_given,
-        )
-    with torch.inference_mode(False):
-        return attention.to(device=torch.get_default_device() if device is None else device, dtype=dtype)

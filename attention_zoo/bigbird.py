@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attention_zoo.base import ALL, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import ALL
 from attention_zoo.checks import check_int
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import MOST_HEADS, attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 FIXED_BLOCKS = 5  # the first, the last, and the window of three
@@ -40,9 +42,7 @@ class BigBird(SampledAttention):
         name="bigbird",
         paper="Zaheer et al. 2020, section 2 and appendix D",
         approximates="softmax",
-        causal=False,
         padding=True,
-        cross=False,
         random=True,
         complexity="O(n w (5 + r) h)",
         implementations=("reference", "fused"),
@@ -180,10 +180,8 @@ class BigBird(SampledAttention):
     def _num_blocks(self, seq_len: int) -> int:
         return -(-seq_len // self.block_size)
 
-    @property
-    def telling_length(self) -> int:
-        """Two blocks more than a query between the first and the last block sees."""
-        return blocks_and_a_part(self.block_size, FIXED_BLOCKS + self.num_random_blocks + 2)
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.block_size, FIXED_BLOCKS + self.num_random_blocks + 2
 
     def _flops(self, seq_len: int) -> int:
         """Scores and weighted values: all keys for the first and last block, (5 + r) w for each other query."""

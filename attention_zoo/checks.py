@@ -1,10 +1,13 @@
-"""Checks of hyperparameters: one line that names the key, its value and what is allowed."""
+"""Checks of hyperparameters and inputs: one line that names the key, its value and what is allowed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def require(name: str, value: Any, holds: bool, allowed: str) -> None:
@@ -46,3 +49,25 @@ def check_power_of_two(name: str, value: Any, minimum: int = 1) -> int:
     check_int(name, value, 1)
     require(name, value, value & (value - 1) == 0 and value >= minimum, f"a power of two, at least {minimum}")
     return value
+
+
+def check_indices(name: str, indices: Tensor, length: int, device: torch.device) -> Tensor:
+    """Return 1-d int64 `indices` from 0 to `length` - 1 on `device`, else raise `ValueError`."""
+    require(f"{name}.dtype", indices.dtype, indices.dtype == torch.int64, "torch.int64")
+    require(f"{name}.shape", tuple(indices.shape), indices.dim() == 1, "1-d")
+    outside = [index for index in indices.tolist() if not 0 <= index < length]
+    require(name, outside, not outside, f"between 0 and {length - 1}")
+    return indices.to(device)
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor, heads: int, head_dim: int) -> None:
+    """Raise `ValueError` unless these are `(batch, heads, seq_len, head_dim)`, of one dtype and on one device."""
+    expected = f"(batch, {heads}, seq_len, {head_dim})"
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        shape = tuple(tensor.shape)
+        matches = len(shape) == 4 and shape[1] == heads and shape[3] == head_dim
+        require(f"{name}.shape", shape, matches, expected)
+        require(f"{name}.dtype", tensor.dtype, tensor.dtype == query.dtype, f"query's {query.dtype}")
+        require(f"{name}.device", tensor.device, tensor.device == query.device, f"query's {query.device}")
+    require("value.shape", tuple(value.shape), value.shape == key.shape, f"key's {tuple(key.shape)}")
+    require("key.shape", tuple(key.shape), len(key) == len(query), f"of query's batch size {len(query)}")

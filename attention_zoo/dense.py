@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from attention_zoo.base import ALL, blocks_and_a_part
-from attention_zoo.dropout import DropsWeights
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.base import ALL
+from attention_zoo.checks import check_bool, check_float
+from attention_zoo.dropout import AttentionDropout
 from attention_zoo.ops.chunks import weighted_values_by_rows
 from attention_zoo.ops.decoding.states import KeyValueCache
 from attention_zoo.ops.feature_product.reference import slices
@@ -15,7 +18,7 @@ ROWS = 256  # of a prompt that goes on, which are computed together
 LARGEST_TILE = 512  # keys that PyTorch's fused kernels treat together: 512 on a CPU, 128 or so on a GPU
 
 
-class DenseAttention(DropsWeights):
+class DenseAttention(AttentionDropout):
     """A mechanism that is `_weights`, the normalised weights of visible keys, times the values."""
 
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
@@ -69,32 +72,53 @@ class DenseAttention(DropsWeights):
         )
         return out, "rows"
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return None
 
-    def _absorb(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+    def _append(self, state: KeyValueCache, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         state.append(self._normed(key), value, padding)
 
     def _read(self, state: KeyValueCache, query: Tensor) -> Tensor:
         return self._weights(query, state.keys, state.visible_to(query.shape[2])) @ state.values
 
-    def _extend(
+    def _continue(
         self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
         """Some rows of the matrix at a time."""
         outputs = []
         for rows in slices(query.shape[2], ROWS):
             own = None if padding is None else padding[:, rows]
-            self._absorb(state, key[:, :, rows], value[:, :, rows], own)
-            outputs.append(self._run(self._read, self._fused_read, self._read_refusal, state, query[:, :, rows]))
+            self._append(state, key[:, :, rows], value[:, :, rows], own)
+            outputs.append(self._run(self._read, self._fused_read, self._why_no_fused_read, state, query[:, :, rows]))
         return torch.cat(outputs, 2)
 
-    @property
-    def telling_length(self) -> int:
-        """A vector and one number; where there is a fused kernel, several of its tiles."""
-        return blocks_and_a_part(LARGEST_TILE, 2) if "fused" in self.info.implementations else super().telling_length
+    def _test_blocks(self) -> tuple[int, int]:
+        """Of a fused kernel several tiles."""
+        return (LARGEST_TILE, 2) if "fused" in self.info.implementations else super()._test_blocks()
 
     def _flops(self, seq_len: int) -> int:
         """Two n x n x h products, half of them if causal and fused: the kernels skip the blocks of the future."""
         skips = self.causal and self._fuses_here(seq_len)
         return 4 * seq_len**2 * self.head_dim // (2 if skips else 1)
+
+
+class NormedDotProducts(DenseAttention):
+    """A mechanism whose weights are a function of `scale <q, k>`, over a bias and their sum.
+
+    Args:
+        qk_layernorm: one affine LayerNorm over head_dim, shared by queries, keys and heads.
+        scale: factor of the products.
+        bias: added to the sum of a row.
+    """
+
+    def __init__(self, *, qk_layernorm: bool, scale: float, bias: float, **common: Any) -> None:
+        super().__init__(**common)
+        self.scale = check_float("scale", scale, above=0)
+        self.bias = check_float("bias", bias, minimum=0)
+        self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
+
+    def _normed(self, key: Tensor) -> Tensor:
+        return self.layernorm(key)
+
+    def _prepared(self, query: Tensor) -> Tensor:
+        return self.scale * self.layernorm(query)

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import Attention, UnsupportedError
+from attention_zoo.base import Attention
 from attention_zoo.checks import check_float, require
+from attention_zoo.info import UnsupportedError
 
 
-class DropsWeights(Attention):
+class AttentionDropout(Attention):
     """A mechanism with a weight for each query and key, or slot, that may be dropped in training mode.
 
     The others are divided by `1 - dropout`, so that the mean over the masks is the output without. As those of
@@ -32,22 +33,22 @@ class DropsWeights(Attention):
         require("dropout", dropout, dropout < 1, "below 1")
 
     @property
-    def dropped(self) -> float:
-        """The probability with which a weight is dropped now: none is in evaluation."""
+    def dropout_p(self) -> float:
+        """The probability with which a weight is dropped now: zero in evaluation."""
         return self.dropout if self.training else 0.0
 
     def _drop(self, weights: Tensor) -> Tensor:
-        return F.dropout(weights, self.dropped)
+        return F.dropout(weights, self.dropout_p)
 
-    def _chooses_fused(self, refusal: Callable[..., str | None], *arguments: Any) -> bool:
-        def with_dropout(*given: Any) -> str | None:
-            if self.dropped > 0 and not self.drops_fused:
+    def _chooses_fused(self, why_not_fused: Callable[..., str | None], *arguments: Any) -> bool:
+        def with_dropout(*arguments: Any) -> str | None:
+            if self.dropout_p > 0 and not self.drops_fused:
                 return f"dropout={self.dropout}: the fast path of {self.info.name} drops no weights"
-            return refusal(*given)
+            return why_not_fused(*arguments)
 
         return super()._chooses_fused(with_dropout, *arguments)
 
     def _check_decodes(self) -> None:
         super()._check_decodes()
-        if self.dropped > 0:
+        if self.dropout_p > 0:
             raise UnsupportedError(f"dropout={self.dropout}: {self.info.name} decodes in evaluation mode, call eval()")

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, UnsupportedError, register
+from attention_zoo.base import Attention
 from attention_zoo.checks import check_choice
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache
-from attention_zoo.ops.masking import visible_keys
-from attention_zoo.softmax import Softmax
+from attention_zoo.registry import register
+from attention_zoo.softmax import KernelSoftmax, Softmax
 
 SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -40,14 +42,14 @@ class Choice(NamedTuple):
 
 
 @register
-class Flash(Softmax):
-    """Softmax attention without the n x n matrix, by a fused kernel that is named, never chosen behind one's back.
+class Flash(KernelSoftmax):
+    """Softmax attention without the n x n matrix, by a fused kernel; `executed.backend` is its name.
 
     With dropout a CPU has no fused kernel: PyTorch's `math`, with the matrix in memory, is what runs there.
 
     Args:
         backend: PyTorch's `flash`, `cudnn` or `efficient` kernel, the `flash_attn` package, or `auto`: the first of
-            cudnn, flash, efficient that takes the input (a CPU has flash only). `executed.backend` is the one that ran.
+            cudnn, flash, efficient that takes the input (a CPU has flash only).
         scale: factor of the scores; None is 1/sqrt(head_dim).
         dropout: probability of dropping a weight in training mode.
 
@@ -55,22 +57,13 @@ class Flash(Softmax):
         UnsupportedError: the forced backend cannot run on this device or take this input.
     """
 
-    info = AttentionInfo(
+    info = replace(
+        Softmax.info,
         name="flash",
         paper="Dao, Fu, Ermon, Rudra, Re 2022 (FlashAttention), Algorithm 1",
-        approximates="softmax",
-        causal=True,
-        padding=True,
-        cross=True,
-        random=False,
-        exact=True,
-        complexity="O(n^2 h)",
-        decode=True,
-        dtypes=ALL_DTYPES,
         implementations=("reference", "fused"),
     )
 
-    is_kernel = True
     drops_fused = True
 
     def __init__(
@@ -82,38 +75,20 @@ class Flash(Softmax):
         if backend == "flash_attn" and not _is_installed(FLASH_ATTN_MODULE):
             raise UnsupportedError("backend=flash_attn: the package flash-attn is not installed")
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        if padding is None:
-            return self._kernel(query, key, value, None, self.causal)
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
-        return self._masked(query, key, value, visible)
-
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
-        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
-        blind = ~visible.any(-1, keepdim=True)
-        mask = (visible | blind).expand(-1, -1, query.shape[2], -1)
-        out, backend = self._kernel(query, key, value, mask, False)
-        return out.masked_fill(blind, 0), backend
-
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return self._choose(query, key, value, padding is not None, self.causal and padding is None).refusal
 
-    def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
-        if query.shape[2] == 1 and not state.has_padding:
-            return self._kernel(query, state.keys, state.values, None, False)
-        return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))
-
-    def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
+    def _why_no_fused_read(self, state: KeyValueCache, query: Tensor) -> str | None:
         has_mask = state.has_padding or query.shape[2] > 1
         return self._choose(query, state.keys, state.values, has_mask, False).refusal
 
-    def _extend(
+    def _continue(
         self, state: KeyValueCache, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
         # A kernel that takes no mask needs none token by token.
         if self.impl != "reference" and self._choose(query, key, value, True, False).refusal is not None:
-            return Attention._extend(self, state, query, key, value, padding)
-        return super()._extend(state, query, key, value, padding)
+            return Attention._continue(self, state, query, key, value, padding)
+        return super()._continue(state, query, key, value, padding)
 
     def _kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
@@ -122,13 +97,13 @@ class Flash(Softmax):
         if backend == "flash_attn":
             kernel = importlib.import_module(FLASH_ATTN_MODULE).flash_attn_func
             by_position = (x.transpose(1, 2) for x in (query, key, value))
-            out = kernel(*by_position, dropout_p=self.dropped, softmax_scale=self.scale, causal=is_causal)
+            out = kernel(*by_position, dropout_p=self.dropout_p, softmax_scale=self.scale, causal=is_causal)
             return out.transpose(1, 2), backend
+        mask = None if mask is None else mask.expand(-1, -1, query.shape[2], -1)
         # A CPU has one backend for an input, and saying so takes as long as a short attention.
-        chosen = nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPA_BACKENDS[backend])
-        with chosen:
+        with nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPA_BACKENDS[backend]):
             out = F.scaled_dot_product_attention(
-                query, key, value, mask, dropout_p=self.dropped, is_causal=is_causal, scale=self.scale
+                query, key, value, mask, dropout_p=self.dropout_p, is_causal=is_causal, scale=self.scale
             )
         return out, backend
 
@@ -137,7 +112,7 @@ class Flash(Softmax):
         # it is 1 matter to them, so that decoding asks no more often than that.
         keys = min(key.shape[2], 2), key.shape[2] % CUDNN_MULTIPLE
         tensors = tuple((x.stride(), x.requires_grad) for x in (query, key, value))
-        settings = torch.is_grad_enabled(), has_mask, is_causal, self.dropped
+        settings = torch.is_grad_enabled(), has_mask, is_causal, self.dropout_p
         asked = query.shape, keys, query.dtype, query.device, tensors, *settings
         if asked not in self._choices:
             self._choices[asked] = self._ask(query, key, value, has_mask, is_causal)
@@ -155,7 +130,7 @@ class Flash(Softmax):
             mask = query.new_ones(len(query), 1, 1, key.shape[2], dtype=torch.bool).expand(shape)
         reasons = []
         for name in wanted:
-            reason = _backend_refusal(name, query, key, value, mask, self.dropped, is_causal)
+            reason = _backend_refusal(name, query, key, value, mask, self.dropout_p, is_causal)
             if reason is None and name == "cudnn" and self.backend == "auto":
                 reason = _cudnn_error(query.shape[2], key.shape[2])
             if reason is None:
@@ -166,7 +141,7 @@ class Flash(Softmax):
     def _ask_cpu(self, wanted: tuple[str, ...]) -> Choice:
         if "flash" not in wanted:
             return Choice("flash", f"backend={self.backend}: needs a GPU; a CPU has flash only")
-        if self.dropped == 0:
+        if self.dropout_p == 0:
             return Choice("flash")
         refusal = f"backend=flash: drops no weights on a CPU (dropout={self.dropout}); auto takes PyTorch's math there"
         return Choice("math", None if self.backend == "auto" else refusal)

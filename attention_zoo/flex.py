@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from attention_zoo.base import register
 from attention_zoo.polynomial import Polynomial
+from attention_zoo.registry import register
 
 # Each shape, dtype and set of hyperparameters is compiled by itself; beyond Dynamo's own limit of 8 it would give up.
 COMPILATIONS = 4096
@@ -47,7 +47,7 @@ class FlexPolynomial(Polynomial):
         with torch._dynamo.config.patch(recompile_limit=COMPILATIONS, accumulated_recompile_limit=COMPILATIONS):
             return self._flex(_compiled(), query, key, value, padding), "flex_attention"
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         if query.device.type != "cuda":
             return f"FlexAttention needs a GPU here, the input is on {query.device.type}"
         return "FlexAttention's kernel has no float64" if query.dtype == torch.float64 else None
@@ -62,12 +62,12 @@ class FlexPolynomial(Polynomial):
             return torch.where(hidden, -math.inf, degree * torch.where(hidden, 1, score).abs().log())
 
         mask = _causal_mask(query.shape[2], query.device) if self.causal else None
-        given = self.layernorm(query), self.layernorm(key), value, log_weight, mask
+        inputs = self.layernorm(query), self.layernorm(key), value, log_weight, mask
         if hasattr(flex, "AuxRequest"):
-            out, auxiliary = kernel(*given, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
+            out, auxiliary = kernel(*inputs, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
             log_sum = auxiliary.lse
         else:  # PyTorch before 2.9
-            out, log_sum = kernel(*given, scale=self.scale, return_lse=True)
+            out, log_sum = kernel(*inputs, scale=self.scale, return_lse=True)
         if self.bias == 0:
             return out
         return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_int
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import ENTRIES, attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.ops.sampling import assign_rows, place_rows, take_rows
+from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 from attention_zoo.v_mean import masked_mean, mean_weights
 
@@ -48,9 +49,7 @@ class Informer(SampledAttention):
         name="informer",
         paper="Zhou et al. 2021, section 3, equation 4, algorithm 1",
         approximates="softmax",
-        causal=False,
         padding=True,
-        cross=False,
         random=True,
         data_dependent=True,
         complexity="O(n (U + u) h)",
@@ -146,7 +145,7 @@ class Informer(SampledAttention):
         return valid_first.take_along_dim(ranks.flatten(1), 1).view_as(ranks)
 
     @property
-    def telling_length(self) -> int:
+    def min_test_length(self) -> int:
         """Twice the exact rows, and more: not so much more that all of them could be wrong and yet be few."""
         # With the sampling factor u grows with ln n.
         return next(n for n in itertools.count(3, 2) if n > 2 * self.counts(n)[0])

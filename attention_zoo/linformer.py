@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_float, check_int
-from attention_zoo.dropout import DropsWeights
+from attention_zoo.dropout import AttentionDropout
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import normal
 from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
+from attention_zoo.registry import register
 
 
 @register
-class Linformer(DropsWeights):
+class Linformer(AttentionDropout):
     """`softmax(Q (E K)^T / sqrt(h)) (F V)`: keys and values projected along the sequence to `projection_dim`.
 
     E and F, `(projection_dim, max_seq_len)`, are shared by the heads; a shorter sequence uses their first
@@ -43,7 +44,6 @@ class Linformer(DropsWeights):
         name="linformer",
         paper="Wang et al. 2020, section 4, equation 7",
         approximates="softmax",
-        causal=False,
         padding=True,
         cross=True,
         random=True,
@@ -94,41 +94,33 @@ class Linformer(DropsWeights):
             return key_projection, key_projection
         return key_projection, self.F[:, : key.shape[2]].to(key.dtype)
 
+    def _projected(self, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and padding of the softmax attention that is left to compute."""
+        key_projection, value_projection = self._projections(key)
+        value = value_projection @ zero_padding(value, padding)
+        if self.unreduced:
+            return key, value_projection.T @ value, padding
+        return key_projection @ zero_padding(key, padding), value, None
+
     def _weights(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Tensor:
-        """Softmax over the projected keys, or over the keys themselves where `unreduced`."""
-        if not self.unreduced:
-            key, padding = self._projections(key)[0] @ zero_padding(key, padding), None
         scores = query @ key.transpose(-1, -2) * self.head_dim**-0.5
         return masked_softmax(scores, visible_keys(query.shape[2], key.shape[2], False, padding, key.device))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        projection = self._projections(key)[1]
-        projected = projection @ zero_padding(value, padding)
-        if self.unreduced:
-            projected = projection.T @ projected
-        return self._drop(self._weights(query, key, padding)) @ projected
+        key, value, padding = self._projected(key, value, padding)
+        return self._drop(self._weights(query, key, padding)) @ value
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        key_projection, value_projection = self._projections(key)
-        hidden = None
-        projected = value_projection @ zero_padding(value, padding)
-        if self.unreduced:
-            projected, hidden = value_projection.T @ projected, hidden_by(padding)
-        else:
-            key = key_projection @ zero_padding(key, padding)
-        out, _, backend = attend(query, key, projected, scale=self.head_dim**-0.5, hidden=hidden)
+        key, value, padding = self._projected(key, value, padding)
+        out, _, backend = attend(query, key, value, scale=self.head_dim**-0.5, hidden=hidden_by(padding))
         return out, backend
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """`softmax(Q (E K)^T / sqrt(h)) F`, or `D^-1 A S S^T`; entries may be negative."""
         projection = self._projections(key)[1]
         mixing = projection.T @ projection if self.unreduced else projection
-        return (self._weights(query, key, ~visible[:, 0, 0]) @ mixing).masked_fill(~visible, 0)
-
-    @property
-    def telling_length(self) -> int:
-        """Twice the projected keys, and more."""
-        return blocks_and_a_part(self.projection_dim, 2)
+        projected, _, padding = self._projected(key, key, ~visible[:, 0, 0])
+        return (self._weights(query, projected, padding) @ mixing).masked_fill(~visible, 0)
 
     def _flops(self, seq_len: int) -> int:
         """`E K`, `F V`, scores and weighted values; unreduced, `S (S^T V)` and both n x n x h products."""

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import Attention
 from attention_zoo.checks import check_int, require
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.fused_softmax import attend, hidden_by
 from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.ops.sampling import take_rows
+from attention_zoo.registry import register
 
 
 class Landmarks(NamedTuple):
@@ -55,10 +57,7 @@ class Nystromformer(Attention):
         name="nystromformer",
         paper="Xiong et al. 2021, algorithm 1",
         approximates="softmax",
-        causal=False,
         padding=True,
-        cross=False,
-        random=False,
         complexity="O(n m h + m^2 h + m^3)",
         size="num_landmarks",
         implementations=("reference", "fused"),
@@ -147,11 +146,6 @@ class Nystromformer(Attention):
         weight = self.conv_weight.to(value.dtype)
         margin = (weight.shape[2] // 2, 0)
         return functional.conv2d(zero_padding(value, padding), weight, padding=margin, groups=self.num_heads)
-
-    @property
-    def telling_length(self) -> int:
-        """Twice the landmarks, and more."""
-        return blocks_and_a_part(self.num_landmarks, 2)
 
     def _flops(self, seq_len: int) -> int:
         """Landmarks, the three score matrices, Z with its start, the products with V, and the convolution."""

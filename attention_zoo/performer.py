@@ -9,26 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import Attention, AttentionInfo, Executed, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int
+from attention_zoo.feature_map import FeatureMapAttention
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
-from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.draws import integers
 from attention_zoo.ops.feature_product.blocks import Features, Pull
-from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
-from attention_zoo.ops.feature_product.reference import default_block_size, normalised_feature_product, product_flops
-from attention_zoo.ops.masking import normalise_by_sum, zero_padding
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
+from attention_zoo.registry import register
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
-# A padded key has zero features; its scale must only be finite and below that of any real key.
-PADDED_LOG_SCALE = -1e30
 
 
 @register
-class Performer(Attention):
+class Performer(FeatureMapAttention):
     """Softmax attention by positive random features `phi(x) = exp(w x - |x|^2 / 2) / sqrt(m)`, x scaled by sqrt(scale).
 
     Where the official code subtracts the largest exponent over all keys, which leaks the future into the past, each
@@ -42,9 +38,9 @@ class Performer(Attention):
         eps: added to every feature, relative to the largest feature of its own query or key.
         causal_algorithm: `block` lower-triangular multiplication, or the prefix sum over single positions
             (`cumulative_sum`) of the original implementation, slow.
-        block_size: b of the block algorithm; speed depends on it, the result does not. None is what the device likes:
-            128 on a CPU, 512 there without a causal mask; on a GPU, whose kernels need 16 at least, as many as
-            features and the zeros behind them, from 128 to 512.
+        block_size: b of the block algorithm; speed depends on it, the result does not. None is fast: 128 on a CPU, 512
+            there without a causal mask; on a GPU, whose kernels need 16 at least, as many as features and the zeros
+            behind them, from 128 to 512.
         scale: c in `exp(c <q, k>)`; None is 1/sqrt(head_dim). The code behind Skeinformer's tables divides queries and
             keys by h^(1/4) twice, which is 1/head_dim.
         redraw_interval: forward passes in training mode that share a projection; None is one projection for all. The
@@ -66,6 +62,8 @@ class Performer(Attention):
         implementations=("reference", "fused"),
     )
 
+    has_log_scale = True
+
     def __init__(
         self,
         *,
@@ -78,13 +76,12 @@ class Performer(Attention):
         redraw_interval: int | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        super().__init__(block_size=block_size, **common)
         self.scale = self.head_dim**-0.5 if scale is None else check_float("scale", scale, above=0)
         self.num_features = check_int("num_features", num_features)
         self.orthogonal = check_bool("orthogonal", orthogonal)
         self.eps = check_float("eps", eps, minimum=0)
         check_choice("causal_algorithm", causal_algorithm, CAUSAL_ALGORITHMS)
-        self.block_size = None if block_size is None else check_int("block_size", block_size)
         if causal_algorithm == "cumulative_sum":
             self.block_size = 1
         self.redraw_interval = None if redraw_interval is None else check_int("redraw_interval", redraw_interval)
@@ -123,7 +120,7 @@ class Performer(Attention):
         """Take over the schedule of the state_dict being loaded; the projection is a buffer of its own."""
         self.seed, self._forwards = state.tolist()
 
-    def _stable_features(self, x: Tensor, projection: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _scaled_features(self, x: Tensor, projection: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`phi(x) exp(-t)` and the log scale `t = max_f log phi_f(x) sqrt(m)`, `(..., seq_len)`."""
         x = x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
         exponents = x @ (self.projection if projection is None else projection).to(x.dtype).T
@@ -139,47 +136,28 @@ class Performer(Attention):
 
     def features(self, x: Tensor) -> Tensor:
         """`phi(x)`, `(batch, heads, seq_len, m)`: for eps = 0, `E <phi(q), phi(k)> = exp(scale <q, k>)`."""
-        features, log_scale = self._stable_features(x)
+        features, log_scale = self._scaled_features(x)
         return features * log_scale.exp()[..., None]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         self._count_forward()
-        query_features, _ = self._stable_features(query)
-        key_features, log_scale = self._visible_features(key, padding)
-        if not self.causal:
-            key_features = key_features * (log_scale - log_scale.amax(-1, keepdim=True)).exp()[..., None]
-        return normalised_feature_product(
-            query_features.to(value.dtype),
-            key_features.to(value.dtype),
-            value,
-            bias=0,
-            causal=self.causal,
-            block_size=self.block_size,
-            log_scale=log_scale if self.causal else None,
-        )
+        return super()._attend(query, key, value, padding)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         self._count_forward()
-        features = Features(self._stable_features_in_dtype, [self.projection], self._features_with_pull)
-        if launching.on_gpu(query):
-            features = Features(self._features_by_kernels)
-        return normalised_product(
-            query,
-            key,
-            value,
-            features=features,
-            padding=padding,
-            bias=0,
-            causal=self.causal,
-            block_size=self.block_size,
-        )
+        return super()._fused(query, key, value, padding)
 
-    def _stable_features_in_dtype(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        features, log_scale = self._stable_features(x, *parameters)
+    def _fused_features(self, query: Tensor) -> Features:
+        if launching.on_gpu(query):
+            return Features(self._features_by_kernels)
+        return Features(self._features_in_dtype, [self.projection], self._features_with_pull)
+
+    def _features_in_dtype(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        features, log_scale = self._scaled_features(x, *parameters)
         return features.to(x.dtype), log_scale
 
     def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """`_stable_features` on a GPU, and zeros for the kernels of the product."""
+        """`_scaled_features` on a GPU, and zeros for the kernels of the product."""
         from attention_zoo.ops.exponential_features.triton import exponential_features
         from attention_zoo.ops.feature_product.triton import padded
 
@@ -187,7 +165,7 @@ class Performer(Attention):
         return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)
 
     def _features_with_pull(self, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pull]:
-        """`_stable_features` with its gradient: in closed form a third of autograd's passes over memory."""
+        """`_scaled_features` with its gradient: in closed form a third of autograd's passes over memory."""
         precision, (projection,) = torch.promote_types(x.dtype, torch.float32), parameters
         projection, x_scaled = projection.to(precision), x.to(precision) * self.scale**0.5
         features, factor = x_scaled @ projection.T, self.num_features**-0.5
@@ -206,72 +184,14 @@ class Performer(Attention):
 
         return features.to(x.dtype), largest.squeeze(-1) - x_scaled.square().sum(-1) / 2, pull
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query, self.num_features, block_size=self.block_size)
-
-    def _visible_features(self, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        key_features, log_scale = self._stable_features(key)
-        key_features = zero_padding(key_features, padding)
-        if padding is not None:
-            log_scale = log_scale.masked_fill(padding[:, None], PADDED_LOG_SCALE)
-        return key_features, log_scale
-
-    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
-        sizes = batch_size, self.num_heads, self.num_features, self.head_dim
-        return FeatureSums(*sizes, device, dtype, scaled=True, split=True)
-
-    def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        features, log_scale = self._visible_features(key, padding)
-        state.add(features, value, log_scale)
-
-    def _extend(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        self.executed = Executed("reference")
-        key_features, log_scale = self._visible_features(key, padding)
-        return state.extend(self._stable_features(query)[0], key_features, value, log_scale)
-
-    def _next(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
-
-    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        both, log_scale = self._stable_features(torch.cat([query, key], 2))  # of two tokens as fast as of one
-        return state.next(both, value, log_scale[..., 1:])
-
-    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
-        return state.read(self._stable_features(query)[0])
-
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
         from attention_zoo.ops.decoding.triton import step_exponential
 
         options: dict[str, Any] = {"projection": self.projection, "scale": self.scale, "eps": self.eps}
         return step_exponential(state, query, key, value, **options), "triton"
 
-    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    def _why_no_fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
         return tiles.refusal_of(query, self.num_features)
 
-    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """The normalised kernel matrix; rows that see a key sum to 1."""
-        query_features, _ = self._stable_features(query)
-
-        def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor, Tensor]:
-            key_features, log_scale = self._stable_features(keys)
-            return query_features @ key_features.mT, log_scale
-
-        weights, log_scale = by_keys(products, key, query_features)
-        exponents = log_scale[:, :, None].expand(-1, -1, query.shape[2], -1).masked_fill(~visible, -torch.inf)
-        highest = exponents.amax(-1, keepdim=True)
-        scale = (exponents - highest.masked_fill(highest == -torch.inf, 0)).exp()
-        return normalise_by_sum(weights * scale, 0).to(query.dtype)
-
-    @property
-    def telling_length(self) -> int:
-        """Several blocks and a part of one."""
-        return blocks_and_a_part(self.block_size or default_block_size(self.device, causal=self.causal))
-
-    def _flops(self, seq_len: int) -> int:
-        """Features of queries and keys, and their product."""
-        m, h, causal = self.num_features, self.head_dim, self.causal
-        features = 4 * seq_len * m * h
-        if self._fuses_here(seq_len):
-            return features + fused_flops(seq_len, m, h, self.device, causal=causal, block_size=self.block_size)
-        block_size = self.block_size or default_block_size(self.device, causal=causal)
-        return features + product_flops(seq_len, m, h + 1, causal=causal, block_size=block_size)
+    def _feature_flops(self) -> int:
+        return 2 * self.num_features * self.head_dim

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import AttentionInfo, register
-from attention_zoo.checks import check_bool, check_float, check_int, require
-from attention_zoo.dense import DenseAttention
+from attention_zoo.checks import check_int, require
+from attention_zoo.dense import NormedDotProducts
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
 from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS
 from attention_zoo.ops.powers import power_
+from attention_zoo.registry import register
 
 
 @register
-class Polynomial(DenseAttention):
+class Polynomial(NormedDotProducts):
     """Exact polynomial attention: by reference with the n x n matrix in memory, fused without it.
 
     Fused, a GPU runs Triton kernels (backend `triton`) for a head_dim of 32, 64 or 128 and no float64; what they do not
@@ -41,7 +42,6 @@ class Polynomial(DenseAttention):
         causal=True,
         padding=True,
         cross=True,
-        random=False,
         exact=True,
         complexity="O(n^2 h)",
         decode=True,
@@ -58,23 +58,14 @@ class Polynomial(DenseAttention):
         dropout: float = 0.0,
         **common: Any,
     ) -> None:
-        super().__init__(dropout=dropout, **common)
+        super().__init__(dropout=dropout, qk_layernorm=qk_layernorm, scale=scale, bias=bias, **common)
         self.degree = check_int("degree", degree, 2)
         require("degree", degree, degree % 2 == 0, "even, so that weights are not negative")
-        self.scale = check_float("scale", scale, above=0)
-        self.bias = check_float("bias", bias, minimum=0)
-        self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
 
     @property
     def weight_degree(self) -> int:
         """p."""
         return self.degree
-
-    def _normed(self, key: Tensor) -> Tensor:
-        return self.layernorm(key)
-
-    def _prepared(self, query: Tensor) -> Tensor:
-        return self.scale * self.layernorm(query)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         if not launching.on_gpu(query) or launching.refusal_of(query, HEAD_DIMS) is not None:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import AttentionInfo, register
 from attention_zoo.checks import check_bool, check_float, check_int, require
-from attention_zoo.dense import DenseAttention
+from attention_zoo.dense import NormedDotProducts
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import uniform
 from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
+from attention_zoo.registry import register
 
 # The thesis' largest; float32 holds f up to scores of about a million.
 MAX_DEGREE = 6
@@ -23,7 +24,7 @@ LARGEST_INITIAL_COEFFICIENT = 50.0
 
 
 @register
-class PolynomialSquare(DenseAttention):
+class PolynomialSquare(NormedDotProducts):
     """Weights `f(x)^2`, `f(x) = a_0 + a_1 x + ... + a_d x^d` (section 4.3), with the n x n matrix in memory.
 
     The argument is that of the thesis' kernel `((<q, k> + alpha) / beta)^p` in section 4.1: `x = (<q, k> + alpha) /
@@ -49,11 +50,9 @@ class PolynomialSquare(DenseAttention):
     info = AttentionInfo(
         name="polynomial_square",
         paper="Reizin 2024 (Fast Algorithms for Attention Mechanism), section 4.3",
-        approximates=None,
         causal=True,
         padding=True,
         cross=True,
-        random=False,
         cancels=True,
         complexity="O(n^2 h)",
         decode=True,
@@ -73,19 +72,16 @@ class PolynomialSquare(DenseAttention):
         dropout: float = 0.0,
         **common: Any,
     ) -> None:
-        super().__init__(dropout=dropout, **common)
-        given = _check_coefficients(degree, coefficients)
-        self.degree = len(given) - 1
+        super().__init__(dropout=dropout, qk_layernorm=qk_layernorm, scale=scale, bias=bias, **common)
+        numbers = _check_coefficients(degree, coefficients)
+        self.degree = len(numbers) - 1
         self._drawn = check_bool("trainable", trainable) and coefficients is None
         if trainable:
-            self.coefficients = nn.Parameter(torch.tensor(given))
+            self.coefficients = nn.Parameter(torch.tensor(numbers))
         else:
             # Decimals stay what was given when the module is cast to float64.
-            self.register_buffer("coefficients", torch.tensor(given, dtype=torch.float64))
-        self.scale = check_float("scale", scale, above=0)
+            self.register_buffer("coefficients", torch.tensor(numbers, dtype=torch.float64))
         self.alpha = check_float("alpha", alpha)
-        self.bias = check_float("bias", bias, minimum=0)
-        self.layernorm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
         self._draw()
 
     @property
@@ -98,12 +94,6 @@ class PolynomialSquare(DenseAttention):
             unit = 2 * uniform([self.degree + 1], self._generator()) - 1
             with torch.no_grad():
                 self.coefficients.copy_(LARGEST_INITIAL_COEFFICIENT * unit)
-
-    def _normed(self, key: Tensor) -> Tensor:
-        return self.layernorm(key)
-
-    def _prepared(self, query: Tensor) -> Tensor:
-        return self.scale * self.layernorm(query)
 
     def _weight_parameters(self) -> tuple[Tensor, ...]:
         return (self.coefficients,)

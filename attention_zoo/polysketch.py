@@ -12,31 +12,48 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attention_zoo.base import Attention, AttentionInfo, Executed, UnsupportedError, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_float, check_int, check_power_of_two
+from attention_zoo.feature_map import FeatureMapAttention
+from attention_zoo.info import AttentionInfo, Executed, UnsupportedError
 from attention_zoo.ops import launching
-from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.feature_product.blocks import Features
-from attention_zoo.ops.feature_product.choice import fused_flops, is_quadratic, normalised_product, refusal_of
-from attention_zoo.ops.feature_product.reference import (
-    Local,
-    default_block_size,
-    normalised_feature_product,
-    product_flops,
-)
-from attention_zoo.ops.masking import normalise_by_sum, zero_padding
+from attention_zoo.ops.feature_product.choice import is_quadratic
+from attention_zoo.ops.feature_product.reference import Local
+from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.random_sketch.tiles import refusal_of as refusal_of_sketch
 from attention_zoo.ops.sketch_networks.tiles import refusal_of as refusal_of_networks
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
+from attention_zoo.registry import register
 
 SKETCHES = ("gaussian", "learned", "srht")
 EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appendix D
 
 
-class RandomSketch(nn.Module):
-    """`PSWN(A, r, p) = sqrt(1/r) [(M1 G1) o (M2 G2)]`, recursively; M1, M2 are independent sketches of degree p/2.
+class Sketch(nn.Module):
+    """The un-tensored sketch of a degree p, from two independent sketches M1, M2 of degree p/2; the input for p = 2."""
+
+    def __init__(self, degree: int, head_dim: int, sketch_size: int, groups: int, kind: str | None = None) -> None:
+        super().__init__()
+        self.head_dim, self.sketch_size = head_dim, sketch_size
+        half = degree // 2
+        make: Any = type(self)
+        options = (kind,) if kind else ()
+        self.children_sketches = nn.ModuleList(
+            make(*options, half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
+        )
+        self.width = sketch_size if half > 1 else head_dim  # of M1 and M2
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw this level and those below."""
+        for child in self.children_sketches:
+            assert isinstance(child, Sketch)
+            child.draw(generator)
+
+
+class RandomSketch(Sketch):
+    """`PSWN(A, r, p) = sqrt(1/r) [(M1 G1) o (M2 G2)]`, recursively.
 
     Gaussian G: ICML version, Algorithm 1. SRHT (v1, section 2.3): G is a sampled Hadamard matrix, after a base SRHT
     of the input. `<L_i, R_j>` is unbiased for `<q_i, k_j>^degree`; its square is not unbiased for the square.
@@ -44,28 +61,21 @@ class RandomSketch(nn.Module):
     """
 
     def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
-        super().__init__()
-        self.kind, self.head_dim, self.sketch_size = kind, head_dim, sketch_size
-        half = degree // 2
-        self.children_sketches = nn.ModuleList(
-            RandomSketch(kind, half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
-        )
-        width = sketch_size if half > 1 else head_dim
+        super().__init__(degree, head_dim, sketch_size, groups, kind)
+        self.kind = kind
         self.matrices: Tensor
-        self.register_buffer("matrices", torch.empty(groups, width, 2, sketch_size))  # G1 and G2
+        self.register_buffer("matrices", torch.empty(groups, self.width, 2, sketch_size))  # G1 and G2
 
     def draw(self, generator: torch.Generator) -> None:
-        """Fill the matrices of this level and those below."""
-        for child in self.children_sketches:
-            assert isinstance(child, RandomSketch)
-            child.draw(generator)
+        """Draw the matrices of this level and those below."""
+        super().draw(generator)
         for of_all_heads in self.matrices.unbind(2):
             for matrix in of_all_heads:
                 matrix.copy_(self._matrix(generator))
 
     def _matrix(self, generator: torch.Generator) -> Tensor:
         if self.kind == "gaussian":
-            return gaussian_matrix(self.matrices.shape[1], self.sketch_size, generator)
+            return gaussian_matrix(self.width, self.sketch_size, generator)
         mixed = sampled_hadamard(self.sketch_size, self.sketch_size, generator)
         if self.children_sketches:
             return mixed
@@ -91,27 +101,22 @@ class RandomSketch(nn.Module):
         return random_sketch(first, second, None, self.matrices, factor)
 
 
-class LearnedSketch(nn.Module):
+class LearnedSketch(Sketch):
     """`sqrt(r) tanh(sqrt(1/r) [f1(M1) o f2(M2)])`, recursively: ICML version, Algorithm 2 and Appendix D.
 
     The released code stacks the networks for degree 4 only; this is the recursion of the paper for any power of two.
     """
 
     def __init__(self, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
-        super().__init__()
-        self.sketch_size = sketch_size
-        half = degree // 2
-        self.children_sketches = nn.ModuleList(
-            LearnedSketch(half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
-        )
-        width = sketch_size if half > 1 else head_dim
-        self.networks = nn.ModuleList(SketchNetwork(width, sketch_size, groups) for _ in range(2))
+        super().__init__(degree, head_dim, sketch_size, groups)
+        self.networks = nn.ModuleList(SketchNetwork(self.width, sketch_size, groups) for _ in range(2))
 
     def draw(self, generator: torch.Generator) -> None:
         """Initialise the networks of this level and those below."""
-        for module in (*self.children_sketches, *self.networks):
-            assert isinstance(module, LearnedSketch | SketchNetwork)
-            module.draw(generator)
+        super().draw(generator)
+        for network in self.networks:
+            assert isinstance(network, SketchNetwork)
+            network.draw(generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, h)` -> `(batch, heads, seq_len, r)`, bounded by sqrt(r)."""
@@ -174,7 +179,7 @@ def _project(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 @register
-class Polysketch(Attention):
+class Polysketch(FeatureMapAttention):
     """Linear-time polynomial attention: weights `<L_i, R_j>^2 / (bias + sum)` of sketches L, R of queries and keys.
 
     The squared weights are never negative, and never form the n x n matrix or the n x r^2 features: the causal form is
@@ -187,8 +192,8 @@ class Polysketch(Attention):
         degree: p, a power of two.
         local: exact polynomial weights inside diagonal blocks (ICML, section 3.2); causal only, and the function then
             depends on `block_size`.
-        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is what the
-            device likes: 256 on a CPU; on a GPU the whole of a short sequence, of a longer one 512 or, of r = 64, 1024.
+        block_size: b. None is the papers' 1024 with `local`; without it only speed depends on b, and None is fast: 256
+            on a CPU; on a GPU the whole of a short sequence, of a longer one 512 or, of r = 64, 1024.
         qk_layernorm: LayerNorm of queries and keys before a random sketch and before the exact weights. The learned
             networks begin with a norm of their own, and have two more for the exact weights of queries and keys.
         scale: c in `(c <q, k>)^p`; a learned sketch does not see it, its exact weights do.
@@ -214,6 +219,8 @@ class Polysketch(Attention):
         implementations=("reference", "fused"),
     )
 
+    feature_degree = 2
+
     def __init__(
         self,
         *,
@@ -228,14 +235,14 @@ class Polysketch(Attention):
         per_head: bool = False,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        default_block_size = 1024 if local else None
+        super().__init__(block_size=default_block_size if block_size is None else block_size, **common)
         check_choice("sketch", sketch, SKETCHES)
         self.sketch_size = check_int("sketch_size", sketch_size)
         self.degree = check_power_of_two("degree", degree, 2)
         if check_bool("local", local) and not self.causal:
             raise UnsupportedError("local=true: polysketch has exact diagonal blocks only with causal=true")
         self.local = local
-        self.block_size = None if block_size is None else check_int("block_size", block_size)
         self.scale = check_float("scale", scale, above=0)
         self.bias = check_float("bias", bias, minimum=0)
         groups = self.num_heads if check_bool("per_head", per_head) else 1
@@ -244,6 +251,7 @@ class Polysketch(Attention):
             check_power_of_two("head_dim", self.head_dim)
         self.is_learned = sketch == "learned" and degree > 2
         self.sketch: nn.Module = nn.Identity()
+        self.num_features = sketch_size if degree > 2 else self.head_dim
         if degree > 2:
             arguments = degree // 2, self.head_dim, sketch_size, groups
             self.sketch = LearnedSketch(*arguments) if self.is_learned else RandomSketch(sketch, *arguments)
@@ -259,13 +267,8 @@ class Polysketch(Attention):
         """p."""
         return self.degree
 
-    @property
-    def _num_features(self) -> int:
-        """r; of degree 2 the features are the inputs."""
-        return self.sketch_size if self.degree > 2 else self.head_dim
-
     def _draw(self) -> None:
-        if isinstance(self.sketch, RandomSketch | LearnedSketch):
+        if isinstance(self.sketch, Sketch):
             self.sketch.draw(self._generator())
 
     def features(self, x: Tensor) -> Tensor:
@@ -294,46 +297,11 @@ class Polysketch(Attention):
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)
         return query_norm(query) * self.scale, key_norm(key)
 
-    @property
-    def _chosen_block_size(self) -> int | None:
-        """What the function says, or who made it; None: only the speed depends on it."""
-        return self.block_size or (1024 if self.local else None)
-
-    def _block_size(self, device: torch.device) -> int:
-        return self._chosen_block_size or default_block_size(device, causal=self.causal, degree=2)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        return normalised_feature_product(
-            self.features(query),
-            zero_padding(self.features(key), padding),
-            value,
-            bias=self.bias,
-            causal=self.causal,
-            block_size=self._block_size(query.device),
-            degree=2,
-            local=self._local(query, key, padding),
-        )
-
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
-        features = Features(lambda x, given: (self._features_with(x, given), None), parameters)
+    def _fused_features(self, query: Tensor) -> Features:
         if launching.on_gpu(query):
-            features = Features(lambda x, _: (self._features_by_kernels(x), None))
-        return normalised_product(
-            query,
-            key,
-            value,
-            features=features,
-            padding=padding,
-            bias=self.bias,
-            causal=self.causal,
-            block_size=self._chosen_block_size,
-            degree=2,
-            local=self._local(query, key, padding),
-        )
-
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query, self._num_features, block_size=self._chosen_block_size, degree=2)
+            return Features(lambda x, _: (self._features_by_kernels(x), None))
+        parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        return Features(lambda x, tensors: (self._features_with(x, tensors), None), parameters)
 
     def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
         if not self.local:
@@ -342,41 +310,35 @@ class Polysketch(Attention):
         return Local(exact_query, zero_padding(exact_key, padding), self.degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums | BlockState:
-        r, h = self._num_features, self.head_dim
-        sums = FeatureSums(batch_size, self.num_heads, r, h, device, dtype, degree=2, split=not self.local)
+        sums = super()._new_state(batch_size, device, dtype)
         if not self.local:
             return sums
-        block_size = self._block_size(device)
-        capacity = min(block_size, self.max_seq_len or block_size)
-        block = KeyValueCache(batch_size, self.num_heads, h + r, h, device, dtype, capacity=capacity)
+        block_size, width = self._block_size(device), self.head_dim + self.num_features
+        sizes = batch_size, self.num_heads, width, self.head_dim
+        block = KeyValueCache(*sizes, device, dtype, capacity=min(block_size, self.max_seq_len or block_size))
         return BlockState(sums, block, block_size)
 
-    def _absorb(self, state: FeatureSums | BlockState, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        features = zero_padding(self.features(key), padding)
+    def _append(self, state: FeatureSums | BlockState, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
         if isinstance(state, FeatureSums):
-            state.add(features, value)
-        else:
-            _, exact_key = self._local_inputs(key, key)
-            state.add(zero_padding(exact_key, padding), features, value)
+            return super()._append(state, key, value, padding)
+        _, exact_key = self._local_inputs(key, key)
+        state.add(zero_padding(exact_key, padding), zero_padding(self.features(key), padding), value)
 
-    def _extend(
+    def _continue(
         self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None
     ) -> Tensor:
-        self.executed = Executed("reference")
-        features = self.features(query), zero_padding(self.features(key), padding)
         if isinstance(state, FeatureSums):
-            return state.extend(*features, value, bias=self.bias)
+            return super()._continue(state, query, key, value, padding)
+        self.executed = Executed("reference")
         exact_query, exact_key = self._local_inputs(query, key)
+        features = self.features(query), zero_padding(self.features(key), padding)
         return state.extend(exact_query, zero_padding(exact_key, padding), *features, value, self.degree, self.bias)
 
-    def _next(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if isinstance(state, BlockState):
-            return super()._next(state, query, key, value)
-        return self._run(self._step, self._fused_step, self._step_refusal, state, query, key, value)
-
-    def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        both = self.features(torch.cat([query, key], 2))  # two tokens are sketched as fast as one
-        return state.next(both, value, bias=self.bias)
+    def _decode_step(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if isinstance(state, FeatureSums):
+            return super()._decode_step(state, query, key, value)
+        self._append(state, key, value, None)
+        return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
         from attention_zoo.ops.decoding.triton import step_features, step_sketched
@@ -389,12 +351,9 @@ class Polysketch(Attention):
         options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
         return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
 
-    def _step_refusal(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
-        return tiles.refusal_of(query)
-
     def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
         if isinstance(state, FeatureSums):
-            return state.read(self.features(query), self.bias)
+            return super()._read(state, query)
         exact_query, _ = self._local_inputs(query, query)
         return state.read(exact_query, self.features(query), self.degree, self.bias)
 
@@ -404,45 +363,29 @@ class Polysketch(Attention):
         exact_query, _ = self._local_inputs(query, query)
         return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
 
-    def _read_refusal(self, state: BlockState, query: Tensor) -> str | None:
+    def _why_no_fused_read(self, state: BlockState, query: Tensor) -> str | None:
         return tiles.refusal_of(query)
 
-    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        """The normalised weights; a row sums to S / (bias + S)."""
+    def _row_weights(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        weights = super()._row_weights(query, key, visible, positions)
+        if not self.local:
+            return weights
+        exact_query, exact_key = self._local_inputs(query, key)
+        exact = (exact_query @ exact_key.mT) ** self.degree
+        block_size = self._block_size(query.device)
+        block = torch.arange(key.shape[2], device=key.device) // block_size
+        return torch.where(positions[:, None] // block_size == block, exact, weights)
 
-        def products(keys: Tensor, query_features: Tensor) -> tuple[Tensor]:
-            return (query_features @ self.features(keys).mT,)
+    def _test_blocks(self) -> tuple[int, int]:
+        """So many blocks, too, that the fast path does not compute every weight."""
+        options: dict[str, Any] = {"causal": self.causal, "block_size": self.block_size, "degree": self.feature_degree}
+        options["inner"] = self.head_dim if self.local else None
+        size, sizes = self._block_size(self.device), (self.num_features, self.head_dim, self.device)
+        blocks = (n for n in itertools.count(3) if not is_quadratic(n * size + 1, *sizes, **options))
+        return size, next(blocks)
 
-        parameters = [*self.layernorm.parameters(), *self.sketch.parameters()]
-        (weights,) = by_keys(products, key, self.features(query), parameters)
-        weights = weights**2
-        if self.local:
-            exact_query, exact_key = self._local_inputs(query, key)
-            exact = (exact_query @ exact_key.mT) ** self.degree
-            block_size = self._block_size(query.device)
-            block = torch.arange(key.shape[2], device=key.device) // block_size
-            weights = torch.where(positions[:, None] // block_size == block, exact, weights)
-        return normalise_by_sum(weights.masked_fill(~visible, 0), self.bias)
-
-    @property
-    def telling_length(self) -> int:
-        """Several blocks and a part of one, exact with `local`, and too many for every weight to be computed."""
-        features = self._num_features
-        options: dict[str, Any] = {"causal": self.causal, "block_size": self._chosen_block_size, "degree": 2}
-        lengths = (blocks_and_a_part(self._block_size(self.device), blocks) for blocks in itertools.count(3))
-        inner = self.head_dim if self.local else None
-        given = features, self.head_dim, self.device
-        return next(n for n in lengths if not is_quadratic(n, *given, inner=inner, **options))
-
-    def _flops(self, seq_len: int) -> int:
-        """Sketches of queries and keys, and their product."""
-        features, h = self._num_features, self.head_dim
-        options: dict[str, Any] = {"causal": self.causal, "degree": 2, "inner": h if self.local else None}
-        if self._fuses_here(seq_len):
-            product = fused_flops(seq_len, features, h, self.device, block_size=self._chosen_block_size, **options)
-        else:
-            product = product_flops(seq_len, features, h + 1, block_size=self._block_size(self.device), **options)
-        return 2 * self._sketch_flops(self.degree // 2) * seq_len + product
+    def _feature_flops(self) -> int:
+        return self._sketch_flops(self.degree // 2)
 
     def _sketch_flops(self, degree: int) -> int:
         if degree == 1:

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_int
-from attention_zoo.dropout import DropsWeights
+from attention_zoo.dropout import AttentionDropout
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
+from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 # Below any score: what a row that sees nothing sums up to can be told apart, and no gradient is nan.
@@ -21,7 +22,7 @@ HIDDEN = -1e30
 
 
 @register
-class Reformer(DropsWeights, SampledAttention):
+class Reformer(AttentionDropout, SampledAttention):
     """Softmax attention of every query to the keys that random rotations sort next to it.
 
     Queries and keys are shared: a key is its query's direction, `k_j = q_j / |q_j|`, and the argument `key` is not
@@ -51,10 +52,7 @@ class Reformer(DropsWeights, SampledAttention):
     info = AttentionInfo(
         name="reformer",
         paper="Kitaev et al. 2020, section 2 and appendix A",
-        approximates=None,
-        causal=False,
         padding=True,
-        cross=False,
         random=True,
         data_dependent=True,
         complexity="O(n r (m + n / m) h), r rounds",
@@ -89,24 +87,26 @@ class Reformer(DropsWeights, SampledAttention):
         m = min(self.bucket_size, n)
         of_query, *of_seen = (_chunks(take_rows(x, order), m) for x in (query, key, value))
         chunks = (of_query, *map(_and_before, of_seen))
-        hidden = self._hidden(order, m, padding).flatten(0, 1)
+        # What is hidden depends on neither batch nor head where it depends on the place in the chunks alone.
+        places = order if self.causal or padding is not None else torch.arange(n, device=order.device)[None, None]
+        hidden = self._keys_of_chunks(places, m, padding)[1].flatten(0, 1)
         out, lse, backend = attend(*(x.flatten(0, 1) for x in chunks), scale=1.0, hidden=hidden)
         back = _inverse(order)
         out = take_rows(out.reshape(batch, heads, -1, h)[:, :, :n], back)
         return Attended(out, lse.reshape(batch, heads, -1).take_along_dim(back, 2), backend)
 
-    def _hidden(self, order: Tensor, m: int, padding: Tensor | None) -> Tensor:
-        """Which keys of its chunk and the one before a query does not see, `(batch, heads, chunks, m, 2m)`.
+    def _keys_of_chunks(self, order: Tensor, m: int, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The keys of each chunk and the one before it, and which of them a query does not see.
 
-        The leading dimensions are 1 where nothing depends on them.
+        Returns:
+            Positions `(..., chunks, 1, 2m)`, -1 where there is no key, and bool `(..., chunks, m, 2m)`.
         """
-        if not self.causal and padding is None:
-            order = torch.arange(order.shape[-1], device=order.device)[None, None]
-        at, seen = _chunks(order[..., None], m), order[..., None]
+        at, seen = _chunks(order[..., None], m), order
         if padding is not None:
-            seen = seen.masked_fill(padding[:, None].expand_as(order).take_along_dim(order, 2)[..., None], -1)
-        seen = _and_before(_chunks(seen, m, fill=-1), fill=-1).mT
-        return (seen < 0) | (seen == at) | (seen > at if self.causal else False)
+            padding = padding.view(len(padding), *[1] * (order.dim() - 2), -1).expand_as(order)
+            seen = order.masked_fill(padding.take_along_dim(order, -1), -1)
+        seen = _and_before(_chunks(seen[..., None], m, fill=-1), fill=-1).mT
+        return seen, (seen < 0) | (seen == at) | (seen > at if self.causal else False)
 
     def _matrix(
         self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
@@ -153,11 +153,7 @@ class Reformer(DropsWeights, SampledAttention):
         m = min(self.bucket_size, n)
         precision = torch.promote_types(query.dtype, torch.float32)
         key = F.normalize(query.to(precision), dim=-1, eps=1e-6).to(query.dtype)
-        at, seen = _chunks(order[..., None], m), order[..., None]
-        if padding is not None:
-            seen = seen.masked_fill(_sort(padding[:, None, :, None], order), -1)
-        seen = _and_before(_chunks(seen, m, fill=-1), fill=-1).mT
-        hidden = (seen < 0) | (seen == at) | (seen > at if self.causal else False)
+        seen, hidden = self._keys_of_chunks(order, m, padding)
         scores = (_chunks(_sort(query, order), m) @ _and_before(_chunks(_sort(key, order), m)).mT).to(precision)
         scores = scores.masked_fill(hidden, HIDDEN)
         total = _unsort(scores.logsumexp(-1, keepdim=True), order).logsumexp(2)
@@ -165,10 +161,8 @@ class Reformer(DropsWeights, SampledAttention):
         alone = total.squeeze(-1) < HIDDEN / 2
         return weights.to(query.dtype), seen, alone if padding is None else alone & ~padding[:, None]
 
-    @property
-    def telling_length(self) -> int:
-        """Several chunks and a part of one."""
-        return blocks_and_a_part(self.bucket_size)
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.bucket_size, 3
 
     def _flops(self, seq_len: int) -> int:
         """Rotations, and both products of every chunk with two chunks of keys."""

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.base import AttentionInfo, blocks_and_a_part, register
 from attention_zoo.checks import check_bool, check_choice, check_int
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, attend_with_column_norms, hidden_by, merge
 from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.ops.sampling import assign_rows, place_rows, sample_without_replacement, take_rows
+from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
 
 
@@ -49,9 +50,7 @@ class Skeinformer(SampledAttention):
         name="skeinformer",
         paper="Chen et al. 2022, algorithm 1",
         approximates="softmax",
-        causal=False,
         padding=True,
-        cross=False,
         random=True,
         data_dependent=True,
         complexity="O(n d h)",
@@ -92,11 +91,11 @@ class Skeinformer(SampledAttention):
         importance, exact = torch.ones_like(noise[:, 1:]), None
         if self.pilot_reuse:
             pilots = self._draw_pilots(noise[:, 0], visible)
-            given = take_rows(query, pilots), key, value
+            of_pilots = take_rows(query, pilots), key, value
             if self.column_sampling == "uniform":
-                exact = attend(*given, scale=scale, hidden=hidden)
+                exact = attend(*of_pilots, scale=scale, hidden=hidden)
             else:
-                exact, norms = attend_with_column_norms(*given, scale=scale, hidden=hidden)
+                exact, norms = attend_with_column_norms(*of_pilots, scale=scale, hidden=hidden)
                 importance = norms * torch.linalg.vector_norm(value.detach(), dim=3, dtype=norms.dtype)
         elif self.column_sampling == "importance":
             with torch.no_grad():
@@ -211,11 +210,6 @@ class Skeinformer(SampledAttention):
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ key.transpose(-1, -2) * self.head_dim**-0.5
-
-    @property
-    def telling_length(self) -> int:
-        """Twice the pilots and columns, and more."""
-        return blocks_and_a_part(self.num_features, 2)
 
     def _flops(self, seq_len: int) -> int:
         """Scores and weighted values of columns and pilots, and the fill; all scores where D is exact."""

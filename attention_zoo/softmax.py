@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from attention_zoo.base import ALL_DTYPES, AttentionInfo, register
 from attention_zoo.checks import check_float
 from attention_zoo.dense import DenseAttention
-from attention_zoo.ops.masking import masked_softmax
+from attention_zoo.info import ALL_DTYPES, AttentionInfo
+from attention_zoo.ops.decoding.states import KeyValueCache
+from attention_zoo.ops.masking import masked_softmax, visible_keys
+from attention_zoo.registry import register
 
 
 @register
@@ -28,7 +30,6 @@ class Softmax(DenseAttention):
         causal=True,
         padding=True,
         cross=True,
-        random=False,
         exact=True,
         complexity="O(n^2 h)",
         decode=True,
@@ -42,3 +43,39 @@ class Softmax(DenseAttention):
     def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
         scores = (query * self.scale) @ key.transpose(-1, -2)
         return masked_softmax(scores, visible)
+
+
+class KernelSoftmax(Softmax):
+    """Softmax attention by a kernel that the mechanism is named after: what the kernel cannot take is refused."""
+
+    is_kernel = True
+
+    def _kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, str]:
+        """The output, and the name of the kernel.
+
+        Args:
+            query: `(batch, heads, queries, head_dim)`.
+            key: `(batch, heads, keys, head_dim)`; so is `value`.
+            mask: bool `(batch, 1, 1 or queries, keys)`, True where visible, somewhere in every row; None sees all.
+            is_causal: hide the future; never with a mask.
+        """
+        raise NotImplementedError
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        if padding is None:
+            return self._kernel(query, key, value, None, self.causal)
+        visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
+        return self._masked(query, key, value, visible)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
+        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
+        blind = ~visible.any(-1, keepdim=True)
+        out, backend = self._kernel(query, key, value, visible | blind, False)
+        return out.masked_fill(blind, 0), backend
+
+    def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
+        if query.shape[2] == 1 and not state.has_padding:
+            return self._kernel(query, state.keys, state.values, None, False)
+        return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))

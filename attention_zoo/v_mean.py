@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, Executed, blocks_and_a_part, register
-from attention_zoo.ops.decoding.states import FeatureSums
+from attention_zoo.feature_map import FeatureMapAttention
+from attention_zoo.info import ALL_DTYPES, AttentionInfo
 from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.registry import register
 
 # Rows that one thread of a GPU adds up, one after the other.
 SCAN_BLOCK = 128
@@ -64,10 +65,10 @@ def mean_weights(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @register
-class VMean(Attention):
+class VMean(FeatureMapAttention):
     """The mean of the visible values, `(1/n) 1 1^T V`, whatever the queries and keys are.
 
-    The baseline against sampling: softmax attention with Q = 0. Causal, it is the cumulative mean.
+    The baseline against sampling: softmax attention with Q = 0. Causal, it is the cumulative mean. Its feature is 1.
     """
 
     info = AttentionInfo(
@@ -77,40 +78,29 @@ class VMean(Attention):
         causal=True,
         padding=True,
         cross=True,
-        random=False,
         complexity="O(n h)",
         decode=True,
         dtypes=ALL_DTYPES,
     )
 
+    num_features = 1
+
     def __init__(self, **common: Any) -> None:
         super().__init__(**common)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Ones, `(batch, heads, seq_len, 1)`."""
+        return torch.ones_like(x[..., :1])
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         mean = cumulative_mean if self.causal else masked_mean
         return mean(value, padding).expand_as(query).contiguous()
 
-    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> FeatureSums:
-        return FeatureSums(batch_size, self.num_heads, 1, self.head_dim, device, dtype)
-
-    def _absorb(self, state: FeatureSums, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
-        state.add(zero_padding(torch.ones_like(value[..., :1]), padding), value)
-
-    def _extend(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        self.executed = Executed("reference")
-        ones = torch.ones_like(value[..., :1])
-        return state.extend(ones, zero_padding(ones, padding), value)
-
-    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
-        return state.read(torch.ones_like(query[..., :1]))
-
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         return mean_weights(visible, query.dtype).expand(*query.shape[:3], -1).contiguous()
 
-    @property
-    def telling_length(self) -> int:
-        """Several blocks of the sum and a part of one, causal off the CPU."""
-        return blocks_and_a_part(SCAN_BLOCK)
+    def _test_blocks(self) -> tuple[int, int]:
+        return SCAN_BLOCK, 3
 
     def _flops(self, seq_len: int) -> int:
         """The sum over V: one addition for each of its entries."""

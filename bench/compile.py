@@ -80,7 +80,8 @@ def run_once(job: dict[str, Any]) -> float:
     began = time.monotonic()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
     attention = build_attention(job).to(device, dtype).eval()
-    for batch_size, length in ((1, min(job["seq_len"], attention.telling_length)), (job["batch_size"], job["seq_len"])):
+    short = min(job["seq_len"], attention.min_test_length)
+    for batch_size, length in ((1, short), (job["batch_size"], job["seq_len"])):
         shape = batch_size, job["num_heads"], length, job["head_dim"]
         query, key, value = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
         for name in job["passes"]:

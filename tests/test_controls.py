@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 import attention_zoo
-from attention_zoo import base
+from attention_zoo import registry
 
 CONTROLS = Path(__file__).parents[1] / "examples" / "controls"
 NAMES = ("local_softmax", "local_polynomial", "no_other_token")
@@ -21,7 +21,7 @@ SIZES = {"head_dim": 6, "num_heads": 2, "causal": True, "dtype": torch.float64}
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch):
     """The module, whose mechanisms other tests do not see."""
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     monkeypatch.delitem(sys.modules, "controls", raising=False)
     monkeypatch.syspath_prepend(CONTROLS)
     importlib.import_module("controls")

@@ -14,7 +14,7 @@ PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
 # From the ground up: a module imports from its own room and from those above it in this list.
 ROOMS = {
     "operations on tensors": r"attention_zoo\.ops(\..*)?",
-    "mechanisms": r"attention_zoo(\.lucidrains\.\w+|\.(?!(ops|hf)$)\w+)?",
+    "mechanisms": r"attention_zoo(\.third_party\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
     "words": r"bench\.(asked|errors|papers|schema|quiet)",
     "records": r"bench\.records(\..*)?",

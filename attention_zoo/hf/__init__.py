@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, attention_class, hyperparameters, info, list_attentions
+from attention_zoo.base import Attention
 from attention_zoo.checks import check_int, require
 from attention_zoo.hf import checkpoints
-from attention_zoo.hf.implementation import Implementation
+from attention_zoo.hf.implementation import _REGISTERED, Implementation
 from attention_zoo.hf.masks import key_mask
-from attention_zoo.softmax import Softmax
+from attention_zoo.info import UnsupportedError
+from attention_zoo.registry import hyperparameters, info, list_attentions
 
 __all__ = ["attach", "register"]
 
 # transformers takes every name with one of these in it for an implementation of its own, and loads that one.
 RESERVED = ("eager", "flash", "flex_attention", "paged", "sdpa")
 PROBE = "attention_zoo_probe"
-_REGISTERED: dict[str, Implementation] = {}
 
 
 def register(
@@ -36,7 +36,7 @@ def register(
     attention: str | None = None,
     seed: int = 0,
     max_seq_len: int | None = None,
-    **hyperparameters_given: Any,
+    **settings: Any,
 ) -> None:
     """Make a mechanism known to transformers as `attn_implementation=name`; without a name all of them, by their own.
 
@@ -52,7 +52,7 @@ def register(
         attention: the mechanism; None is the one called `name`.
         seed: layer i draws from `seed + i`.
         max_seq_len: the longest sequence; None is the `max_position_embeddings` of the model's config.
-        **hyperparameters_given: of the mechanism, but for what the model decides: `dropout`, and `scale` of a softmax.
+        **settings: of the mechanism, but for what the model decides: `dropout`, and `scale` of a softmax.
 
     Raises:
         ModuleNotFoundError: transformers is missing.
@@ -64,7 +64,7 @@ def register(
 
     cache.install()
     if name is None:
-        alone = attention is None and not hyperparameters_given
+        alone = attention is None and not settings
         require("name", name, alone, "given where an attention or its hyperparameters are")
         for each in set(map(_interface_name, list_attentions())) - set(_REGISTERED):
             register(each, seed=seed, max_seq_len=max_seq_len)
@@ -72,10 +72,10 @@ def register(
     usable = name.isidentifier() and not any(word in name for word in RESERVED)
     require("name", name, usable, f"an identifier without {', '.join(RESERVED)}, which transformers keeps for its own")
     attention = attention or next((each for each in list_attentions() if _interface_name(each) == name), name)
-    _check_hyperparameters(attention, hyperparameters_given)
+    _check_hyperparameters(attention, settings)
     # A config gives back lists.
-    hyperparameters_given = {k: tuple(x) if isinstance(x, list) else x for k, x in hyperparameters_given.items()}
-    wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, hyperparameters_given)
+    settings = {k: tuple(x) if isinstance(x, list) else x for k, x in settings.items()}
+    wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, settings)
     if name not in _REGISTERED:
         require("name", name, name not in interface(), "new: transformers has it already")
         _REGISTERED[name] = wanted
@@ -156,13 +156,13 @@ def _implementation(model: Any, name: str, modules: Sequence[nn.Module] | None) 
 
 def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> list[nn.Module]:
     """The attention modules of these places in the order of their calls."""
-    found = dict[nn.Module, None]()
+    called = dict[nn.Module, None]()
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
     before = [config._attn_implementation for config in configs]
     interface, masks = _interfaces()
 
     def note(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-        found[module] = None
+        called[module] = None
         return interface()["sdpa"](module, *arguments, **keywords)
 
     interface.register(PROBE, note)
@@ -174,7 +174,7 @@ def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> 
     finally:
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
-    modules = list(found)
+    modules = list(called)
     known = len(set(layers)) == len(layers) > 0 and all(0 <= check_int("layers", i, 0) < len(modules) for i in layers)
     require("layers", list(layers), known, f"different numbers of attention modules, 0 to {len(modules) - 1}")
     return [modules[i] for i in sorted(layers)]
@@ -191,14 +191,6 @@ def _call(model: Any, inputs: Mapping[str, Tensor]) -> None:
             module.training = mode
 
 
-def decodes_from_state(name: str | None) -> bool:
-    """Whether layers of this `attn_implementation` generate from a state; softmax does from the keys of any cache."""
-    if name not in _REGISTERED:
-        return False
-    attention = _REGISTERED[name].attention
-    return info(attention).decode and not issubclass(attention_class(attention), Softmax)
-
-
 def _register_saved(name: str, *, seed: int, max_seq_len: int | None, **settings: Any) -> None:
     """Register what a checkpoint has; the seeds and lengths of its layers come from there, whatever they are here."""
     if name in _REGISTERED:
@@ -210,12 +202,12 @@ def _interface_name(attention: str) -> str:
     return attention.replace("flash", "fused")
 
 
-def _check_hyperparameters(attention: str, given: Mapping[str, Any]) -> None:
+def _check_hyperparameters(attention: str, settings: Mapping[str, Any]) -> None:
     known = hyperparameters(attention)
-    unknown = sorted(given.keys() - known.keys() - {"impl"})
+    unknown = sorted(settings.keys() - known.keys() - {"impl"})
     require("hyperparameters", unknown, not unknown, f"among {', '.join(known) or 'none'}")
     for key in ("dropout", "scale") if info(attention).approximates == "softmax" else ("dropout",):
-        require(key, given.get(key), key not in given, "left out: the model decides it")
+        require(key, settings.get(key), key not in settings, "left out: the model decides it")
 
 
 def _few_tokens(model: Any) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from transformers.generation import GenerationMixin
 
 from attention_zoo.base import Attention
+from attention_zoo.hf.implementation import decodes_from_state
 from attention_zoo.hf.masks import MARK, key_padding, visible_of
 from attention_zoo.ops.decoding.states import State
 
@@ -101,16 +102,14 @@ class StateCache(Cache):
 
     def __init__(self, model: nn.Module) -> None:
         others = DynamicCache(config=model.config).layers  # type: ignore[arg-type]
-        kept = dict(_layers(model))
-        length = max([len(others), *(index + 1 for index in kept)], default=0)
+        from_state = dict(_layers(model))
+        length = max([len(others), *(index + 1 for index in from_state)], default=0)
         others += [DynamicLayer() for _ in range(length - len(others))]
-        super().__init__([StateLayer() if kept.get(i) else other for i, other in enumerate(others)])
+        super().__init__([StateLayer() if from_state.get(i) else other for i, other in enumerate(others)])
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[int, bool]]:
     """The number of each attention module, and whether its mechanism is to decode from a state."""
-    from attention_zoo.hf import decodes_from_state
-
     for module in model.modules():
         index, config = getattr(module, "layer_idx", None), getattr(module, "config", None)
         if isinstance(index, int) and config is not None:
@@ -126,10 +125,10 @@ def install() -> None:
     def prepare_states(
         self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        given = any(model_kwargs.get(name) is not None for name in NAMES)
+        has_cache = any(model_kwargs.get(name) is not None for name in NAMES)
         prepared = prepare(self, generation_config, model_kwargs, *args, **kwargs)
         made = next((name for name in NAMES if type(model_kwargs.get(name)) is DynamicCache), None)
-        wanted = not given and not generation_config.is_assistant
+        wanted = not has_cache and not generation_config.is_assistant
         if made and wanted and any(from_state for _, from_state in _layers(self)):
             model_kwargs[made] = StateCache(self)
         return prepared

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import nn
 
-from attention_zoo.base import UnsupportedError, create
 from attention_zoo.hf.implementation import Mechanisms, floating_dtype, listed
+from attention_zoo.info import UnsupportedError
+from attention_zoo.registry import create
 
 # What layers have for themselves; the other arguments of a mechanism are those of `register`.
 OF_A_LAYER = ("head_dim", "num_heads", "causal", "max_seq_len", "seed")

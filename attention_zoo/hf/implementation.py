@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, UnsupportedError, create, info
-from attention_zoo.dropout import DropsWeights
+from attention_zoo.base import Attention
+from attention_zoo.dropout import AttentionDropout
 from attention_zoo.hf.masks import MARK, attend
+from attention_zoo.info import UnsupportedError
+from attention_zoo.registry import attention_class, create, info
+from attention_zoo.softmax import Softmax
 
 # What models add to the scores, or which keys they choose: none of it may be left out unnoticed.
 REFUSED = ("position_bias", "softcap", "s_aux", "sinks", "cache", "indices", "block_indices", "cu_seq_lens_q")
@@ -183,7 +186,7 @@ class Implementation:
             )
 
     def _set_dropout(self, attention: Attention, dropout: float) -> None:
-        if isinstance(attention, DropsWeights):
+        if isinstance(attention, AttentionDropout):
             attention.dropout = dropout
         elif dropout > 0:
             raise UnsupportedError(
@@ -200,3 +203,14 @@ def floating_dtype(module: nn.Module) -> torch.dtype | None:
 def listed(config: Any) -> dict[str, dict[str, Any]]:
     """The mechanisms that a config lists and its model does not have: by layer, then by name."""
     return getattr(config, "attention_zoo", None) or {}
+
+
+_REGISTERED: dict[str, Implementation] = {}
+
+
+def decodes_from_state(name: str | None) -> bool:
+    """Whether layers of this `attn_implementation` generate from a state; softmax does from the keys of any cache."""
+    if name not in _REGISTERED:
+        return False
+    attention = _REGISTERED[name].attention
+    return info(attention).decode and not issubclass(attention_class(attention), Softmax)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.base import Attention, UnsupportedError
+from attention_zoo.base import Attention
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.masking import visible_keys
 from attention_zoo.softmax import Softmax
 

@@ -1,6 +1,6 @@
 """The correctness gate: a mechanism is right where it can go wrong before it is timed, and still right afterwards.
 
-Two inputs are looked at. A short one, `Attention.telling_length` tokens of the cell's own, in every second head with
+Two inputs are looked at. A short one, `Attention.min_test_length` tokens of the cell's own, in every second head with
 keys that have much in common, as trained ones do: rows all along it. The cell's own: some rows, spread over batch,
 heads and positions to the last. Both against float64 (`Reference`), and where a backward pass is measured so are the
 gradients. On the cell's own input these are the first results of what is timed, so that nothing runs twice; the last
@@ -81,7 +81,7 @@ class Gate:
         with self.workbench.during("check"):
             reference = Reference(attention, self.workbench.reference(label), with_gradients=with_gradients)
             self.measured[label] = Measured(attention, reference)
-            length = min(self.inputs[0].shape[2], attention.telling_length)
+            length = min(self.inputs[0].shape[2], attention.min_test_length)
             query, key, value = self._short(length)
             probe = Probe(torch.tensor([0]), spread(length, SHORT_ROWS, self.generator))
             gradient = probe.gradient(query, self.generator, few_keys_cancel=self.few_keys_cancel)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_zoo.base import ALL_DTYPES, Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo import Attention, AttentionInfo, register
 from attention_zoo.checks import check_int
 from attention_zoo.dense import DenseAttention
+from attention_zoo.info import ALL_DTYPES
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.polynomial import Polynomial
 from attention_zoo.softmax import Softmax
@@ -22,11 +23,8 @@ from attention_zoo.softmax import Softmax
 CONTROL = AttentionInfo(
     name="control",
     paper="Kacham, Mirrokni, Zhong 2024 (PolySketchFormer, ICML), a control of section 3.2",
-    approximates=None,
     causal=True,
     padding=True,
-    cross=False,
-    random=False,
     complexity="O(n^2 h)",
 )
 
@@ -42,10 +40,8 @@ class OwnBlock(DenseAttention):
         block = torch.arange(key.shape[2], device=key.device) // self.block_size
         return super()._rows(query, key, visible & (block[positions, None] == block), positions)
 
-    @property
-    def telling_length(self) -> int:
-        """Several blocks and a part of one."""
-        return blocks_and_a_part(self.block_size)
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.block_size, 3
 
 
 @register

@@ -294,9 +294,9 @@ def test_equals_transformers_with_our_random_blocks(padded):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"r": 0, "w": 16}, {"r": 9, "w": 5}], ids=str)
-def test_at_the_telling_length_every_row_but_the_edges_leaves_out_keys(sizes):
+def test_at_the_minimal_test_length_every_row_but_the_edges_leaves_out_keys(sizes):
     attention = make(**{"r": 3, "w": 64, **sizes})
-    n, w = attention.telling_length, attention.block_size
+    n, w = attention.min_test_length, attention.block_size
     hidden = ~attention.pattern(n)
     edges = (n - 1) // w * w
     assert n % w and not hidden[:, :w].any() and not hidden[:, edges:].any()

@@ -243,7 +243,7 @@ def test_the_kernel_is_given_what_it_takes_without_a_copy(name, strided, monkeyp
         calls.append(inspect.signature(real).bind(**arguments).arguments)
         return torch.zeros_like(arguments["v"]), None
 
-    monkeypatch.setattr("attention_zoo.fla._imported", lambda function: kernel)
+    monkeypatch.setattr("attention_zoo.third_party.fla._imported", lambda function: kernel)
     assert attention._call(function, *given, None).shape == given[0].shape
     ((arguments),) = calls
     folds = not (strided or function.knows_heads)
@@ -300,12 +300,6 @@ def test_without_the_package_it_is_listed_and_refused(name, missing, monkeypatch
     reason = rf"^{name}: needs the package fla-core: pip install 'attention-zoo\[fla\]' \(no module {missing}\)$"
     with pytest.raises(UnsupportedError, match=reason):
         fresh(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_sees_the_past_only(name):
-    with pytest.raises(UnsupportedError, match=f"^causal=false: {name} sees the past only$"):
-        attention_zoo.create(name, head_dim=H, num_heads=HEADS)
 
 
 @needs_package

@@ -61,13 +61,6 @@ def test_reference_is_softmax_itself_and_runs_no_kernel(causal, monkeypatch):
     torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
 
 
-def test_the_fused_kernel_is_the_default():
-    attention = make()
-    assert attention.impl == "auto" and attention.executed is None
-    attention(*qkv())
-    assert attention.impl == "auto" and attention.executed == ("fused", "flash")
-
-
 @pytest.mark.parametrize("backend", ["cudnn", "efficient"])
 def test_backends_that_a_cpu_lacks_are_refused_by_name(backend):
     attention = make(backend=backend)
@@ -159,10 +152,10 @@ def test_what_no_kernel_takes_is_refused_with_all_reasons_and_never_computed_ano
     for impl in ("auto", "fused"):
         attention = make(impl=impl)
         with pytest.raises(UnsupportedError) as refused:
-            attention._chooses_fused(attention._refusal, *on_meta(dtype=torch.float64), None)
+            attention._chooses_fused(attention._why_not_fused, *on_meta(dtype=torch.float64), None)
         assert str(refused.value) == f"impl={impl}: backend=auto: cannot take the input ({reasons})"
     reference = make(impl="reference")
-    assert not reference._chooses_fused(reference._refusal, *on_meta(dtype=torch.float64), None)
+    assert not reference._chooses_fused(reference._why_not_fused, *on_meta(dtype=torch.float64), None)
 
 
 @pytest.mark.parametrize("version, n, backend", [(91500, 256, "cudnn"), (91500, 255, "flash"), (91501, 255, "cudnn")])

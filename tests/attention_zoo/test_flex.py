@@ -233,7 +233,8 @@ def test_flops_halve_only_where_a_kernel_would_skip_the_future(monkeypatch):
     assert attention.flops(3, 64) == make(causal=True, impl="reference").flops(3, 64) == dense
     assert make(causal=True, impl="fused").flops(3, 64) == dense // 2
     assert make(impl="fused").flops(3, 64) == dense
-    monkeypatch.setattr(attention, "_refusal", lambda query, *_: None if query.dtype == torch.float32 else "a reason")
+    takes = {torch.float32: None, torch.float64: "a reason"}
+    monkeypatch.setattr(attention, "_why_not_fused", lambda query, *_: takes[query.dtype])
     assert attention.float().flops(3, 64) == dense // 2
     assert attention.double().flops(3, 64) == dense
 

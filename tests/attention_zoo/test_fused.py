@@ -94,7 +94,7 @@ def padding_mask(n):
 
 
 @every_case
-@pytest.mark.parametrize("n", [1, 2, 3, 37, LONGEST])
+@pytest.mark.parametrize("n", [1, 3, LONGEST])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded):
     tensors, mask = qkv(n), padding_mask(n) if padded else None
@@ -106,14 +106,6 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
     assert fused.executed.impl == "fused" and reference.executed.impl == "reference"
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * max(1, float(other.abs().max())))
-
-
-@every_case
-def test_output_is_the_dense_matrix_times_the_values(name, given):
-    query, key, value = qkv(LONGEST)
-    attention = make(name, given, "fused")
-    matrix = attention.attention_matrix(query, key, value=value)
-    torch.testing.assert_close(attention(query, key, value), matrix @ value, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("name", "given"), [case for case in CASES if attention_zoo.info(case[0]).cross])
@@ -159,22 +151,6 @@ def test_performer_names_the_form_with_fewer_products(n, form):
     attention = make("performer", {"num_features": 7}, "fused")
     attention(*qkv(n))
     assert attention.executed.backend == form
-
-
-@pytest.mark.parametrize(("name", "given"), CASES[:14:2])
-def test_a_checkpoint_and_autocast_change_nothing(name, given):
-    tensors = [x.float().requires_grad_() for x in qkv(37)]
-    attention = make(name, given, "fused", dtype=torch.float32)
-
-    def gradients(call):
-        return torch.autograd.grad(call(*tensors).square().sum(), tensors, allow_unused=True, materialize_grads=True)
-
-    plain = gradients(attention)
-    again = gradients(lambda *x: torch.utils.checkpoint.checkpoint(attention, *x, use_reentrant=False))
-    for one, other in zip(plain, again, strict=True):
-        torch.testing.assert_close(one, other)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention(*tensors).isfinite().all()
 
 
 def halved_gradients(attention, tensors, call):

@@ -149,12 +149,6 @@ def test_appended_padding_changes_nothing_when_samples_are_masked():
     torch.testing.assert_close(attention(*given, mask)[:, :, :15], short, rtol=0, atol=1e-14)
 
 
-def test_masking_samples_changes_nothing_without_padding():
-    given, mask = qkv(), torch.zeros(2, N, dtype=torch.bool)
-    expected = make(num_features=4)(*given)
-    assert torch.equal(make(num_features=4, mask_samples=True)(*given, mask), expected)
-
-
 @pytest.mark.parametrize("gathered", [1, 3, 1000])
 def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
     query, key, _ = qkv()
@@ -162,15 +156,6 @@ def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
     expected = attention.sparsity(query, key, scattered_padding())
     monkeypatch.setattr(informer, "GATHERED_KEYS", gathered)
     torch.testing.assert_close(attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14)
-
-
-def test_flops_count_the_products():
-    n, u, samples = 20, 5, 7
-    counts = 2 * n * samples * H + 2 * (2 * u * n * H) + 2 * n * H
-    assert make(num_features=u, num_samples=samples).flops(3, n) == 3 * 2 * counts
-    assert make(num_features=100, num_samples=samples).flops(1, n) == make(num_features=n, num_samples=samples).flops(
-        1, n
-    )
 
 
 PAPER_ROWS = {1024: [14, 21, 35, 70, 133, 259], 4096: [9, 18, 36, 72, 144, 279]}
@@ -217,15 +202,15 @@ def test_bad_hyperparameters_are_refused(given):
 
 
 @pytest.mark.parametrize("max_seq_len", [None, 1024])
-def test_the_telling_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
+def test_the_minimal_test_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
     attention = make(num_features=256, use_sampling_factor=True, max_seq_len=max_seq_len)
-    assert attention.telling_length > 2 * attention.counts(attention.telling_length)[0] > 512
+    assert attention.min_test_length > 2 * attention.counts(attention.min_test_length)[0] > 512
 
 
 @pytest.mark.parametrize("num_features", [1, 4, 16, 256])
 @pytest.mark.parametrize("use_sampling_factor", [False, True])
-def test_the_rows_of_the_telling_length_are_neither_all_exact_nor_few_of_them(num_features, use_sampling_factor):
+def test_the_rows_of_the_minimal_test_length_are_neither_all_exact_nor_few_of_them(num_features, use_sampling_factor):
     """A quarter of what depends on the data may differ by rounding: more must be wrong if all exact rows are."""
     attention = make(num_features=num_features, use_sampling_factor=use_sampling_factor)
-    length = attention.telling_length
+    length = attention.min_test_length
     assert 0.25 < attention.counts(length)[0] / length < 0.5

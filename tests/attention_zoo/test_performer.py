@@ -6,7 +6,6 @@ from performer_pytorch import performer_pytorch
 
 import attention_zoo
 from attention_zoo.ops.sketches import orthogonal_features
-from bench.measures.flops import count
 
 N, H, M, HEADS = 13, 4, 6, 2
 
@@ -231,38 +230,6 @@ def test_the_last_key_does_not_move_past_outputs(eps):
     assert leak(eps) > 1e-9 and leak(0) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("size", [1, 32, 300])
-def test_large_norms_stay_finite(size, causal, dtype):
-    """|q| |k| up to 1e3 and beyond: exponents of hundreds, which would overflow, cancel before exp is taken."""
-    given = [(x / x.norm(dim=-1, keepdim=True) * (size if i < 2 else 1)).to(dtype) for i, x in enumerate(qkv(40))]
-    given[1][:, :, ::3] *= 0.01  # far apart, so that running maxima rise and small keys vanish
-    given = [x.requires_grad_() for x in given]
-    attention = make(causal=causal, block_size=8, num_features=32, dtype=dtype)
-    out = attention(*given)
-    assert out.isfinite().all()
-    # An average of values, so no larger than the largest; bfloat16 rounds at 2^-9 a few times.
-    assert out.abs().max() <= given[2].abs().max() * (1.05 if dtype == torch.bfloat16 else 1 + 1e-4)
-    gradients = torch.autograd.grad(out.float().square().sum(), given)
-    assert all(g.isfinite().all() for g in gradients) and (gradients[2] != 0).any()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_padded_keys_are_as_if_absent(causal):
-    """phi(0) > 0: a key that is zeroed, and not its features, would stay in the denominator."""
-    query, key, value = given = qkv()
-    attention, mask = make(causal=causal, block_size=4), torch.zeros(2, N, dtype=torch.bool)
-    mask[:, 7:] = True
-    assert_close(attention(*given, mask)[:, :, :7], attention(*(x[:, :, :7] for x in given)))
-    mask[:, :3] = True
-    seen = ~mask[0]
-    expected = attention(query[:, :, seen] if causal else query, key[:, :, seen], value[:, :, seen])
-    out = attention(query, 100 * mask[:, None, :, None] * key + key, value, mask)
-    assert_close(out[:, :, seen] if causal else out, expected)
-    assert not causal or (out[:, :, :3] == 0).all(), "these rows see padding only"
-
-
 @pytest.mark.parametrize("impl", ["reference", "fused"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_padding_sets_no_maximum(causal, impl):
@@ -274,13 +241,6 @@ def test_padding_sets_no_maximum(causal, impl):
     first = 2 if causal else 0
     expected = make(causal=causal)(query[:, :, first:], key[:, :, 2:], value[:, :, 2:])
     assert_close(out[:, :, first:], expected)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_rows_sum_to_one(causal):
-    query, key, value = qkv()
-    constant = value[:, :, :1].expand_as(value)
-    assert_close(make(causal=causal)(query, key, constant), constant)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -374,14 +334,6 @@ def test_redraws_in_inference_mode_do_not_spoil_training():
         projections_of(attention, 2)
     attention.redraw_interval = None
     assert torch.autograd.grad(attention(*given).square().sum(), given)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("causal, algorithm", [(False, "block"), (True, "block"), (True, "cumulative_sum")])
-def test_flops_are_those_of_the_products_that_run(causal, algorithm):
-    attention = make(causal=causal, causal_algorithm=algorithm, block_size=5, impl="reference")
-    counted = count(lambda: attention(*qkv()))
-    del counted["sum"]  # the norms of queries and keys
-    assert sum(counted.values()) == attention.flops(2, N)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def assert_mean(samples, expected):
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
-@pytest.mark.parametrize("degree, r", [(4, 4), (8, 16)])
+@pytest.mark.parametrize("degree, r", [(4, 4), (8, 8)])
 @pytest.mark.parametrize("sketch", ["gaussian", "srht"])
 def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
     """Of <L, R>, not of its square, which is biased (below)."""
@@ -124,7 +124,7 @@ def test_srht_is_applied_twice():
     assert abs(drawn.std() / by_hand.std() - 1) < 0.1
 
 
-@pytest.mark.parametrize("r", [8, 32])
+@pytest.mark.parametrize("r", [4, 16])
 def test_squared_gaussian_sketch_has_the_bias_of_the_closed_form(r):
     """E <L, R>^2 = c^4 + [(|q|^2 |k|^2 + 2 c^2)^2 - c^4] / r: r products of two pairs of correlated Gaussians."""
     cosines = (1.0, 0.5, 0.0)
@@ -188,16 +188,6 @@ def test_a_degree_of_p_has_p_minus_2_matrices_drawn_apart():
 
 
 # --- The attention --------------------------------------------------------------------------------
-
-
-@every_sketch
-@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
-def test_weights_are_never_negative_and_sum_to_less_than_one(sketch, causal, local):
-    attention, (query, key, value) = make(sketch=sketch, causal=causal, local=local, block_size=4), qkv()
-    weights = attention.attention_matrix(query, key)
-    assert (weights >= 0).all() and (weights.sum(-1) < 1).all() and (weights > 0).any()
-    # The forward pass itself: positive values cannot give negative outputs.
-    assert (attention(query, key, value.abs()) >= 0).all()
 
 
 def by_definition(attention, query, key, value, exact_query, exact_key, mask, block_size):
@@ -310,7 +300,7 @@ def test_padded_keys_are_as_if_absent(sketch, causal, local):
 
 
 @every_sketch
-@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("degree", [2, 8])
 @pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_scores_return_a_constant_value(sketch, degree, causal, local, dtype):
@@ -427,14 +417,6 @@ def test_learned_sketch_is_bounded_by_the_root_of_r(degree):
     assert 0.999 * math.sqrt(R) < saturated.abs().max() <= math.sqrt(R)
 
 
-def test_queries_and_keys_share_the_learned_networks():
-    query, _, _ = qkv()
-    attention = make(sketch="learned", degree=8)
-    weights = attention.attention_matrix(query, query)
-    scores = weights / (1 - weights.sum(-1, keepdim=True))  # w / (1 + S) and 1 - S / (1 + S)
-    torch.testing.assert_close(scores, scores.mT, rtol=1e-8, atol=1e-8)
-
-
 @pytest.mark.parametrize("degree", [4, 8])
 def test_training_moves_every_learned_parameter(degree):
     attention = make(sketch="learned", degree=degree, causal=True, local=True, block_size=4)
@@ -465,10 +447,10 @@ def test_flops_count_the_blocks_of_the_device(sketch):
 
 
 @pytest.mark.parametrize("block_size", [None, 32])
-def test_local_blocks_end_before_the_telling_length(block_size):
-    """In the first block the weights are exact, at the telling length they are not any more."""
+def test_local_blocks_end_before_the_min_test_length(block_size):
+    """In the first block the weights are exact, at the minimal test length they are not any more."""
     attention = make(local=True, causal=True, block_size=block_size)
-    b, n = block_size or 1024, attention.telling_length
+    b, n = block_size or 1024, attention.min_test_length
     assert n > 2 * b and n % b
     query, key, value = qkv(n)
     positions = torch.tensor([b - 1, n - 1])

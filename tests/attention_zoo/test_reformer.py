@@ -132,24 +132,6 @@ def test_one_chunk_is_dense_shared_attention(m, rounds, causal, padded):
     assert (output - attend(softmax, query, value, mask)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_two_chunks_are_almost_dense(causal):
-    """The second chunk sees everything, the first only itself."""
-    query, value = qv()
-    output = attend(make(bucket_size=15, num_hashes=1, causal=causal), query, value)
-    exact = (output - dense_shared(query, value, causal)).abs().amax(-1) < 1e-12
-    assert (exact.sum(-1) >= 14).all() and not exact.all()
-
-
-def test_each_head_and_round_has_rotations_of_its_own():
-    query, _ = qv(batch=1)
-    query[:, 1] = query[:, 0]
-    one_round = support(make(num_hashes=1), query)
-    assert (one_round[0, 0] != one_round[0, 1]).any()
-    # One set of rotations for all rounds would let the same pairs meet again.
-    assert (support(make(num_hashes=4), query).sum() > 1.5 * one_round.sum()).all()
-
-
 def test_near_directions_meet_and_opposite_ones_do_not():
     """Four tight clusters, two opposite to the other two, each two chunks long.
 
@@ -165,26 +147,6 @@ def test_near_directions_meet_and_opposite_ones_do_not():
     assert met[..., apart == 0].mean() >= 11 / 16 and met[..., apart == 2].mean() < 0.05
 
 
-def test_buckets_depend_on_directions_only():
-    query, _ = qv()
-    scaled = query * torch.linspace(0.1, 3, N, dtype=torch.float64)[:, None]
-    assert torch.equal(support(make(), scaled), support(make(), query))
-    assert not torch.equal(support(make(), query - query[:, :, :1]), support(make(), query))
-
-
-def test_scores_are_those_of_the_direction_of_the_key():
-    """Longer keys weigh no more, longer queries sharpen."""
-    query, value = qv(batch=1)
-    attention = make(bucket_size=N)
-    longer = query.clone()
-    longer[:, :, 7] *= 3
-    expected, output = attend(attention, query, value), attend(attention, longer, value)
-    others = torch.arange(N) != 7
-    assert_close(output[:, :, others], expected[:, :, others])
-    matrices = [attention.attention_matrix(x, x)[:, :, 7] for x in (query, longer)]
-    assert_close(matrices[1], (matrices[0] ** 3) / (matrices[0] ** 3).sum(-1, keepdim=True))
-
-
 # --- What is seen ---------------------------------------------------------------------------------
 
 
@@ -193,20 +155,6 @@ def test_the_key_is_not_read(key):
     query, value = qv()
     given = torch.zeros_like(query) if key == "zeros" else 3 * query.flip(2)
     assert torch.equal(make()(query, given, value), attend(make(), query, value))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_position_attends_to_itself_only_if_it_sees_nothing_else(causal):
-    """In chunks of one, one round leaves some alone; of those, more rounds leave but the ones alone in every round."""
-    query, value = qv()
-    attentions = [make(num_hashes=rounds, bucket_size=1, causal=causal) for rounds in (1, 4)]
-    matrices = [attention.attention_matrix(query, query) for attention in attentions]
-    alone, fewer = (matrix.diagonal(dim1=-2, dim2=-1) for matrix in matrices)
-    assert alone.unique().tolist() == [0, 1] and 0 <= fewer.sum() < alone.sum()
-    for matrix, attention in zip(matrices, attentions, strict=True):
-        itself = matrix.diagonal(dim1=-2, dim2=-1) == 1
-        assert_close(matrix.sum(-1), torch.ones(BATCH, HEADS, N, dtype=torch.float64))
-        assert torch.equal(attend(attention, query, value)[itself], value[itself])
 
 
 def test_one_position_attends_to_itself():
@@ -227,11 +175,6 @@ def test_padding_is_as_if_absent(causal):
         seen = ~mask[b]
         short = attend(attention, query[b : b + 1, :, seen], value[b : b + 1, :, seen])
         assert_close(output[b : b + 1][:, :, seen], short)
-
-
-def test_the_first_causal_position_attends_to_itself():
-    query, value = qv()
-    assert torch.equal(attend(make(causal=True), query, value)[:, :, 0], value[:, :, 0])
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import attention_zoo
-from attention_zoo import Attention, AttentionInfo, UnsupportedError, base
+from attention_zoo import Attention, AttentionInfo, UnsupportedError, registry
 
 ROOT = Path(attention_zoo.__file__).parents[1]
 
@@ -17,20 +18,11 @@ ROOT = Path(attention_zoo.__file__).parents[1]
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
 
 def described(name):
-    return AttentionInfo(
-        name=name,
-        paper="none",
-        approximates=None,
-        causal=False,
-        padding=False,
-        cross=False,
-        random=False,
-        complexity="O(n)",
-    )
+    return AttentionInfo(name=name, paper="none", complexity="O(n)")
 
 
 def python(code, **environment):
@@ -172,7 +164,7 @@ PLUGIN = """
 from attention_zoo import Attention, AttentionInfo, register
 @register
 class Outside(Attention):
-    info = AttentionInfo("outside", "none", None, False, False, False, False, "O(n)")
+    info = AttentionInfo("outside", "none")
     def _attend(self, query, key, value, padding):
         return 2 * value
 """
@@ -190,6 +182,22 @@ print(json.dumps([attention_zoo.list_attentions(), out.sum().item()]))
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     names, total = python(code, PYTHONPATH=path, ATTENTION_ZOO_PLUGINS="outside_plugin,second_plugin")
     assert set(names) == {"outside", "second", *attention_zoo.list_attentions()} and total == 12
+
+
+@pytest.mark.parametrize(
+    "old, name",
+    [
+        ("fla", "FlaGla"),
+        ("lucidrains.reformer", "LucidrainsReformer"),
+        ("retention", "RetentionPower"),
+        ("xformers", "XformersMemoryEfficient"),
+    ],
+)
+def test_modules_that_moved_are_found_with_a_warning(old, name):
+    new = f"attention_zoo.third_party.{old.partition('.')[0]}"
+    with pytest.warns(FutureWarning, match=f"attention_zoo.{old} is now {new}"):
+        moved = getattr(importlib.import_module(f"attention_zoo.{old}"), name)
+    assert moved in map(attention_zoo.attention_class, attention_zoo.list_attentions())
 
 
 def test_the_zoo_imports_nothing_of_the_suite():

@@ -147,7 +147,7 @@ def test_flops_are_those_of_chunks_and_of_a_state(stand_in):
     assert make(chunk_size=CHUNK).flops(2, 8) == 2 * HEADS * 8 * (2 * 8 * H)
     assert make(chunk_size=CHUNK).flops(2, 64) == 2 * HEADS * 64 * (2 * CHUNK * H + 4 * squares * (H + 1))
     assert make(impl="reference").flops(2, 64) == 2 * HEADS * 4 * 64**2 * H
-    assert make(chunk_size=128).telling_length == 3 * 128 + 65
+    assert make(chunk_size=128).min_test_length == 3 * 128 + 65
 
 
 @pytest.mark.skipif(INSTALLED, reason="retention is installed")

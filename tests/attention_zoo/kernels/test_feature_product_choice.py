@@ -160,9 +160,9 @@ def test_flops_by_hand():
 
 @pytest.mark.parametrize("given", [{}, {"local": True, "block_size": 64}, {"block_size": 32}], ids=str)
 @pytest.mark.parametrize("r", [16, 64])
-def test_at_the_telling_length_there_are_blocks(r, given):
+def test_at_the_minimal_test_length_there_are_blocks(r, given):
     attention = make("polysketch", sketch_size=r, causal=True, **given)
-    length, block_size = attention.telling_length, given.get("block_size") or triton.BLOCKS[r]
+    length, block_size = attention.min_test_length, given.get("block_size") or triton.BLOCKS[r]
     assert length > 2 * block_size and length % block_size
     if not given:
         assert length > triton.QUADRATIC[r] >= length - 256 - 129

@@ -8,7 +8,7 @@ import pytest
 from command import HERE
 
 import attention_zoo
-from attention_zoo import base
+from attention_zoo import registry
 from bench.errors import ConfigError
 from bench.execution import processes, rehearsal
 from bench.plan.cell import Variant, make_cell, merge_compared
@@ -23,7 +23,7 @@ def plugins(monkeypatch):
     monkeypatch.setenv("ATTENTION_ZOO_PLUGINS", "fake_mechanisms")
     monkeypatch.syspath_prepend(HERE)
     monkeypatch.delitem(sys.modules, "fake_mechanisms", raising=False)
-    monkeypatch.setattr(base, "_REGISTRY", {**base._REGISTRY})  # other tests take what is registered
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})  # other tests take what is registered
     attention_zoo.import_plugins()
 
 

@@ -49,10 +49,10 @@ class Changed(VMean):
         super().__init__(head_dim=8, num_heads=2, causal=True, max_seq_len=64)
         self.seconds, self.factors, self.lengths = seconds, itertools.repeat(factor), []
 
-    def _read(self, state, query):
+    def _step(self, state, *token):
         time.sleep(self.seconds)
-        self.lengths.append(state.length)
-        return super()._read(state, query) * next(self.factors)
+        self.lengths.append(state.length + 1)
+        return super()._step(state, *token) * next(self.factors)
 
 
 def test_time_of_a_known_sleep_per_step():

@@ -13,7 +13,7 @@ from wrong_mechanisms import IN_BFLOAT16, WRONG
 from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
-from attention_zoo.base import _REGISTRY
+from attention_zoo.registry import _REGISTRY
 from bench import measures
 from bench.errors import IncorrectError, NonFiniteError
 from bench.execution.child import measure_cell

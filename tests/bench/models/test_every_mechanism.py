@@ -70,7 +70,11 @@ def test_untrained_it_knows_nothing(model, name):
     assert 1 <= loss / math.log(VOCABULARY) < 1.05
 
 
-@every_model
+# The gradients of each mechanism are those of its attention matrix: `test_contract.py`. Here the model is what learns.
+LEARNERS = [("transformer", "softmax"), ("transformer", "polysketch"), ("encoder", "softmax"), ("encoder", "reformer")]
+
+
+@pytest.mark.parametrize("model, name", LEARNERS)
 def test_it_learns_a_batch_by_heart(model, name):
     """Of sequences that differ from the first token on; that is never the same twice, so that nothing is ambiguous."""
     learner = build(config(model, name), VOCABULARY).train()

@@ -20,9 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention, AttentionInfo, blocks_and_a_part, register
+from attention_zoo.base import Attention
+from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.masking import zero_padding
-from attention_zoo.packages import require_package, usual_defaults
+from attention_zoo.registry import register
+from attention_zoo.third_party.packages import require_package, usual_defaults
 
 CHUNK = 64  # the tokens that its chunked functions treat together
 
@@ -47,12 +49,9 @@ def _info(name: str, paper: str, complexity: str = "O(n h^2)", padding: bool = T
     return AttentionInfo(
         name=name,
         paper=f"{paper}; Yang, Zhang 2024 (fla)",
-        approximates=None,
         causal=True,
         bidirectional=False,
         padding=padding,
-        cross=False,
-        random=False,
         complexity=complexity,
         package="fla-core",
         implementations=("reference", "fused"),
@@ -74,7 +73,7 @@ class FlaAttention(Attention):
     reference: ClassVar[Function]
     fused: ClassVar[Function]
     has_beta: ClassVar[bool] = False
-    # Products of a vector with the h x h state for each token: one to write, one to read.
+    # Products of a vector with the h x h state for each token: one to write, one to read; 0 where there is no state.
     state_products: ClassVar[int] = 2
 
     def __init__(self, **common: Any) -> None:
@@ -102,7 +101,7 @@ class FlaAttention(Attention):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         return self._call(self.fused, query, key, value, padding), f"{self.fused.module}.{self.fused.name}"
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         device = query.device.type
         return None if device == "cuda" else f"the kernels of fla-core need a GPU, the input is on {device}"
 
@@ -151,13 +150,13 @@ class FlaAttention(Attention):
         """`(heads, ...)` as `(batch, heads, seq_len, ...)`."""
         return x.to(key.device)[None, :, None].expand(*key.shape[:3], *x.shape[1:])
 
-    @property
-    def telling_length(self) -> int:
-        """Several chunks and a part of one."""
-        return blocks_and_a_part(CHUNK)
+    def _test_blocks(self) -> tuple[int, int]:
+        return CHUNK, 3
 
     def _flops(self, seq_len: int) -> int:
-        """The products with the state in the recurrent form; the kernels trade more FLOPs for fewer steps."""
+        """Of the recurrent form with a state (kernels trade more FLOPs for fewer steps), or two n x n x h products."""
+        if self.state_products == 0:
+            return 4 * seq_len**2 * self.head_dim
         return seq_len * self.state_products * 2 * self.head_dim**2
 
 
@@ -290,12 +289,9 @@ class FlaBased(FlaAttention):
     """
 
     info = _info("fla_based", "Arora et al. 2024 (Based)", complexity="O(n^2 h)", padding=False)
+    state_products = 0
     reference = Function("fla.ops.based.naive", "naive_parallel_based", heads_first=True)
     fused = Function("fla.ops.based", "parallel_based")
-
-    def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products."""
-        return 4 * seq_len**2 * self.head_dim
 
 
 @register
@@ -306,13 +302,10 @@ class FlaRebased(FlaAttention):
     """
 
     info = _info("fla_rebased", "Aksenov et al. 2024 (ReBased)", complexity="O(n^2 h)")
+    state_products = 0
     reference = Function("fla.ops.rebased.naive", "naive_parallel_rebased", heads_first=True)
     # Its own default, 1e-5, is not that of the reference.
     fused = Function("fla.ops.rebased", "parallel_rebased", options={"eps": 1e-6})
-
-    def _flops(self, seq_len: int) -> int:
-        """Two n x n x h products."""
-        return 4 * seq_len**2 * self.head_dim
 
 
 def _imported(function: Function) -> Callable[..., Any]:

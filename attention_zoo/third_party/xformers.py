@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import UnsupportedError, register
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache
-from attention_zoo.ops.masking import visible_keys
-from attention_zoo.packages import require_package
-from attention_zoo.softmax import Softmax
+from attention_zoo.registry import register
+from attention_zoo.softmax import KernelSoftmax, Softmax
+from attention_zoo.third_party.packages import require_package
 
 # The kernels read a row of the bias in 128-bit words: it must start at a multiple of 8 sixteen-bit numbers.
 ALIGNMENT = 8
 
 
 @register
-class XformersMemoryEfficient(Softmax):
+class XformersMemoryEfficient(KernelSoftmax):
     """Softmax attention by `xformers.ops.memory_efficient_attention`, whichever of its kernels takes the input.
 
     With padding the mask is a bias of batch x seq_len numbers, and of batch x seq_len^2 if causal.
@@ -42,45 +42,28 @@ class XformersMemoryEfficient(Softmax):
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
     )
 
-    is_kernel = True
-
     def __init__(self, *, scale: float | None = None, **common: Any) -> None:
         super().__init__(scale=scale, **common)
         require_package(self.info, "xformers")
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        if padding is None:
-            triangle = importlib.import_module("xformers.ops").LowerTriangularMask() if self.causal else None
-            return self._kernel(query, key, value, triangle)
-        visible = visible_keys(query.shape[2], key.shape[2], self.causal, padding, query.device)
-        return self._masked(query, key, value, visible)
-
-    def _masked(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> tuple[Tensor, str]:
-        # The kernels answer NaN to a row that sees nothing: let it see everything, then clear it.
-        blind = ~visible.any(-1, keepdim=True)
-        out, name = self._kernel(query, key, value, _aligned_bias(visible | blind, query))
-        return out.masked_fill(blind, 0), name
-
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         return None  # it says so when it is called
 
-    def _fused_read(self, state: KeyValueCache, query: Tensor) -> tuple[Tensor, str]:
-        if query.shape[2] == 1 and not state.has_padding:
-            return self._kernel(query, state.keys, state.values, None)
-        return self._masked(query, state.keys, state.values, state.visible_to(query.shape[2]))
-
-    def _read_refusal(self, state: KeyValueCache, query: Tensor) -> str | None:
+    def _why_no_fused_read(self, state: KeyValueCache, query: Tensor) -> str | None:
         return None
 
-    def _kernel(self, query: Tensor, key: Tensor, value: Tensor, bias: Any) -> tuple[Tensor, str]:
-        kernel = importlib.import_module("xformers.ops").memory_efficient_attention
+    def _kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, str]:
+        package = importlib.import_module("xformers.ops")
+        bias = package.LowerTriangularMask() if is_causal else None if mask is None else _aligned_bias(mask, query)
         by_position = (x.transpose(1, 2) for x in (query, key, value))
         try:
-            out = kernel(*by_position, attn_bias=bias, scale=self.scale).transpose(1, 2)
+            out = package.memory_efficient_attention(*by_position, attn_bias=bias, scale=self.scale)
         except NotImplementedError as error:
             reasons = " ".join(str(error).split())
             raise UnsupportedError(f"{self.info.name}: no kernel takes the input ({reasons})") from error
-        return out, "memory_efficient_attention"
+        return out.transpose(1, 2), "memory_efficient_attention"
 
 
 def _aligned_bias(visible: Tensor, query: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.base import blocks_and_a_part, register
 from attention_zoo.checks import check_int
-from attention_zoo.packages import require_package
 from attention_zoo.polynomial import Polynomial
+from attention_zoo.registry import register
+from attention_zoo.third_party.packages import require_package
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
 # Wider ones its products would round to TF32.
@@ -67,17 +67,15 @@ class RetentionPower(Polynomial):
         out = retention(*by_position, deg=self.degree, scale=self.scale, chunk_size=chunk_size)
         return out.squeeze(2).unflatten(0, query.shape[:2]), "power_retention"
 
-    def _refusal(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         if query.dtype not in DTYPES:
             return f"the kernels of retention take {', '.join(map(str, DTYPES))}, not {query.dtype}"
         if self.head_dim not in HEAD_DIMS:
             return f"the kernels of retention take a head_dim of {', '.join(map(str, HEAD_DIMS))}, not {self.head_dim}"
         return None
 
-    @property
-    def telling_length(self) -> int:
-        """Several chunks and a part of one."""
-        return blocks_and_a_part(self.chunk_size)
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.chunk_size, 3
 
     def _flops(self, seq_len: int) -> int:
         """Half of two products of a chunk with itself, and two with the state where there is one."""

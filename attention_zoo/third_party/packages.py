@@ -1,0 +1,114 @@
+"""What mechanisms of other packages share: is the package installed, what it relies on, how its layers are called."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attention_zoo.base import ALL, Attention
+from attention_zoo.info import AttentionInfo, UnsupportedError
+
+
+def require_package(info: AttentionInfo, *modules: str) -> None:
+    """Check that the `modules` of `info.package` are there, without importing them: that may start a GPU.
+
+    The extra of this library that installs them is named like the mechanism up to the first `_`.
+
+    Raises:
+        UnsupportedError: a module is missing.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            extra = info.name.partition("_")[0]
+            raise UnsupportedError(
+                f"{info.name}: needs the package {info.package}: pip install 'attention-zoo[{extra}]' "
+                f"(no module {module})"
+            )
+
+
+@contextlib.contextmanager
+def usual_defaults() -> Iterator[None]:
+    """Inside, a tensor without a dtype and a device is float32 on the CPU: packages rely on that."""
+    default = torch.get_default_dtype()
+    if default == torch.float32 and torch.get_default_device() == torch.device("cpu"):
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class PortedAttention(Attention):
+    """A layer of a package, which is `fused` for any input; the reference is its attention matrix.
+
+    Raises:
+        UnsupportedError: the package is not installed.
+    """
+
+    is_kernel = True
+    source: ClassVar[str]  # module and name of the layer
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        require_package(self.info, self.source.partition(".")[0])
+
+    def _make_layer(self, **settings: Any) -> Any:
+        """The package's layer. Its own draws are replaced, so they leave the process's generator alone."""
+        module, _, name = self.source.rpartition(".")
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # one reads versions by distutils, and prints that it has no CUDA code
+            return getattr(importlib.import_module(module), name)(**settings)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        return self._matrix(query, key, value, padding, ALL) @ value
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        with usual_defaults():
+            return self._run_layer(query, key, value, padding), self.source
+
+    def _run_layer(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """The package's output."""
+        raise NotImplementedError
+
+    def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
+        return None
+
+
+class CapturedArguments(NamedTuple):
+    """Query, key and value `(batch, n, h)`, given to a layer instead of the hidden state that it would project."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the queries."""
+        return self.query.shape
+
+    def chunk(self, chunks: int, dim: int) -> CapturedArguments:
+        """What a layer cuts its joint projection into: query, key and value."""
+        return self
+
+
+class SelectArgument(nn.Module):
+    """Replaces a layer's projection: returns one of the `CapturedArguments`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, arguments: CapturedArguments) -> Tensor:
+        """`(batch, n, h)`."""
+        return getattr(arguments, self.name)
