@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_gate import cell
+from test_correctness import cell
 
 from attention_zoo import bigbird, informer, linformer, nystromformer, reformer, skeinformer
 from attention_zoo.ops import chunks, fused_softmax
