@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
+from bench.inputs.base import package
 from bench.inputs.models import exists_as
 
 KEY = "inputs.text"
@@ -67,10 +68,7 @@ def rows(
         ConnectionError: the hub, or the dataset there, cannot be reached.
         ValueError: it has no such configuration, split or column.
     """
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{key}={path!r}: datasets is missing; pip install -e '.[hub]'") from None
+    datasets = package("datasets", f"{key}={path!r}", "-e '.[hub]'")
     try:
         try:
             found = datasets.load_dataset(path, config, revision=revision or "main", split=split, streaming=True)

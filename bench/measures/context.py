@@ -15,7 +15,7 @@ from torch import Tensor
 import attention_zoo
 from bench import inputs as input_sources
 from bench.errors import say
-from bench.inputs.seeds import inputs_seed
+from bench.inputs.base import inputs_seed
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.device_state import DeviceState
 from bench.measures.progress import Point, Progress
@@ -127,10 +127,10 @@ class CellContext:
             positions=positions,
             phase=lambda: self.during("check"),
             errors=self.correctness,
-            note_implementation=self._note_implementation,
+            note_implementation=self.note_implementation,
         )
 
-    def _note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
+    def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""
         executed = attention.executed
         self.implementations[label] = {} if executed is None else executed._asdict()

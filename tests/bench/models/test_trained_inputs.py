@@ -17,9 +17,7 @@ import bench.inputs
 from bench import models, saved, tasks
 from bench.errors import ConfigError
 from bench.execution.rehearsal import rehearse
-from bench.inputs import kept
-from bench.inputs.seeds import inputs_seed
-from bench.inputs.trained import Trained
+from bench.inputs.base import inputs_seed
 from bench.measures.context import CellContext
 from bench.measures.sketch_error import SketchError
 from bench.measures.spectral_norm import SpectralNorm
@@ -29,6 +27,8 @@ from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 from bench.records.store import Store, latest
+from bench.training import inputs as trained_inputs
+from bench.training.inputs import Trained, attention_inputs
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {
@@ -164,7 +164,11 @@ def shift(folder, name, by=0.5):
 
 def test_the_kept_tensors_are_of_one_model_layer_task_and_seed(trained, tmp_path, monkeypatch):
     keys = []
-    monkeypatch.setattr(kept, "load", lambda key, *_: keys.append(json.dumps(key, sort_keys=True)) or [torch.empty(0)])
+    monkeypatch.setattr(
+        trained_inputs,
+        "cached_tensors",
+        lambda key, *_: keys.append(json.dumps(key, sort_keys=True)) or [torch.empty(0)],
+    )
     variants = [
         {}, {"seq_len": 11}, {"batch_size": 3}, {"inputs": {"layer": 1}},
         {"inputs": {"weights": "initialised"}}, {"inputs": {"weights": "initialised"}, "seed": 1},
@@ -187,7 +191,7 @@ def test_initialised_is_the_same_model_as_new(trained, tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
     found = saved.read(trained())
     model = models.build({**found.cell, "seed": inputs_seed(0)}, found.vocabulary).eval()
-    expected = bench.inputs.trained.attention_inputs(model, tokens("decoder"), 1)
+    expected = attention_inputs(model, tokens("decoder"), 1)
     for a, b, c, d in zip(first, again, other, expected, strict=True):
         assert torch.equal(a, b) and torch.equal(a, d) and not torch.equal(a, c)
     assert not torch.equal(first[0], loaded(trained(), tmp_path, inputs={"layer": 1})[0])
@@ -347,7 +351,7 @@ def test_the_code_of_a_cell_is_that_of_its_inputs_too(trained):
         {source.name for source in one.sources}
         for one in (reading(trained()), planned("softmax", bench={"name": "latency"}))
     )
-    own = {"bench/inputs/trained.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
+    own = {"bench/training/inputs.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
     assert read >= own | {"attention_zoo/polysketch.py"}
     assert not drawn & (own | {"bench/inputs/pretrained.py", "bench/tasks/__init__.py", "attention_zoo/polysketch.py"})
 

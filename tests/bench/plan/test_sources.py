@@ -45,7 +45,7 @@ EDITS = {
     "bench/inputs/gaussian.py": EVERY,
     "bench/saved.py": EVERY,
     "bench/inputs/pretrained.py": set(),
-    "bench/inputs/trained.py": set(),
+    "bench/training/inputs.py": set(),
     "bench/models/__init__.py": set(),
     "bench/tasks/__init__.py": set(),
     "attention_zoo/linformer.py": set(),
