@@ -22,7 +22,7 @@ from bench.inputs import models as names
 from bench.inputs.base import ModelSource, cached_tensors
 from bench.inputs.capture import ReachedLayer
 from bench.mechanism import build_attention
-from bench.models.multihead import MultiHead
+from bench.models.layers import MultiHead
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""

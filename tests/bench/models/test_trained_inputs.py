@@ -22,7 +22,7 @@ from bench.measures.context import CellContext
 from bench.measures.sketch_error import SketchError
 from bench.measures.spectral_norm import SpectralNorm
 from bench.measures.train import Train
-from bench.models.multihead import MultiHead
+from bench.models.layers import MultiHead
 from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
