@@ -1,6 +1,5 @@
 """What may be asked of a model: files, defaults, and one line for each mistake."""
 
-
 import pytest
 import yaml
 from model_cases import VOCABULARY, config
