@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -107,8 +108,7 @@ def _kjv(key: str) -> str:
 
 
 def _pydoc() -> str:
-    from pydoc_data.topics import topics
-
+    topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, which few read
     return "\n".join(topics[topic] for topic in sorted(topics))
 
 
