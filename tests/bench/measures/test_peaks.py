@@ -14,7 +14,7 @@ from bench.measures import peaks as of_device
 from bench.measures import rounds
 from bench.measures.context import CellContext
 from bench.measures.flops import count
-from bench.measures.peaks import COPIED, LEAST_NS, SIDES, Peak, Peaks, compulsory_bytes
+from bench.measures.peaks import Peak, Peaks, compulsory_bytes
 from bench.measures.summary import headline, quantities, summarise
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
 from bench.mechanism import build_attention
@@ -305,20 +305,6 @@ def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
     beside.prepare(stopwatch)
     largest = 2 * 64**3
     assert beside.peaks["gemm"].work == largest and beside.calls["gemm"] == min(1000, -(-1e6 // (largest / 100)))
-
-
-@pytest.mark.parametrize(("rate", "index"), [(1e6, 0), (3e8, 1), (1e12, 2)])
-def test_a_faster_device_gets_larger_ceilings(rate, index, monkeypatch):
-    class Timed(Stopwatch):
-        def time(self, measured):
-            return 1e9 * measured.work / rate
-
-    sizes = (32, 64, 128)
-    works = [2 * side**3 for side in sizes]
-    chosen = of_device._long_enough((of_device.product(side, torch.float32, CPU) for side in sizes), Timed(CPU))
-    assert chosen.work == works[index]
-    assert index == 2 or 1e9 * chosen.work / rate >= LEAST_NS
-    assert list(SIDES) == sorted(SIDES) and list(COPIED) == sorted(COPIED)
 
 
 @pytest.mark.parametrize("name", ["linformer", "performer"])

@@ -120,7 +120,7 @@ def test_two_checkouts_agree(checkout, configs, tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["error of informer", "error of polysketch"])
-def test_the_exact_function_of_a_workbench_is_among_the_code_that_is_hashed(name, configs, tmp_path):
+def test_the_exact_function_of_a_cell_is_among_the_code_that_is_hashed(name, configs, tmp_path):
     exact = CellContext(configs[name], tmp_path).exact()
     hashed = {source.name for source in cell._sources(configs[name])}
     modules = {cls.__module__ for cls in type(exact).__mro__ if cls.__module__.startswith("attention_zoo")}
