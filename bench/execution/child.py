@@ -23,8 +23,8 @@ import attention_zoo
 from attention_zoo.ops import launching
 from bench import measures
 from bench.execution import family
+from bench.measures.context import CellContext
 from bench.measures.progress import Progress
-from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.disk import write_atomically
 from bench.records.outcomes import classify
@@ -87,20 +87,20 @@ def measure_cell(
     told = Told(progress_file)
     if config["device"] == "cuda":
         told.listen()
-    workbench = Workbench(config, cache_dir, limit, told.note, keep)
+    context = CellContext(config, cache_dir, limit, told.note, keep)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
-        result["measurements"] = measures.load(config["bench"]).measure(workbench)
-        workbench.device_state.note("after")
+        result["measurements"] = measures.load(config["bench"]).measure(context)
+        context.device_state.note("after")
     except BaseException as error:  # a mechanism raises what it likes
         result["status"], result["reason"] = classify(error)
-        result["phase"] = workbench.phase
+        result["phase"] = context.phase
         if result["status"] == "error":
             sys.excepthook(type(error), error, error.__traceback__)
-    workbench.enter("teardown")
-    result["inputs_sha256"], result["correctness"] = workbench.inputs_sha256, workbench.correctness
-    result["seconds"], result["device_state"] = workbench.seconds, workbench.device_state.moments
-    result["numerics"], result["said"] = _numerics(workbench), workbench.said
+    context.enter("teardown")
+    result["inputs_sha256"], result["correctness"] = context.inputs_sha256, context.correctness
+    result["seconds"], result["device_state"] = context.seconds, context.device_state.moments
+    result["numerics"], result["said"] = _numerics(context), context.said
     return result
 
 
@@ -171,7 +171,7 @@ def _data_bytes() -> int:
         return psutil.Process().memory_info().vms
 
 
-def _numerics(workbench: Workbench) -> dict[str, Any]:
+def _numerics(context: CellContext) -> dict[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -179,10 +179,10 @@ def _numerics(workbench: Workbench) -> dict[str, Any]:
         "bf16_reduced_precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if workbench.device.type == "cuda" else None,
-        "device_name": torch.cuda.get_device_name() if workbench.device.type == "cuda" else None,
-        "memory_limit_bytes": workbench.memory_limit,
-        "implementations": workbench.implementations,
+        "cudnn": torch.backends.cudnn.version() if context.device.type == "cuda" else None,
+        "device_name": torch.cuda.get_device_name() if context.device.type == "cuda" else None,
+        "memory_limit_bytes": context.memory_limit,
+        "implementations": context.implementations,
     }
 
 

@@ -14,8 +14,12 @@ from attention_zoo.checks import check_choice, require
 from bench import saved
 from bench.inputs.base import Source
 
-# By names that are computed: the code of one source is no part of a cell that reads another.
-SOURCES = {"gaussian": "Gaussian", "pretrained": "Pretrained", "trained": "Trained"}
+# Imported by name: the code of one source is no part of a cell that reads another.
+SOURCES = {
+    "gaussian": ("bench.inputs.gaussian", "Gaussian"),
+    "pretrained": ("bench.inputs.pretrained", "Pretrained"),
+    "trained": ("bench.training.inputs", "Trained"),
+}
 # What a model is read with that has no task of its own; null is the default.
 OF_TRANSFORMERS = ("text", "window")
 
@@ -28,20 +32,21 @@ def source(fields: Mapping[str, Any]) -> Source:
     Raises:
         ValueError: unknown name or field, or a value out of range.
     """
-    given = dict(fields)
-    name = check_choice("inputs.name", given.pop("name", None), tuple(SOURCES))
-    given = {key: value for key, value in given.items() if value is not None or key not in OF_TRANSFORMERS}
-    if name == "pretrained" and isinstance(model := given.get("model"), str) and saved.is_saved(model):
+    values = dict(fields)
+    name = check_choice("inputs.name", values.pop("name", None), tuple(SOURCES))
+    values = {key: value for key, value in values.items() if value is not None or key not in OF_TRANSFORMERS}
+    if name == "pretrained" and isinstance(model := values.get("model"), str) and saved.is_saved(model):
         name = "trained"
         for key in OF_TRANSFORMERS:
-            require(f"inputs.{key}", given.get(key), key not in given, f"null: {model} reads its own task's test split")
-    kind = getattr(importlib.import_module(f"{__name__}.{name}"), SOURCES[name])
-    known = [field.name for field in dataclasses.fields(kind)]
-    for key, value in given.items():
+            allowed = f"null: {model} reads its own task's test split"
+            require(f"inputs.{key}", values.get(key), key not in values, allowed)
+    module, class_name = SOURCES[name]
+    kind: type[Source] = getattr(importlib.import_module(module), class_name)
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key, value in values.items():
         if key not in known:
             raise ValueError(f"inputs.{key}={value!r}: unknown; {name} takes {', '.join(known)}")
-    described: Source = kind(**given)
-    return described
+    return kind(**values)
 
 
 def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:

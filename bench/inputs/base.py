@@ -1,15 +1,24 @@
-"""What a source of query, key and value is."""
+"""What a source of query, key and value is, and what several of them need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
-    from attention_zoo import Attention
+from attention_zoo import Attention
+from attention_zoo.checks import check_choice, check_int, require
+from bench.records.disk import require_file, write_atomically
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+NAMES = ("query", "key", "value")
+SAFETENSORS = ("inputs", "-e '.[pretrained]'")
 
 
 class Source:
@@ -20,7 +29,7 @@ class Source:
     is_read: ClassVar[bool] = False
     """Whether it comes from somewhere, and may be missing or not fit."""
 
-    def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Query, key and value, as `bench.inputs.load`."""
         raise NotImplementedError
 
@@ -43,3 +52,96 @@ class Source:
             **changes: as there.
         """
         return None
+
+
+@dataclass(frozen=True)
+class ModelSource(Source):
+    """A layer of a model, which is given query, key and value.
+
+    Attributes:
+        model: which one.
+        weights: `pretrained`, or `initialised` afresh from the cell's seed.
+        layer: the layer whose query, key and value are taken.
+    """
+
+    is_read: ClassVar[bool] = True
+
+    model: str = "minilm"
+    weights: str = "pretrained"
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        require_name("inputs.model", self.model)
+        check_choice("inputs.weights", self.weights, ("pretrained", "initialised"))
+        check_int("inputs.layer", self.layer, 0)
+
+    def seed(self, config: Mapping[str, Any]) -> int | None:
+        """Of fresh weights; None for trained ones."""
+        return inputs_seed(config["seed"]) if self.weights == "initialised" else None
+
+    def require_sizes(self, config: Mapping[str, Any], num_heads: int, head_dim: int) -> None:
+        """Raise `ValueError` unless the cell has the heads of the model."""
+        for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
+            require(name, config[name], config[name] == size, f"{size}, as in inputs.model={self.model}")
+
+
+def require_name(key: str, value: Any) -> None:
+    """Raise `ValueError` unless a value is a text that is not empty."""
+    require(key, value, isinstance(value, str) and value != "", "a name or a path")
+
+
+def inputs_seed(seed: int) -> int:
+    """A 63-bit seed derived from a cell's `seed`.
+
+    A mechanism draws its projections from `seed` itself. Drawn from the same seed, the first random features
+    would be equal to the first queries, and no longer independent of them.
+    """
+    return int.from_bytes(hashlib.sha256(f"inputs:{seed}".encode()).digest()[:8]) >> 1
+
+
+def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], Inputs]) -> Inputs:
+    """Read the tensors of `key`, which says all that determines them, from `cache_dir`, or `make` and leave them there.
+
+    Raises:
+        OSError: something else is in the place of their file, or it cannot be written.
+    """
+    safetensors, of_torch = (package(name, *SAFETENSORS) for name in ("safetensors", "safetensors.torch"))
+    text, path = _cache_file(key, cache_dir)
+    try:
+        require_file(path)
+        tensors = of_torch.load_file(path)
+    except (FileNotFoundError, safetensors.SafetensorError):
+        # A file that cannot be read, cut short on its way here perhaps, is made again.
+        tensors = {name: t.contiguous() for name, t in zip(NAMES, make(), strict=True)}
+        write_atomically(path, of_torch.save(tensors, metadata={"inputs": text}))
+    return tensors["query"], tensors["key"], tensors["value"]
+
+
+def cached_shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | None:
+    """`(batch_size, num_heads, seq_len, head_dim)` of the tensors of `key`; None where they are not there."""
+    safetensors = package("safetensors", *SAFETENSORS)
+    path = _cache_file(key, cache_dir)[1]
+    try:
+        require_file(path)
+        with safetensors.safe_open(path, "numpy") as file:
+            return tuple(file.get_slice("query").get_shape())
+    except (OSError, safetensors.SafetensorError):
+        return None
+
+
+def _cache_file(key: Mapping[str, Any], cache_dir: Path) -> tuple[str, Path]:
+    text = json.dumps(key, sort_keys=True)
+    return text, Path(cache_dir) / f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+
+
+def package(module: str, setting: str, install: str) -> Any:
+    """A module of an optional package.
+
+    Raises:
+        ModuleNotFoundError: in one line, which setting needs it and what `pip install` is given to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        name = module.partition(".")[0]
+        raise ModuleNotFoundError(f"{setting}: {name} is missing; pip install {install}") from None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.checks import require
+from bench.inputs.base import package
 from bench.inputs.models import origin
 
 _CAPTURE = "capture_query_key_value"
@@ -27,12 +28,7 @@ class Transformer:
 
     def __init__(self, name: str) -> None:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        try:
-            import transformers
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                "inputs.name='pretrained': transformers is missing; pip install -e '.[pretrained]'"
-            ) from None
+        transformers = _transformers()
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         self.name = name
@@ -97,20 +93,20 @@ class Transformer:
 
     def _build(self, capture: _Capture, seed: int | None) -> Any:
         """The model in evaluation mode with `capture` for attention; the global generator stays as it was."""
-        from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
-        from transformers.masking_utils import sdpa_mask
-
-        AttentionInterface.register(_CAPTURE, capture)
+        transformers = _transformers()
+        transformers.AttentionInterface.register(_CAPTURE, capture)
         # Without a mask function of the same name, causal models would silently lose their masks.
-        AttentionMaskInterface.register(_CAPTURE, sdpa_mask)
+        transformers.AttentionMaskInterface.register(_CAPTURE, _transformers("masking_utils").sdpa_mask)
         common: dict[str, Any] = {"attn_implementation": _CAPTURE, "dtype": torch.float32}
         with self._reading(), torch.random.fork_rng(devices=[]):
             if seed is None:
                 # Layers above the captured one never run, so they need not be read either.
                 depth: dict[str, Any] = {"num_hidden_layers": capture.layer + 1}
-                return AutoModel.from_pretrained(**self._origin, **common, **depth, use_safetensors=True).eval()
+                return transformers.AutoModel.from_pretrained(
+                    **self._origin, **common, **depth, use_safetensors=True
+                ).eval()
             torch.default_generator.manual_seed(seed)
-            return AutoModel.from_config(self.config, **common).eval()
+            return transformers.AutoModel.from_config(self.config, **common).eval()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -122,17 +118,21 @@ class Transformer:
             raise (ConnectionError if unreachable else ValueError)(reason) from None
 
 
-class _Reached(Exception):
+def _transformers(module: str = "") -> Any:
+    return package(f"transformers.{module}".rstrip("."), "inputs.name='pretrained'", "-e '.[pretrained]'")
+
+
+class ReachedLayer(Exception):
     """Ends a forward pass once there is nothing left to learn from it."""
 
 
 class _Capture:
-    """An attention function of transformers that stops at the layer asked for and keeps what it was given."""
+    """An attention function of transformers that stops at the layer asked for and keeps its query, key and value."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self._calls = 0
-        self._kept: list[Tensor] = []
+        self._inputs: list[Tensor] = []
 
     def of(self, model: Any, tokens: Tensor) -> list[Tensor]:
         """Query, key and value for `(windows, length)` tokens, each `(windows * length, heads, head_dim)`."""
@@ -142,8 +142,8 @@ class _Capture:
         try:
             with torch.inference_mode():
                 model(tokens)
-        except _Reached:
-            return [tensor.transpose(1, 2).flatten(0, 1) for tensor in self._kept]
+        except ReachedLayer:
+            return [tensor.transpose(1, 2).flatten(0, 1) for tensor in self._inputs]
         kind = type(model).__name__
         raise ValueError(f"inputs.model: {kind} does not call its attention through transformers' AttentionInterface")
 
@@ -156,14 +156,13 @@ class _Capture:
         attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
         # Counted, not read from the module: models that share one module among layers have one index for all.
         self._calls += 1
         if self._calls <= self.layer:
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+            forward = _transformers("integrations.sdpa_attention").sdpa_attention_forward
+            return forward(module, query, key, value, attention_mask, **kwargs)
         self._keep(query, key, value, kwargs)
-        raise _Reached
+        raise ReachedLayer
 
     def _keep(self, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
         for name in ("position_bias", "softcap", "s_aux"):
@@ -174,4 +173,4 @@ class _Capture:
             raise ValueError(f"inputs.model: its values are {value.shape[-1]} wide, its keys {head_dim}")
         groups = query.shape[1] // key.shape[1]
         scale = (kwargs.get("scaling") or head_dim**-0.5) * head_dim**0.5
-        self._kept = [query * scale, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]
+        self._inputs = [query * scale, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]

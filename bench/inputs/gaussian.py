@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.checks import check_float
-from bench.inputs.base import Source
-from bench.inputs.seeds import inputs_seed
+from bench.inputs.base import Source, inputs_seed
 
 
 @dataclass(frozen=True)

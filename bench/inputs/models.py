@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
+from bench.inputs.base import package
 
 KEY = "inputs.model"
 HUB_PATIENCE_S = 5.0
@@ -56,13 +57,12 @@ def origin(name: str, key: str = KEY) -> dict[str, Any]:
 @functools.cache
 def hub_answers() -> bool:
     """Whether the hub can be reached. Its library would try for half a minute; what is cached is read without."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
+    constants = package("huggingface_hub.constants", KEY, "-e '.[pretrained]'")
     if constants.HF_HUB_OFFLINE:
         return False
     with contextlib.suppress(Exception):  # of whatever library carries the request
-        get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
+        session = package("huggingface_hub.utils", KEY, "-e '.[pretrained]'").get_session()
+        session.head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
         return True
     return False
 

@@ -10,18 +10,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attention_zoo.checks import check_choice, check_int, require
-from bench.inputs import kept, models, texts
-from bench.inputs.base import Source
+from attention_zoo.checks import check_int
+from bench.inputs import models, texts
+from bench.inputs.base import ModelSource, cached_shape, cached_tensors, require_name
 from bench.inputs.capture import Transformer
-from bench.inputs.seeds import inputs_seed
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""
 
 
 @dataclass(frozen=True)
-class Pretrained(Source):
+class Pretrained(ModelSource):
     """The batch is the first `batch_size` sequences of `seq_len` tokens of the text, one after another.
 
     Attributes:
@@ -37,20 +36,13 @@ class Pretrained(Source):
     """
 
     name: ClassVar[str] = "pretrained"
-    is_read: ClassVar[bool] = True
 
-    model: str = "minilm"
-    weights: str = "pretrained"
-    layer: int = 0
     text: str = "kjv"
     window: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("model", "text"):
-            value = getattr(self, name)
-            require(f"inputs.{name}", value, isinstance(value, str) and value != "", "a name or a path")
-        check_choice("inputs.weights", self.weights, ("pretrained", "initialised"))
-        check_int("inputs.layer", self.layer, 0)
+        super().__post_init__()
+        require_name("inputs.text", self.text)
         check_int("inputs.window", self.window)
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,45 +50,38 @@ class Pretrained(Source):
 
         A cached file is all that a machine without model, text and transformers needs.
         """
-        query, key, value = kept.load(self._key(config), cache_dir, lambda: self._make(config))
-        self._check_heads(config, *query.shape)
+        query, key, value = cached_tensors(self._key(config), cache_dir, lambda: self._make(config))
+        self.require_sizes(config, query.shape[1], query.shape[3])
         return query, key, value
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
         """See that model, layer, heads and text are there and fit the cell; the model does not run."""
-        if (shape := kept.shape(self._key(config), cache_dir)) is not None:
-            self._check_heads(config, *shape)
+        if (shape := cached_shape(self._key(config), cache_dir)) is not None:
+            self.require_sizes(config, shape[1], shape[3])
         else:
             described = _described(self, config["batch_size"], config["seq_len"])
-            self._check_heads(config, config["batch_size"], described.heads, config["seq_len"], described.head_dim)
+            self.require_sizes(config, described.heads, described.head_dim)
 
     def identity(self) -> dict[str, Any]:
         """The hashes of the files that model and text are, or their names on the hub."""
         return {"model": models.identity(self.model), "text": texts.identity(self.text)}
-
-    def _check_heads(self, config: Mapping[str, Any], batch: int, heads: int, length: int, head_dim: int) -> None:
-        for name, has in (("num_heads", heads), ("head_dim", head_dim)):
-            require(name, config[name], config[name] == has, f"{has}, as in inputs.model={self.model}")
 
     def _key(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """All that determines the tensors."""
         return {
             "format": FORMAT,
             **self.identity(),
-            "seed": self._seed(config),
+            "seed": self.seed(config),
             "layer": self.layer,
             "window": self.window,
             "seq_len": config["seq_len"],
             "batch_size": config["batch_size"],
         }
 
-    def _seed(self, config: Mapping[str, Any]) -> int | None:
-        return inputs_seed(config["seed"]) if self.weights == "initialised" else None
-
     def _make(self, config: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         transformer = Transformer(self.model)
         tokens = self.read(transformer, config["batch_size"], config["seq_len"])
-        query, key, value = transformer.attention_inputs(tokens, self.layer, self.window, self._seed(config))
+        query, key, value = transformer.attention_inputs(tokens, self.layer, self.window, self.seed(config))
         return query, key, value
 
     def read(self, transformer: Transformer, batch_size: int, seq_len: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
+from bench.inputs.base import package
 from bench.inputs.models import exists_as
 
 KEY = "inputs.text"
@@ -67,10 +69,7 @@ def rows(
         ConnectionError: the hub, or the dataset there, cannot be reached.
         ValueError: it has no such configuration, split or column.
     """
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{key}={path!r}: datasets is missing; pip install -e '.[hub]'") from None
+    datasets = package("datasets", f"{key}={path!r}", "-e '.[hub]'")
     try:
         try:
             found = datasets.load_dataset(path, config, revision=revision or "main", split=split, streaming=True)
@@ -109,8 +108,7 @@ def _kjv(key: str) -> str:
 
 
 def _pydoc() -> str:
-    from pydoc_data.topics import topics
-
+    topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, which few read
     return "\n".join(topics[topic] for topic in sorted(topics))
 
 

@@ -20,7 +20,7 @@ from bench.records.quantities import Quantity
 from bench.schema import checked, setting
 
 if TYPE_CHECKING:
-    from bench.measures.workbench import Workbench
+    from bench.measures.context import CellContext
 
 
 @dataclass
@@ -49,10 +49,12 @@ class Benchmark:
     else varies inside one (heads, calls, redraws) is averaged there. None where it gives no intervals."""
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
+    headline_format: ClassVar[str | None] = None
+    """The words of `headline`, such as `{loss}, {steps_per_second}`, with metrics in braces; None: all of them."""
 
     memory_limit: float | None = setting(None, above=0, maximum=2**30, condition=False)  # GiB to allocate; None: all
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Measure in this process: raw samples, as JSON takes them."""
         raise NotImplementedError
 
@@ -71,6 +73,8 @@ class Benchmark:
     @classmethod
     def headline(cls, quantities: Sequence[Quantity]) -> str:
         """The words of the cell's line in the table at the end of a sweep."""
+        if cls.headline_format is not None:
+            return cls.headline_format.format_map({one.metric: one.text for one in quantities})
         return ", ".join(f"{quantity.metric} {quantity.text}" for quantity in quantities if quantity.shown)
 
 
@@ -86,11 +90,11 @@ def register(cls: Registered) -> Registered:
 
 
 def find(name: Any) -> type[Benchmark] | None:
-    """The benchmark of that name, if there is one; imports no other of this folder."""
+    """The benchmark of that name, if there is one; plugins are imported where it is none of the package's own."""
     if not isinstance(name, str):
         return None
-    if name not in _REGISTRY and name in _modules():
-        importlib.import_module(f"{__name__}.{name}")
+    if name not in _REGISTRY:
+        _import_own()
     if name not in _REGISTRY:
         _import_plugins()
     return _REGISTRY.get(name)
@@ -110,8 +114,7 @@ def get(name: Any) -> type[Benchmark]:
 
 def list_benchmarks() -> list[str]:
     """The names of all benchmarks."""
-    for module in _modules():
-        importlib.import_module(f"{__name__}.{module}")
+    _import_own()
     _import_plugins()
     return sorted(_REGISTRY)
 
@@ -152,8 +155,9 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__)]
+def _import_own() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
 
 
 def _import_plugins() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext
+from bench.measures.rounds import compared, time_in_rounds
+from bench.measures.timing import Pass
 from bench.records.quantities import Quantity, median, speedup, verdicts
 from bench.schema import PASSES, setting
-
-if TYPE_CHECKING:
-    from bench.measures.workbench import Workbench
 
 
 @register
@@ -32,27 +32,24 @@ class Compare(Benchmark):
     measured_pass: str = setting("forward", choices=PASSES, condition=False)
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """One sample of every mechanism per round, in alternating order.
 
         Returns:
             `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
             "calls_per_sample": {label: calls}, "method", "cache"}`.
         """
-        from bench.measures.rounds import compared, time_in_rounds
-        from bench.measures.timing import Pass
-
-        attentions, dtypes = workbench.attentions(), {c["label"]: c["dtype"] for c in workbench.configs()}
-        inputs = {dtype: workbench.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
-        by_dtype = {dtype: workbench.gate(of_dtype) for dtype, of_dtype in inputs.items()}
-        gates = {label: by_dtype[dtype] for label, dtype in dtypes.items()}
+        attentions, dtypes = context.attentions(), {c["label"]: c["dtype"] for c in context.configs()}
+        inputs = {dtype: context.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
+        by_dtype = {dtype: context.correctness_check(of_dtype) for dtype, of_dtype in inputs.items()}
+        checks = {label: by_dtype[dtype] for label, dtype in dtypes.items()}
         passes = {}
         for label, attention in attentions.items():
-            gates[label].admit(label, attention, [self.measured_pass])
-            passes[label] = Pass(self.measured_pass, attention, inputs[dtypes[label]], gates[label].gradient)
-        timings = time_in_rounds(workbench, gates, passes, self.min_sample_ms)
-        for gate in by_dtype.values():
-            gate.close()
+            checks[label].check_before(label, attention, [self.measured_pass])
+            passes[label] = Pass(self.measured_pass, attention, inputs[dtypes[label]], checks[label].gradient)
+        timings = time_in_rounds(context, checks, passes, self.min_sample_ms)
+        for check in by_dtype.values():
+            check.finish()
         return {"pass": self.measured_pass, **compared(timings)}
 
     @classmethod

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from attention_zoo import Attention, UnsupportedError
+from attention_zoo.ops.decoding.states import State
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext
+from bench.measures.timing import WARMUP_CALLS, Stopwatch
 from bench.records.quantities import Quantity, median, spread
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from attention_zoo import Attention
-    from attention_zoo.ops.decoding.states import State
-    from bench.measures.workbench import Workbench
 
 
 @register
@@ -25,14 +25,15 @@ class Decode(Benchmark):
     """Time of one decoding step and bytes of the state at the end of a context of seq_len tokens; causal only."""
 
     name: ClassVar[str] = "decode"
+    headline_format: ClassVar[str] = "{decode_latency} per token, state {state_bytes}"
     timed: ClassVar[bool] = True
     replicates: ClassVar[str] = "rounds"
 
     steps: int = setting(16, minimum=1)  # timed from one copied state, the last ones of the context
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # steps are repeated until a sample lasts so long
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
-        """Raw samples of the last steps of `seq_len` tokens; the first and the last ones go through the gate.
+    def measure(self, context: CellContext) -> dict[str, Any]:
+        """Raw samples of the last steps of `seq_len` tokens; the first and the last ones are checked.
 
         A step takes one token of each sequence of the batch.
 
@@ -45,28 +46,24 @@ class Decode(Benchmark):
             UnsupportedError: the mechanism does not decode, or not with `causal=false`; fewer tokens than steps.
             IncorrectError: the outputs are not the last rows of the forward pass.
         """
-        import torch
-
-        from bench.measures.timing import WARMUP_CALLS, Stopwatch
-
-        attention, inputs, label = workbench.attention(), workbench.inputs(), workbench.config["label"]
+        attention, inputs, label = context.attention(), context.inputs(), context.config["label"]
         with torch.no_grad():
-            gate = workbench.gate(inputs, torch.arange(*last_steps(inputs, self.steps)))
-            gate.admit(label, attention)
+            check = context.correctness_check(inputs, torch.arange(*last_steps(inputs, self.steps)))
+            check.check_before(label, attention)
             measured = LastSteps(attention, inputs, self.steps)
             state = measured.prepare()
-            gate.first(label, "steps", (measured.rows(measured.run(state)),))
-            workbench.enter("warmup")
-            stopwatch = Stopwatch(workbench.device)
+            check.check_first(label, "steps", (measured.rows(measured.run(state)),))
+            context.enter("warmup")
+            stopwatch = Stopwatch(context.device)
             fastest = min(stopwatch.time(measured) for _ in range(WARMUP_CALLS))
             calls = stopwatch.calibrate(measured, self.min_sample_ms, fastest)
-            workbench.enter("measure")
+            context.enter("measure")
             samples = []
-            for done in range(workbench.config["repeats"]):
+            for done in range(context.config["repeats"]):
                 samples.append(stopwatch.sample(measured, calls) / self.steps)
-                workbench.progress(done + 1, workbench.config["repeats"])
-            gate.last(label, "steps", (measured.rows(stopwatch.result),))
-            gate.close()
+                context.progress(done + 1, context.config["repeats"])
+            check.check_last(label, "steps", (measured.rows(stopwatch.result),))
+            check.finish()
         return {
             "unit": "ns",
             "samples": samples,
@@ -88,17 +85,9 @@ class Decode(Benchmark):
         yield spread(samples, name="spread_pct.decode")
         yield Quantity("state_bytes", measurements["state_bytes"], "bytes", name="state_mib", shown=("MiB", 2.0**-20))
 
-    @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """Time and state."""
-        text = {one.metric: one.text for one in quantities}
-        return f"{text['decode_latency']} per token, state {text['state_bytes']}"
-
 
 def last_steps(inputs: tuple[Tensor, Tensor, Tensor], steps: int) -> tuple[int, int]:
     """The position of the first timed step, and the length."""
-    from attention_zoo import UnsupportedError
-
     seq_len = inputs[0].shape[2]
     if steps > seq_len - 2:
         raise UnsupportedError(f"bench.steps={steps}: must be at most seq_len - 2 = {seq_len - 2}")
@@ -131,8 +120,6 @@ class LastSteps:
 
     def rows(self, outputs: list[Tensor]) -> Tensor:
         """The outputs of the steps where they stand in that of the forward pass; zero elsewhere."""
-        import torch
-
         rows = torch.zeros_like(self.value)
         rows[:, :, -len(outputs) :] = torch.cat(outputs, 2)
         return rows

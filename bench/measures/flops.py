@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attention_zoo import Attention, UnsupportedError
 from bench.errors import IncorrectError
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext, num_features
 from bench.records.quantities import Quantity
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from attention_zoo import Attention
-    from bench.measures.workbench import Workbench
 
 GFLOP = ("GFLOP", 1e-9)
 
@@ -25,11 +26,12 @@ class Flops(Benchmark):
     """FLOPs of one forward pass: the mechanism's formula beside a counted run."""
 
     name: ClassVar[str] = "flops"
+    headline_format: ClassVar[str] = "{flops_analytic} by formula, {flops_counted} counted, ratio {flops_ratio}"
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts 2.
 
         Returns:
@@ -38,26 +40,21 @@ class Flops(Benchmark):
         Raises:
             UnsupportedError: nothing was counted, because the mechanism runs in kernels that PyTorch does not see into.
         """
-        import torch
-
-        from attention_zoo import UnsupportedError
-
-        attention, inputs = workbench.attention(), workbench.inputs()
+        attention, inputs = context.attention(), context.inputs()
         query, key, value = inputs
-        gate = workbench.gate((query[:1], key[:1], value[:1]))
-        gate.look(workbench.config["label"], attention)
+        check = context.correctness_check((query[:1], key[:1], value[:1]))
+        check.check_forward(context.config["label"], attention)
         batch, _, seq_len, _ = query.shape
         with torch.no_grad():
             operations = count(lambda: attention(*inputs))
-        gate.close()
-        size = attention.info.size
+        check.finish()
         if not operations:
             raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
         return {
             "analytic": analytic(attention, batch, seq_len),
             "counted": sum(operations.values()),
             "operations": operations,
-            "features": None if size is None else getattr(attention, size),
+            "features": num_features(attention),
         }
 
     @classmethod
@@ -67,12 +64,6 @@ class Flops(Benchmark):
         yield Quantity("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
         yield Quantity("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
         yield Quantity("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
-
-    @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """Formula, count and ratio."""
-        analytic, counted, ratio = (one.text for one in quantities)
-        return f"{analytic} by formula, {counted} counted, ratio {ratio}"
 
 
 def analytic(attention: Attention, batch: int, seq_len: int) -> int:
@@ -95,9 +86,6 @@ def count(call: Callable[[], Any]) -> dict[str, int]:
     What is counted: matrix products and fused attention (2 for a multiply-add), convolutions, and sums (1 for each
     addend), the only arithmetic of a mean. What works entry by entry is not: no formula of a paper counts it.
     """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     aten = torch.ops.aten
     formulas = {
         aten.baddbmm_: _added_product,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from bench.measures import Benchmark, register
-from bench.measures.peak import METHODS
-from bench.measures.search import largest, runs
+from bench.measures.context import CellContext
+from bench.measures.memory import METHODS, fits_in_memory, largest_fitting
+from bench.measures.train import make_trainer
+from bench.measures.train_step import Part, model_bytes, optimizer_bytes
 from bench.records.quantities import Quantity
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from bench.measures.workbench import Workbench
-    from bench.training.loop import Trainer
+from bench.training.loop import Trainer
 
 GIB = 2**30
 
@@ -34,10 +35,11 @@ class LargestBatch(Benchmark):
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
     judges_memory: ClassVar[bool] = True
+    headline_format: ClassVar[str] = "largest batch {largest_batch}, accumulate={accumulation} for the cell's own"
 
     largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """A step of each batch that is tried.
 
         Returns:
@@ -48,26 +50,21 @@ class LargestBatch(Benchmark):
         Raises:
             MemoryError: not even one sequence (per piece) fits.
         """
-        import torch
-
-        from bench.measures.step import Part
-        from bench.measures.train import make_trainer
-
-        trainer = make_trainer(workbench)
-        limit = workbench.memory_limit if self.memory_limit is None else int(self.memory_limit * GIB)
+        trainer = make_trainer(context)
+        limit = context.memory_limit if self.memory_limit is None else int(self.memory_limit * GIB)
         pieces, wanted = trainer.settings.accumulate, trainer.batch_size
         tried: dict[int, int | None] = {}
 
         def fits(piece: int) -> bool:
             total = tried[piece * pieces] = step_bytes(trainer, piece * pieces)
-            workbench.progress(len(tried), len(tried) + 1)
+            context.progress(len(tried), len(tried) + 1)
             return total is not None and (limit is None or total <= limit)
 
-        workbench.enter("measure")
+        context.enter("measure")
         with torch.random.fork_rng():  # of dropout
             first = Part("step", trainer, pieces)
             first.run(first.prepare())  # after which the optimiser has its state
-            most = largest(fits, 1, max(1, self.largest_limit // pieces))
+            most = largest_fitting(fits, 1, max(1, self.largest_limit // pieces))
         if not most:
             raise MemoryError(f"a step of {pieces} sequences takes {tried[pieces]} bytes, the limit is {limit}")
         return {
@@ -77,7 +74,7 @@ class LargestBatch(Benchmark):
             "pieces": pieces,
             "wanted": wanted,
             "accumulation": next(n for n in range(1, wanted + 1) if wanted % n == 0 and wanted // n <= most),
-            "method": METHODS[workbench.device.type],
+            "method": METHODS[context.device.type],
         }
 
     @classmethod
@@ -88,19 +85,11 @@ class LargestBatch(Benchmark):
         if measurements["limit_bytes"] is not None:
             yield Quantity("limit", measurements["limit_bytes"], "bytes", shown=None)
 
-    @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """The batch, and what becomes of the cell's own."""
-        number = {one.metric: one.text for one in quantities}
-        return f"largest batch {number['largest_batch']}, accumulate={number['accumulation']} for the cell's own"
-
 
 def step_bytes(trainer: Trainer, batch_size: int) -> int | None:
     """What a step held at its peak, the model and the optimiser's state included; None where memory ran out."""
-    from bench.measures.step import Part, model_bytes, optimizer_bytes
-
     peaks: list[int] = []
-    if not runs(trainer.device, lambda: peaks.append(Part("step", trainer, batch_size).peak_bytes())):
+    if not fits_in_memory(trainer.device, lambda: peaks.append(Part("step", trainer, batch_size).peak_bytes())):
         trainer.optimizer.zero_grad(set_to_none=True)
         return None
     return peaks[0] + model_bytes(trainer) + optimizer_bytes(trainer)

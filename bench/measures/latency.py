@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext
+from bench.measures.device_state import energy
+from bench.measures.flops import analytic
+from bench.measures.peaks import Peaks, compulsory_bytes
+from bench.measures.replay import in_three_ways
+from bench.measures.rounds import time_in_rounds
+from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.quantities import Quantity, median, spread
 from bench.schema import PASSES, setting
-
-if TYPE_CHECKING:
-    from bench.measures.timing import Pass
-    from bench.measures.workbench import Workbench
 
 
 @register
@@ -26,57 +29,44 @@ class Latency(Benchmark):
     replicates: ClassVar[str] = "rounds"
     cell_per: ClassVar[str | None] = "passes"
 
-    # What is measured beside: the device's ceilings in the same rounds as the forward pass; what a caller waits, and a
+    # What is measured besides: the device's peaks in the same rounds as the forward pass; what a caller waits, and a
     # replay of the graph; the energy of the board. The last two on a GPU only.
     beside: list[str] | None = setting(None, choices=("ceilings", "ways", "energy"), condition=False)
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples per pass.
 
         Returns:
             `{"passes": {name: {"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method",
-            "cache"}}, "tokens": batch_size * seq_len}`; a sample is nanoseconds per call. With ceilings beside, also
+            "cache"}}, "tokens": batch_size * seq_len}`; a sample is nanoseconds per call. With `ceilings` beside, also
             `"flops"`, analytic ones of the forward pass, `"bytes"`, compulsory ones, and of that pass `"ceilings"`, as
             `bench=roofline`. A pass may have `"launch_bound"`, `"replay_ns"` and on a GPU `"ways"`, as
             `bench.measures.replay.in_three_ways`, and `"energy"`, as `bench.measures.device_state.energy`.
         """
-        from bench.measures.ceilings import Ceilings, compulsory_bytes
-        from bench.measures.flops import analytic
-        from bench.measures.rounds import time_in_rounds
-        from bench.measures.timing import Pass
-
-        asked = self.beside or []
-        label, attention, inputs = workbench.config["label"], workbench.attention(), workbench.inputs()
-        gate = workbench.gate(inputs)
-        gate.admit(label, attention, self.passes)
+        beside = self.beside or []
+        label, attention, inputs = context.config["label"], context.attention(), context.inputs()
+        check = context.correctness_check(inputs)
+        check.check_before(label, attention, self.passes)
         passes = {}
         for name in self.passes:
-            measured = {label: Pass(name, attention, inputs, gate.gradient)}
-            ceilings = Ceilings(workbench.dtype) if name == "forward" and "ceilings" in asked else None
-            passes[name] = time_in_rounds(workbench, {label: gate}, measured, self.min_sample_ms, ceilings)[label]
-        gate.close()
+            peaks = Peaks(context.dtype) if name == "forward" and "ceilings" in beside else None
+            timed = {label: Pass(name, attention, inputs, check.gradient)}
+            passes[name] = time_in_rounds(context, {label: check}, timed, self.min_sample_ms, peaks)[label]
+        check.finish()
         for name, timing in passes.items():
-            timing |= self._beside(workbench, Pass(name, attention, inputs, gate.gradient), timing["calls_per_sample"])
+            again, calls = Pass(name, attention, inputs, check.gradient), timing["calls_per_sample"]
+            if "energy" in beside and context.device.type == "cuda":
+                timing["energy"] = energy(context.device, context.device_state, again, calls)
+            if "ways" in beside:
+                timing |= in_three_ways(context.device, again, context.config["repeats"], self.min_sample_ms)
         batch_size, _, seq_len, _ = inputs[0].shape
-        found: dict[str, Any] = {"passes": passes, "tokens": batch_size * seq_len}
-        if "ceilings" in asked:
-            found["flops"] = analytic(attention, batch_size, seq_len)
-            found["bytes"] = compulsory_bytes(attention, inputs)
-        return found
-
-    def _beside(self, workbench: Workbench, again: Pass, calls: int) -> dict[str, Any]:
-        """What is asked for of a pass after its latency, with so many calls a sample."""
-        from bench.measures.device_state import energy
-        from bench.measures.replay import in_three_ways
-
-        asked, found = self.beside or [], {}
-        if "energy" in asked and workbench.device.type == "cuda":
-            found["energy"] = energy(workbench.device, workbench.device_state, again, calls)
-        if "ways" in asked:
-            found |= in_three_ways(workbench.device, again, workbench.config["repeats"], self.min_sample_ms)
-        return found
+        work: dict[str, Any] = {}
+        if "ceilings" in beside:
+            work["flops"] = analytic(attention, batch_size, seq_len)
+            work["bytes"] = compulsory_bytes(attention, inputs)
+        return {"passes": passes, "tokens": batch_size * seq_len, **work}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:

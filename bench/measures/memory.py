@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from bench.measures import Benchmark, register
-from bench.measures.peak import METHODS, MIB, peak_bytes
-from bench.measures.search import largest, runs
+from bench.measures.context import CellContext
+from bench.measures.timing import Pass
+from bench.records.outcomes import classify
 from bench.records.quantities import Quantity
 from bench.schema import setting
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bench.measures.workbench import Workbench
-
 PASSES = ("forward", "forward_backward")
+METHODS = {"cuda": "cuda max_memory_allocated", "cpu": "cpu allocator events"}
+MIB = ("MiB", 2.0**-20)
 
 
 @register
@@ -32,7 +35,7 @@ class Memory(Benchmark):
     largest: str | None = setting(None, choices=("batch_size", "seq_len"), condition=False)  # also bisect for it
     largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Peak bytes over what was allocated before the call: inputs and parameters are the baseline.
 
         On a CPU the peak is the running sum of the allocator's own events, on a GPU the allocator's high-water mark.
@@ -41,44 +44,42 @@ class Memory(Benchmark):
             `{"passes": {name: {"peak_bytes", "baseline_bytes"}}, "method", "largest": None or {"axis", "value",
             "limit_bytes", "tried": {value: fits}}}`.
         """
-        from bench.measures.timing import Pass
-
-        attention, inputs = workbench.attention(), workbench.inputs()
-        gate, label = workbench.gate(inputs), workbench.config["label"]
-        gate.admit(label, attention, self.passes)
+        label, attention, inputs = context.config["label"], context.attention(), context.inputs()
+        check = context.correctness_check(inputs)
+        check.check_before(label, attention, self.passes)
         baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
         passes = {}
-        workbench.enter("measure")
+        context.enter("measure")
         for done, name in enumerate(self.passes):
-            call = Pass(name, attention, inputs, gate.gradient).run_unprepared
-            bytes_over, result = peak_bytes(workbench.device, call)
-            gate.first(label, name, result)
+            call = Pass(name, attention, inputs, check.gradient).run_unprepared
+            bytes_over, result = peak_bytes(context.device, call)
+            check.check_first(label, name, result)
             del result
             passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
-            workbench.progress(done + 1, len(self.passes))
-        gate.close()
-        del attention, inputs, gate
+            context.progress(done + 1, len(self.passes))
+        check.finish()
+        del attention, inputs, check
         return {
             "passes": passes,
-            "method": METHODS[workbench.device.type],
-            "largest": self.bisect(workbench) if self.largest else None,
+            "method": METHODS[context.device.type],
+            "largest": self.bisect(context) if self.largest else None,
         }
 
-    def bisect(self, workbench: Workbench) -> dict[str, Any]:
-        """As `bench.measures.search.largest`, from the cell's own size on."""
+    def bisect(self, context: CellContext) -> dict[str, Any]:
+        """As `largest_fitting`, from the cell's own size on."""
         assert self.largest is not None
         axis, name, limit = self.largest, self.passes[-1], self.largest_limit
         tried: dict[int, bool] = {}
 
         def fits(value: int) -> bool:
-            tried[value] = _runs(workbench, axis, value, name)
-            workbench.progress(len(tried), len(tried) + 1)
+            tried[value] = _pass_fits(context, axis, value, name)
+            context.progress(len(tried), len(tried) + 1)
             return tried[value]
 
         return {
             "axis": axis,
-            "value": largest(fits, workbench.config[axis], limit),
-            "limit_bytes": workbench.memory_limit,
+            "value": largest_fitting(fits, context.config[axis], limit),
+            "limit_bytes": context.memory_limit,
             "tried": {str(value): fit for value, fit in sorted(tried.items())},
         }
 
@@ -102,23 +103,87 @@ class Memory(Benchmark):
         )
 
 
-def _runs(workbench: Workbench, axis: str, value: int, name: str) -> bool:
-    from bench.measures.timing import Pass
+def peak_bytes(device: torch.device, call: Callable[[], Any]) -> tuple[int, Any]:
+    """The most that a call had allocated at once, over what there was before, and what it returned."""
+    return (_peak_on_gpu if device.type == "cuda" else _peak_on_cpu)(call)
 
+
+def largest_fitting(fits: Callable[[int], bool], first: int, limit: int) -> int:
+    """Double until a size does not fit, then bisect between the last that did and the first that did not.
+
+    Exact up to 128, and to a 64th above it.
+
+    Args:
+        fits: whether a size does; each is asked once.
+        first: where the doubling starts.
+        limit: no larger size is tried.
+
+    Returns:
+        The size; 0 where none fits.
+    """
+    low, high = 0, first
+    while high <= limit and fits(high):
+        low, high = high, min(2 * high, limit) if high < limit else limit + 1
+    high = min(high, limit + 1)
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def fits_in_memory(device: torch.device, call: Callable[[], Any]) -> bool:
+    """Whether a call has memory enough; frees what it allocated either way, and raises what is not about memory."""
+    # Leaving this frame, and with it the exception's, frees what a failed attempt had allocated.
+    try:
+        call()
+    except Exception as error:
+        if classify(error)[0] != "oom":
+            raise
+        return False
+    finally:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return True
+
+
+def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:
+    # What libraries allocate once, such as the workspace of cuBLAS in autograd's own thread, is no call's.
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, result
+
+
+def _peak_on_cpu(call: Callable[[], Any]) -> tuple[int, Any]:
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    allocated = peak = 0
+    for _, change in changes:
+        allocated += change
+        peak = max(peak, allocated)
+    return peak, result
+
+
+def _pass_fits(context: CellContext, axis: str, value: int, name: str) -> bool:
     def call() -> None:
-        attention, inputs = workbench.attention(**{axis: value}), _random_inputs(workbench, {axis: value})
+        attention, inputs = context.attention(**{axis: value}), _random_inputs(context, {axis: value})
         Pass(name, attention, inputs).run_unprepared()
 
-    return runs(workbench.device, call)
+    return fits_in_memory(context.device, call)
 
 
-def _random_inputs(workbench: Workbench, sizes: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor]:
+def _random_inputs(context: CellContext, sizes: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Drawn on the device in the cell's dtype: what fits there need not fit three times in the host's float32."""
-    import torch
-
-    shape = [{**workbench.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
-    generator = torch.Generator(workbench.device).manual_seed(0)
+    shape = [{**context.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
+    generator = torch.Generator(context.device).manual_seed(0)
     query, key, value = (
-        torch.randn(shape, generator=generator, device=workbench.device, dtype=workbench.dtype) for _ in range(3)
+        torch.randn(shape, generator=generator, device=context.device, dtype=context.dtype) for _ in range(3)
     )
     return query, key, value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -142,19 +143,25 @@ class Reference:
             NonFiniteError: there is NaN or infinity in the result, in whatever row.
         """
         out, *gradients = result
+        _require_like(out, value, what)
         assert out is not None
         allowed = self.tolerance(out.dtype, value.shape[2])
         require_finite(out, f"{what}: output")
-        errors = _relative_errors(probe.of_rows(out), expected[0], dims=1, least=self._least(probe, value))
+        rows, wanted = probe.of_rows(out), expected[0]
+        errors = _relative_errors(rows, wanted, dims=1, least=self._least(probe, value))
         worst = {"output": self._worst(f"{what}: output", errors, allowed.output, probe)}
-        worst["output_whole"] = _whole_error(probe.of_rows(out), expected[0])
+        worst["output_whole"] = float(_relative_errors(rows, wanted, wanted.ndim))
         for index, gradient in enumerate(gradients):
-            name = (*("query", "key", "value"), *self.parameters)[index]
-            actual = self._compared(f"{what}: gradient of {name}", index, gradient, expected[1 + index], probe)
-            error = self._gradient_error(f"{what}: gradient of {name}", index, actual, expected, probe, allowed)
-            whole = _whole_error(actual, expected[1 + index], LEAST_PARAMETER_GRADIENT * float(expected[3].norm()))
-            for key, found in (("gradient", error), ("gradient_whole", whole)):
-                worst[key] = max(found, worst.get(key, 0.0))
+            place = f"{what}: gradient of {(*('query', 'key', 'value'), *self.parameters)[index]}"
+            actual = self._compared(place, index, gradient, expected[1 + index], probe)
+            wanted, of_value = expected[1 + index], expected[3].flatten(2).norm(dim=-1)
+            dims, least = (2, of_value) if index < 3 else (wanted.ndim, LEAST_PARAMETER_GRADIENT * of_value.norm())
+            errors = _relative_errors(actual, wanted, dims, least)
+            error = self._worst(place, errors, allowed.gradient, probe)
+            least = LEAST_PARAMETER_GRADIENT * expected[3].norm()
+            whole = float(_relative_errors(actual, wanted, wanted.ndim, least))
+            for key, size in (("gradient", error), ("gradient_whole", whole)):
+                worst[key] = max(size, worst.get(key, 0.0))
         return worst
 
     def _least(self, probe: Probe, value: Tensor) -> Tensor:
@@ -169,21 +176,6 @@ class Reference:
             return torch.zeros_like(wanted)
         require_finite(gradient, what)
         return probe.of_items(gradient) if index < 3 else gradient
-
-    def _gradient_error(
-        self,
-        what: str,
-        index: int,
-        actual: Tensor,
-        expected: tuple[Tensor, ...],
-        probe: Probe,
-        allowed: Tolerance,
-    ) -> float:
-        wanted, of_value = expected[1 + index], expected[3].flatten(2).norm(dim=-1)
-        if index < 3:
-            return self._worst(what, _relative_errors(actual, wanted, dims=2, least=of_value), allowed.gradient, probe)
-        least = LEAST_PARAMETER_GRADIENT * of_value.norm()
-        return self._worst(what, _relative_errors(actual, wanted, wanted.ndim, least), allowed.gradient, probe)
 
     def _worst(self, what: str, errors: Tensor, allowed: float, probe: Probe) -> float:
         """The largest error, or the one that most are below where draws depend on the data."""
@@ -203,7 +195,16 @@ def require_finite(out: Tensor, what: str) -> None:
         raise NonFiniteError(f"{what}: {int(bad.sum())} of {out.numel()} values are not finite, the first at {first}")
 
 
-def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor) -> Tensor:
+def _require_like(out: object, value: Tensor, what: str) -> None:
+    """Raise `IncorrectError` unless an output is a tensor like the values."""
+    if not isinstance(out, Tensor):
+        raise IncorrectError(f"{what}: output is {type(out).__name__}, must be a tensor")
+    if (out.shape, out.dtype, out.device) != (value.shape, value.dtype, value.device):
+        shapes = [f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}" for x in (out, value)]
+        raise IncorrectError(f"{what}: output is {shapes[0]}, must be {shapes[1]}")
+
+
+def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor | float = 0.0) -> Tensor:
     """`|actual - expected| / max(|expected|, least)`, norms over the last `dims` dimensions."""
     over = tuple(range(expected.ndim - dims, expected.ndim))
     expected = expected.double()
@@ -212,30 +213,18 @@ def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor)
     return torch.linalg.vector_norm(actual.cpu().double() - expected, dim=over) / scale
 
 
-def _whole_error(actual: Tensor, expected: Tensor, least: float = 0.0) -> float:
-    """`|actual - expected| / max(|expected|, least)`, norms over everything."""
-    scale = max(float(expected.double().norm()), least, torch.finfo(torch.float32).tiny)
-    return float((actual.cpu().double() - expected.double()).norm()) / scale
-
-
 def _place(errors: Tensor, probe: Probe) -> str:
     """Where the largest error is, in words."""
     if errors.ndim < 2:
         return ""
     item, head, *row = (int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
     position = f", position {int(probe.positions[row[0]])}" if row else ""
-    wrong = f"sequence {int(probe.items[item])}, head {head}{position}"
-    return f"; worst in {wrong}"
+    return f"; worst in sequence {int(probe.items[item])}, head {head}{position}"
 
 
 @contextlib.contextmanager
 def unlimited_memory() -> Iterator[None]:
     """Without the limit on this process's memory that the cell has."""
-    try:
-        import resource
-    except ImportError:
-        yield
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext, num_features
+from bench.measures.flops import analytic
+from bench.measures.peaks import Peaks, compulsory_bytes
+from bench.measures.rounds import time_in_rounds
+from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.quantities import Quantity, median
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from bench.measures.workbench import Workbench
 
 # From here on people say TFLOP/s.
 MANY = 1e13
@@ -21,7 +23,7 @@ MANY = 1e13
 @register
 @dataclass
 class Roofline(Benchmark):
-    """The forward pass and the ceilings of the device in interleaved rounds of one process.
+    """The forward pass and the peaks of the device in interleaved rounds of one process.
 
     The forward pass only: `Attention.flops` counts no other, and what a backward pass runs depends on how much it
     computes again.
@@ -35,32 +37,26 @@ class Roofline(Benchmark):
     num_features: int | None = setting(None, minimum=1, condition=False)
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
-        """One sample of the forward pass and one of each ceiling per round.
+    def measure(self, context: CellContext) -> dict[str, Any]:
+        """One sample of the forward pass and one of each peak per round.
 
         Returns:
             `{"unit": "ns", "samples": [ns per call], "calls_per_sample", "warmup_calls", "method", "cache", "ceilings":
             {name: {"work": FLOPs, bytes or exponentials of a call, "samples": [ns per call], "calls_per_sample"}},
             "flops": analytic forward FLOPs, "bytes": compulsory, "features": d or None}`.
         """
-        from bench.measures.ceilings import Ceilings, compulsory_bytes
-        from bench.measures.flops import analytic
-        from bench.measures.rounds import time_in_rounds
-        from bench.measures.timing import Pass
-
-        label, attention, inputs = workbench.config["label"], workbench.attention(), workbench.inputs()
-        gate = workbench.gate(inputs)
-        gate.admit(label, attention)
-        ceilings = Ceilings(workbench.dtype, self.min_sample_ms, every=True)
+        label, attention, inputs = context.config["label"], context.attention(), context.inputs()
+        check = context.correctness_check(inputs)
+        check.check_before(label, attention)
+        peaks = Peaks(context.dtype, self.min_sample_ms, every=True)
         passes = {label: Pass("forward", attention, inputs)}
-        timing = time_in_rounds(workbench, {label: gate}, passes, self.min_sample_ms, ceilings)[label]
-        gate.close()
+        timing = time_in_rounds(context, {label: check}, passes, self.min_sample_ms, peaks)[label]
+        check.finish()
         batch_size, _, seq_len, _ = inputs[0].shape
-        size = attention.info.size
         return timing | {
             "flops": analytic(attention, batch_size, seq_len),
             "bytes": compulsory_bytes(attention, inputs),
-            "features": None if size is None else getattr(attention, size),
+            "features": num_features(attention),
         }
 
     @classmethod

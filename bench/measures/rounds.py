@@ -4,68 +4,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.measures.ceilings import Ceilings
-from bench.measures.gate import Gate
+from bench.measures.context import CellContext
+from bench.measures.correctness import CorrectnessCheck
+from bench.measures.peaks import Peaks
 from bench.measures.timing import LAUNCHED, WARMUP_CALLS, Named, Stopwatch
-
-if TYPE_CHECKING:
-    from bench.measures.workbench import Workbench
 
 
 def time_in_rounds(
-    workbench: Workbench,
-    gates: Mapping[str, Gate],
+    context: CellContext,
+    checks: Mapping[str, CorrectnessCheck],
     passes: Mapping[str, Named],
     min_sample_ms: float,
-    ceilings: Ceilings | None = None,
+    peaks: Peaks | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Time passes of mechanisms, each admitted by its gate; their first and last results go through it.
+    """Time passes of mechanisms that were checked before; their first and last results are checked here.
 
     Args:
-        workbench: of the cell.
-        gates: by label; those of mechanisms that share their inputs are one. What has none is not looked at.
+        context: of the cell.
+        checks: by label; mechanisms that share their inputs share one. What has none is not checked.
         passes: by label.
         min_sample_ms: how long a sample lasts at least, in milliseconds.
-        ceilings: sampled in every round, too.
+        peaks: sampled in every round, too.
 
     Returns:
         By label `{"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method", "cache"}`; a sample is
         nanoseconds per call, the mean over `calls_per_sample` of them, one for each round (`repeats` of the cell).
-        With ceilings, which have a sample in each round too, also `"ceilings"`; on a GPU also what
+        With peaks, which have a sample in each round too, also `"ceilings"`; on a GPU also what
         `Stopwatch.launched` says.
 
     Raises:
         IncorrectError: a result is wrong, or the last one is not the first.
     """
-    stopwatch, rounds = Stopwatch(workbench.device), workbench.config["repeats"]
-    workbench.enter("warmup")
+    stopwatch, rounds = Stopwatch(context.device), context.config["repeats"]
+    context.enter("warmup")
     fastest = dict.fromkeys(passes, math.inf)
     for sign in (-1, 1):
-        _turn(gates, sign)
+        _set_sign(checks, sign)
         for label, measured in passes.items():
             fastest[label] = min(fastest[label], stopwatch.time(measured))
-            if gate := gates.get(label):
-                gate.first(label, measured.name, stopwatch.result)
+            if check := checks.get(label):
+                check.check_first(label, measured.name, stopwatch.result)
     calls = {label: stopwatch.calibrate(measured, min_sample_ms, fastest[label]) for label, measured in passes.items()}
-    if ceilings:
-        ceilings.prepare(stopwatch)
-    workbench.enter("measure")
+    if peaks:
+        peaks.prepare(stopwatch)
+    context.enter("measure")
     samples: dict[str, list[float]] = {label: [] for label in passes}
     for done in range(rounds):
-        _turn(gates, -1 if done % 2 else 1)
-        if ceilings:
-            ceilings.sample(stopwatch)
+        _set_sign(checks, -1 if done % 2 else 1)
+        if peaks:
+            peaks.sample(stopwatch)
         for label in list(passes)[:: -1 if done % 2 else 1]:
-            if ceilings:
+            if peaks:
                 stopwatch.rewarm(passes[label], fastest[label])
             samples[label].append(stopwatch.sample(passes[label], calls[label]))
-            if done >= rounds - 2 and (gate := gates.get(label)):
-                gate.last(label, passes[label].name, stopwatch.result)
-        workbench.progress(done + 1, rounds)
+            if done >= rounds - 2 and (check := checks.get(label)):
+                check.check_last(label, passes[label].name, stopwatch.result)
+        context.progress(done + 1, rounds)
     common = {"unit": "ns", "warmup_calls": WARMUP_CALLS, **stopwatch.method}
-    common |= {"ceilings": ceilings.measured()} if ceilings else {}
+    common |= {"ceilings": peaks.measured()} if peaks else {}
     return {
         label: {"samples": samples[label], "calls_per_sample": calls[label], **common, **stopwatch.launched(measured)}
         for label, measured in passes.items()
@@ -86,6 +84,6 @@ def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"labels": list(timings), **columns, **method}
 
 
-def _turn(gates: Mapping[str, Gate], sign: int) -> None:
-    for gate in gates.values():
-        gate.turn(sign)
+def _set_sign(checks: Mapping[str, CorrectnessCheck], sign: int) -> None:
+    for check in checks.values():
+        check.set_sign(sign)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from attention_zoo import UnsupportedError
+from attention_zoo.ops.feature_product.reference import expand
+from attention_zoo.polysketch import Polysketch, RandomSketch
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext, redraws
+from bench.measures.reference import require_finite
 from bench.records.quantities import Quantity, by_sequence, root_of_mean_square
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from attention_zoo.polysketch import Polysketch
-    from bench.measures.workbench import Workbench
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed
@@ -35,7 +37,7 @@ class SketchError(Benchmark):
 
     num_features: int | None = setting(None, minimum=1, condition=False)  # r; None: the mechanism's own
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
 
         Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is
@@ -57,40 +59,25 @@ class SketchError(Benchmark):
             UnsupportedError: the mechanism sketches no polynomial.
             NonFiniteError: NaN or infinity among the errors.
         """
-        import torch
-
-        from attention_zoo import UnsupportedError
-        from attention_zoo.polysketch import Polysketch
-        from bench.measures.reference import require_finite
-
-        attention = workbench.attention()
+        attention = context.attention()
         if not isinstance(attention, Polysketch):
             raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
-        inputs = workbench.inputs()
-        gate = workbench.gate((inputs[0][:1], inputs[1][:1], inputs[2][:1]))
-        gate.look(workbench.config["label"], attention)
-        gate.close()
+        inputs = context.inputs()
+        check = context.correctness_check((inputs[0][:1], inputs[1][:1], inputs[2][:1]))
+        check.check_forward(context.config["label"], attention)
+        check.finish()
         attention.double()
         query, key, _ = (tensor.double() for tensor in inputs)
-        # What was trained is what it is.
-        is_drawn = attention.degree > 2 and workbench.config["label"] not in workbench.trained
-        redraws = workbench.config["repeats"] if is_drawn else 1
-        trials = len(query) * redraws
         measured: dict[str, list[Any]] = {}
         with torch.no_grad():
-            for trial in range(trials):
-                sequence = slice(trial // redraws, trial // redraws + 1)
-                if is_drawn:
-                    # Multiplied, so that cells that differ in their seed alone share no draw either.
-                    attention.resample(workbench.config["seed"] * trials + trial)
+            for sequence, is_first in redraws(context, attention, len(query), is_random=attention.degree > 2):
                 q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
                 results = _errors(attention, q, k) | _signs(attention, q, k)
-                if trial % redraws == 0:
+                if is_first:
                     results |= _expected_errors(attention, q, k)
                 for name, by_head in results.items():
                     require_finite(by_head, name)
                     measured.setdefault(name, []).append(by_head.tolist())
-                workbench.progress(trial + 1, trials)
         optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
         features = attention.sketch_size if attention.degree > 2 else None
         return {"features": features, "sequences": len(query), **optional, **measured}
@@ -147,12 +134,6 @@ def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
 
 def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Theorem 1.1 (1) through the features phi', and the negative weights that it avoids; each `(heads,)`."""
-    import torch
-    import torch.nn.functional as F
-
-    from attention_zoo.ops.feature_product.reference import expand
-    from attention_zoo.polysketch import RandomSketch
-
     q, k = q[:, :, :EXPLICIT_ROWS], k[:, :, :EXPLICIT_ROWS]
     left, right = (F.normalize(attention.sketch(x)[0], dim=-1) for x in (q, k))
     # Head by head: r^2 features of all of them are many.
@@ -168,8 +149,6 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
 
 def _expected_errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     """Roots of the expected squares of `_errors`, `(heads,)`, where their closed form is known."""
-    from attention_zoo.polysketch import RandomSketch
-
     is_known = isinstance(attention.sketch, RandomSketch) and attention.sketch.kind == "gaussian"
     if not (is_known and attention.degree == 4):
         return {}

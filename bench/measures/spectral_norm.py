@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from attention_zoo import UnsupportedError
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext, num_features, redraws
+from bench.measures.reference import require_finite
 from bench.records.quantities import Quantity, by_sequence, mean
 from bench.schema import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bench.measures.workbench import Workbench
 
 
 @register
@@ -23,13 +24,14 @@ class SpectralNorm(Benchmark):
 
     name: ClassVar[str] = "spectral_norm"
     axis: ClassVar[str] = "features"
+    headline_format: ClassVar[str] = "error {absolute}, relative {relative}"
     # Each has draws of its own; heads are the model's, and the same in all.
     replicates: ClassVar[str] = "sequences"
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Spectral norms of the errors, head by head, for every sequence and every redraw of the mechanism.
 
         BV is the output of the exact function that the mechanism approximates, R the mechanism's own. A trial is
@@ -46,44 +48,29 @@ class SpectralNorm(Benchmark):
             UnsupportedError: the mechanism approximates nothing.
             NonFiniteError: NaN or infinity in an output or a norm.
         """
-        import torch
-
-        from attention_zoo import UnsupportedError
-        from bench.measures.reference import require_finite
-
-        attention = workbench.attention()
+        attention = context.attention()
         info = attention.info
         if info.approximates is None:
             raise UnsupportedError(f"{info.name} is a function of its own: there is no exact output to compare it with")
-        exact = workbench.exact()
-        query, key, value = workbench.inputs()
-        gate = workbench.gate((query[:1], key[:1], value[:1]))
-        gate.look(workbench.config["label"], attention)
+        exact = context.exact()
+        query, key, value = context.inputs()
+        check = context.correctness_check((query[:1], key[:1], value[:1]))
+        check.check_forward(context.config["label"], attention)
         precision = torch.promote_types(query.dtype, torch.float32)
-        # What was trained is what it is.
-        is_drawn = info.random and workbench.config["label"] not in workbench.trained
-        redraws = workbench.config["repeats"] if is_drawn else 1
-        trials = len(query) * redraws
         result: dict[str, Any] = {"absolute": [], "relative": [], "exact_norm": []}
         with torch.no_grad():
-            for trial in range(trials):
-                sequence = slice(trial // redraws, trial // redraws + 1)
+            for sequence, is_first in redraws(context, attention, len(query), is_random=info.random):
                 inputs = [tensor[sequence] for tensor in (query, key, value)]
-                if trial % redraws == 0:
+                if is_first:
                     target = exact(*(tensor.to(precision) for tensor in inputs)).double()
                     exact_norm = spectral_norm("exact output", target)
-                if is_drawn:
-                    # Multiplied, so that cells that differ in their seed alone share no draw either.
-                    attention.resample(workbench.config["seed"] * trials + trial)
                 absolute = spectral_norm("error", attention(*inputs).double() - target)
                 relative = absolute / exact_norm
                 require_finite(relative, "relative error")
                 for name, norms in (("absolute", absolute), ("relative", relative), ("exact_norm", exact_norm)):
                     result[name].append(norms.tolist())
-                workbench.progress(trial + 1, trials)
-        gate.close()
-        features = None if info.size is None else getattr(attention, info.size)
-        return {"features": features, "reference": info.approximates, "sequences": len(query), **result}
+        check.finish()
+        return {"features": num_features(attention), "reference": info.approximates, "sequences": len(query), **result}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
@@ -92,12 +79,6 @@ class SpectralNorm(Benchmark):
             shown = None if metric == "exact_norm" else ("", 1.0)
             samples = by_sequence(measurements[metric], measurements["sequences"])
             yield mean(metric, samples, name=f"spectral_norm.{metric}", shown=shown)
-
-    @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """Both errors."""
-        text = {one.metric: one.text for one in quantities}
-        return f"error {text['absolute']}, relative {text['relative']}"
 
 
 def spectral_norm(name: str, matrices: Tensor) -> Tensor:
@@ -109,10 +90,6 @@ def spectral_norm(name: str, matrices: Tensor) -> Tensor:
     Raises:
         NonFiniteError: NaN or infinity among the entries, which decompositions turn into believable numbers.
     """
-    import torch
-
-    from bench.measures.reference import require_finite
-
     require_finite(matrices, name)
     scale = matrices[0].abs().amax((1, 2))
     scaled = matrices[0] / scale.clamp_min(torch.finfo(scale.dtype).tiny)[:, None, None]

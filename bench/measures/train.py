@@ -6,18 +6,21 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+
+from bench import models, saved, tasks
 from bench.measures import Benchmark, register
+from bench.measures.context import CellContext
 from bench.measures.progress import Point
 from bench.records.quantities import Quantity, fraction
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.measures.workbench import Workbench
-    from bench.training.loop import Trainer
-
+from bench.training import checkpoint
+from bench.training.loop import Trainer
+from bench.training.settings import Training
+from bench.training.world import join
 
 VALIDATED = ("loss", "token_accuracy", "example_accuracy")
 
@@ -29,8 +32,9 @@ class Train(Benchmark):
 
     name: ClassVar[str] = "train"
     trains: ClassVar[bool] = True
+    headline_format: ClassVar[str] = "loss {loss}, right {example_accuracy}, {steps_per_second}"
 
-    def measure(self, workbench: Workbench) -> dict[str, Any]:
+    def measure(self, context: CellContext) -> dict[str, Any]:
         """Train from the newest good checkpoint of this cell on, or from the beginning.
 
         Returns:
@@ -42,21 +46,16 @@ class Train(Benchmark):
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
         """
-        import torch
-
-        from bench import saved
-        from bench.training import checkpoint
-
-        trainer, keep = make_trainer(workbench), workbench.keep
+        trainer, keep = make_trainer(context), context.keep
         with torch.random.fork_rng():
             if keep:
-                checkpoint.resume(keep, trainer, workbench.say)
+                checkpoint.resume(keep, trainer, context.say)
             resumed_from = trainer.step
-            workbench.enter("measure")
-            self._train(workbench, trainer, None if trainer.world.rank else keep)
+            context.enter("measure")
+            self._train(context, trainer, None if trainer.world.rank else keep)
             test = trainer.evaluate("test", trainer.settings.test_examples)
         if keep and not trainer.world.rank:
-            saved.save(keep, trainer.model, workbench.config, trainer.task.vocabulary)
+            saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
         return {
             "curve": trainer.curve,
@@ -81,11 +80,9 @@ class Train(Benchmark):
         found = measurements["validation"]
         return logged | {f"validation_{name}": [Point(one["step"], one[name]) for one in found] for name in VALIDATED}
 
-    def _train(self, workbench: Workbench, trainer: Trainer, keep: Path | None) -> None:
-        from bench.training import checkpoint
-
-        settings, saved = trainer.settings, time.monotonic()
-        began, first = time.monotonic(), trainer.step
+    def _train(self, context: CellContext, trainer: Trainer, keep: Path | None) -> None:
+        settings, first = trainer.settings, trainer.step
+        began = last_saved = time.monotonic()
         while trainer.step < settings.steps:
             trainer.train_step()
             if trainer.step % settings.evaluate_every == 0 or trainer.step == settings.steps:
@@ -93,14 +90,14 @@ class Train(Benchmark):
                 found.pop("loss_by_position")  # as long as the sequence, every time: the test split's is enough
                 trainer.evaluations.append(found)
             now = time.monotonic()
-            due = trainer.step < settings.steps and now - saved >= settings.checkpoint_seconds
+            due = trainer.step < settings.steps and now - last_saved >= settings.checkpoint_seconds
             if keep and due:
                 checkpoint.save(keep, trainer.step, trainer.state())
-                saved = now
+                last_saved = now
             per_step = (now - began) / (trainer.step - first)
-            tokens = trainer.batch_size * workbench.config["seq_len"] / per_step
+            tokens = trainer.batch_size * context.config["seq_len"] / per_step
             left = per_step * (settings.steps - trainer.step)
-            workbench.progress(
+            context.progress(
                 trainer.step,
                 settings.steps,
                 f"loss {trainer.curve['train_loss'][-1]:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left",
@@ -113,8 +110,6 @@ class Train(Benchmark):
 
         Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers.
         """
-        import numpy as np
-
         test = measurements["test"]
         yield Quantity("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
         yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
@@ -128,17 +123,9 @@ class Train(Benchmark):
         yield from _curves(measurements["validation"])
         yield Quantity("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
-    @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
-        """Loss, accuracy and speed."""
-        text = {one.metric: one.text for one in quantities}
-        return f"loss {text['loss']}, right {text['example_accuracy']}, {text['steps_per_second']}"
-
 
 def _by_position(losses: Sequence[float | None]) -> Quantity:
     """The mean loss at each position in `raw`, NaN where nothing is asked; the value is that of the last one asked."""
-    import numpy as np
-
     raw = np.array(losses, dtype=float)
     last = float(raw[np.isfinite(raw)][-1])
     return Quantity("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
@@ -146,8 +133,6 @@ def _by_position(losses: Sequence[float | None]) -> Quantity:
 
 def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Quantity]:
     """What was found on the validation split, evaluation by evaluation in `raw`; the value is the last one."""
-    import numpy as np
-
     for metric, unit in (("step", "1"), ("loss", "nats"), ("token_accuracy", "1"), ("example_accuracy", "1")):
         raw = np.array([found[metric] for found in validation], dtype=float)
         name = f"validation_{metric}"
@@ -162,25 +147,18 @@ def _newest(trainer: Trainer) -> dict[str, Point]:
     return points
 
 
-def make_trainer(workbench: Workbench) -> Trainer:
-    """The model of the workbench's configuration on its device, its task, and how it is trained."""
-    import torch
-
-    from bench import models, tasks
-    from bench.training.loop import Trainer
-    from bench.training.settings import Training
-    from bench.training.world import join
-
-    config = workbench.config
-    task = tasks.open_task(config, workbench.cache_dir)
+def make_trainer(context: CellContext) -> Trainer:
+    """The model of the cell on its device, its task, and how it is trained."""
+    config = context.config
+    task = tasks.open_task(config, context.cache_dir)
     model = models.build(config, task.vocabulary)
-    precision = torch.promote_types(workbench.dtype, torch.float32)
+    precision = torch.promote_types(context.dtype, torch.float32)
     return Trainer(
-        model.to(workbench.device, precision),
+        model.to(context.device, precision),
         task,
         Training(**config["training"]),
         seed=config["seed"],
         batch_size=config["batch_size"],
-        dtype=workbench.dtype,
-        world=join(workbench.keep.name if workbench.keep else config["label"], workbench.device),
+        dtype=context.dtype,
+        world=join(context.keep.name if context.keep else config["label"], context.device),
     )

@@ -9,51 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo import Attention
-from bench.models.initial import before_logits
-from bench.models.multihead import MultiHead
-from bench.models.positions import PositionedEmbedding
+from bench.models.layers import Model, MultiHead, before_logits
 from bench.models.registry import EncoderSettings
 
 
-class Encoder(nn.Module):
+class Encoder(Model):
     """Post-LN encoder as BERT's, `LN(GELU(linear))` after its blocks, and an unembedding matrix of its own.
 
     The thesis says neither which positions it adds nor how wide its feed-forward layer is: here they are sinusoidal,
-    and four times the model.
-
-    Args:
-        attentions: the mechanism of each layer, all of the same heads.
-        vocabulary: tokens are 0 to `vocabulary - 1`.
-        seq_len: the longest sequence.
+    and four times the model. Its logits are of what belongs at each position.
     """
 
     is_causal: ClassVar[bool] = EncoderSettings.is_causal
 
     def __init__(self, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int) -> None:
-        super().__init__()
-        width = attentions[0].num_heads * attentions[0].head_dim
-        self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
-        self.blocks = nn.ModuleList(Block(attention) for attention in attentions)
-        self.final = nn.Sequential(nn.Linear(width, width), nn.GELU(), before_logits(nn.LayerNorm(width)))
-        self.unembedding = nn.Embedding(vocabulary, width)
+        super().__init__(attentions, [Block(each) for each in attentions], vocabulary=vocabulary, seq_len=seq_len)
+        norm = before_logits(nn.LayerNorm(self.width))
+        self.final = nn.Sequential(nn.Linear(self.width, self.width), nn.GELU(), norm)
+        self.unembedding = nn.Embedding(vocabulary, self.width)
 
-    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Logits of what belongs at each position.
-
-        Args:
-            tokens: `(batch, n)` int64, n at most `seq_len`.
-            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
-
-        Returns:
-            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
-
-        Raises:
-            ValueError: more than `seq_len` tokens.
-        """
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.final(x if asked is None else x[asked]), self.unembedding.weight)
+    def logits(self, x: Tensor) -> Tensor:
+        """By the unembedding matrix."""
+        return F.linear(self.final(x), self.unembedding.weight)
 
 
 class Block(nn.Module):

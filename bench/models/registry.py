@@ -1,4 +1,4 @@
-"""Which models there are, their settings, and what fits together. A closed registry; nothing here needs torch."""
+"""Which models there are, their settings, and what fits together. A closed registry."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ def require_fits(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: naming the key, its value and what is allowed.
     """
-    name, given = config["model"]["name"], settings(config["model"])
+    name, model = config["model"]["name"], settings(config["model"])
     heads, head_dim = config["num_heads"], config["head_dim"]
-    if config["causal"] != given.is_causal:
-        raise ConfigError(f"causal={_word(config['causal'])}: must be {_word(given.is_causal)} with model.name={name}")
-    if isinstance(given, TransformerSettings):
-        _require_of_a_decoder(config, given)
+    if config["causal"] != model.is_causal:
+        raise ConfigError(f"causal={_word(config['causal'])}: must be {_word(model.is_causal)} with model.name={name}")
+    if isinstance(model, TransformerSettings):
+        _require_of_a_decoder(config, model)
     if heads * head_dim % 2:
         raise ConfigError(f"num_heads={heads}: num_heads * head_dim={heads * head_dim} must be even, sines and cosines")
 
 
-def _require_of_a_decoder(config: Mapping[str, Any], given: TransformerSettings) -> None:
+def _require_of_a_decoder(config: Mapping[str, Any], model: TransformerSettings) -> None:
     heads, head_dim, redraw = config["num_heads"], config["head_dim"], config["attention"].get("redraw_interval")
     if head_dim % 2:
         raise ConfigError(f"head_dim={head_dim}: must be even, rotary positions turn pairs of coordinates")
     if heads * head_dim < 4:
         raise ConfigError(f"num_heads={heads}: num_heads * head_dim={heads * head_dim} must be at least 4")
-    if given.activation_checkpointing and redraw is not None:
+    if model.activation_checkpointing and redraw is not None:
         raise ConfigError(
             f"model.activation_checkpointing=true: must be false with attention.redraw_interval={redraw}, "
             "which would count what is computed again as another forward pass"

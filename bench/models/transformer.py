@@ -8,25 +8,19 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from attention_zoo import Attention
-from bench.models.initial import before_logits
-from bench.models.multihead import MultiHead
-from bench.models.positions import PositionedEmbedding, Rotary
+from bench.models.layers import Model, MultiHead, before_logits
+from bench.models.positions import Rotary
 from bench.models.registry import TransformerSettings
 
 EPS = 1e-5
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """Pre-LN decoder: sinusoidal positions beside rotary ones, gated linear units, logits by the tied embedding.
 
-    Args:
-        settings: its layers, dropout and whether it keeps activations.
-        attentions: the mechanism of each layer, all of the same heads.
-        vocabulary: tokens are 0 to `vocabulary - 1`.
-        seq_len: the longest sequence.
+    Its logits are of the token after each.
     """
 
     is_causal: ClassVar[bool] = TransformerSettings.is_causal
@@ -34,32 +28,20 @@ class Transformer(nn.Module):
     def __init__(
         self, settings: TransformerSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int
     ) -> None:
-        super().__init__()
-        self.activation_checkpointing = settings.activation_checkpointing
-        width = attentions[0].num_heads * attentions[0].head_dim
-        self.embedding = PositionedEmbedding(vocabulary, width, seq_len)
         rotary = Rotary(seq_len, attentions[0].head_dim)
-        self.blocks = nn.ModuleList(Block(attention, rotary, settings.dropout) for attention in attentions)
-        self.norm = before_logits(nn.LayerNorm(width, eps=EPS))
+        super().__init__(
+            attentions,
+            [Block(attention, rotary, settings.dropout) for attention in attentions],
+            vocabulary=vocabulary,
+            seq_len=seq_len,
+            activation_checkpointing=settings.activation_checkpointing,
+        )
+        self.norm = before_logits(nn.LayerNorm(self.width, eps=EPS))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
-    def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Logits of the token after each.
-
-        Args:
-            tokens: `(batch, n)` int64, n at most `seq_len`.
-            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
-
-        Returns:
-            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
-
-        Raises:
-            ValueError: more than `seq_len` tokens.
-        """
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
-        return F.linear(self.norm(x if asked is None else x[asked]), self.embedding.weight, self.bias)
+    def logits(self, x: Tensor) -> Tensor:
+        """By the embedding, which is tied."""
+        return F.linear(self.norm(x), self.embedding.weight, self.bias)
 
 
 class Block(nn.Module):

@@ -10,11 +10,11 @@ from typing import Any
 from bench.errors import ConfigError
 from bench.schema import checked
 from bench.tasks.associative_recall import AssociativeRecall
+from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.induction_heads import InductionHeads
 from bench.tasks.language_modelling import LanguageModelling
 from bench.tasks.reversal import Reversal
 from bench.tasks.selective_copying import SelectiveCopying
-from bench.tasks.task import IGNORED, SPLITS, Batch, Settings, Task
 
 __all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "require_fits", "settings"]
 

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from bench.errors import ConfigError
 from bench.schema import setting
-from bench.tasks.draws import Draws, Rule
-from bench.tasks.task import IGNORED
+from bench.tasks.base import IGNORED, Draws, GeneratedSettings
 
 POWER = 0.01
 """The a of the gaps: slot i = 1..S has a chance in proportion to a i**(a - 1). Zoology's; 1 would be uniform."""
 
 
 @dataclass
-class AssociativeRecall(Rule):
+class AssociativeRecall(GeneratedSettings):
     """Name the value of every key that comes again, after D pairs of key and value.
 
     As in HazyResearch/zoology (`multiquery_ar.py`): D different keys of 1..V/2-1 and D different values of V/2..V-1

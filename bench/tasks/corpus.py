@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bench.inputs import texts
 from bench.records.disk import replacing, require_file
 from bench.tasks import hub, tokenizing
-from bench.tasks.task import SPLITS
+from bench.tasks.base import SPLITS
 
 KEY = hub.KEY
 FORMAT = 1

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from bench.errors import ConfigError
 from bench.schema import setting
-from bench.tasks.draws import Draws, Rule
-from bench.tasks.task import IGNORED
+from bench.tasks.base import IGNORED, Draws, GeneratedSettings
 
 
 @dataclass
-class InductionHeads(Rule):
+class InductionHeads(GeneratedSettings):
     """Name the token that followed the special one, when the special one comes again at the end.
 
     In the paper's counting a sequence has n tokens of which the model reads n - 1, so here `seq_len` is n - 1: the

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from bench.errors import ConfigError, one_line
+from bench.inputs import models, texts
 from bench.schema import setting
-from bench.tasks.draws import Draws
-from bench.tasks.task import Batch, Settings, require_index, require_split
-
-if TYPE_CHECKING:
-    from bench.tasks.corpus import Corpus
+from bench.tasks import hub, tokenizing
+from bench.tasks.base import Batch, Draws, Settings, require_index, require_split
+from bench.tasks.corpus import Corpus, Reader
+from bench.tasks.ngram import bigram_loss, unigram_loss
 
 BYTES = 256
 
@@ -48,9 +49,6 @@ class LanguageModelling(Settings):
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a tokenizer without its vocabulary, and files that are not there."""
-        from bench.inputs import models, texts
-        from bench.tasks import hub, tokenizing
-
         super().require_fits(config)
         for key in ("text", "tokenizer"):
             if not getattr(self, key).strip():
@@ -67,8 +65,6 @@ class LanguageModelling(Settings):
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Windows:
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""
-        from bench.tasks.corpus import Reader
-
         reader = Reader(self.tokenizer, self.vocabulary, self.max_tokens, Path(cache_dir))
         try:
             corpus = reader.read(self.text, self.fallback)
@@ -101,8 +97,6 @@ class Windows:
 
     def baselines(self) -> dict[str, float]:
         """Losses of the `unigram` and the `bigram` model of the same tokens."""
-        from bench.tasks.ngram import bigram_loss, unigram_loss
-
         return {
             "unigram": unigram_loss(self.tokens, self.vocabulary),
             "bigram": bigram_loss(self.tokens, self.vocabulary),
@@ -110,8 +104,6 @@ class Windows:
 
     def batch(self, split: str, indices: Sequence[int]) -> Batch:
         """The windows `indices` of a split; targets are the tokens one further."""
-        import torch
-
         starts = [self._start(split, index) for index in indices]
         windows = np.stack([self.tokens[split][start : start + self._seq_len + 1] for start in starts])
         whole = torch.from_numpy(windows.astype(np.int64))

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.schema import setting
-from bench.tasks.draws import Draws, Rule
+from bench.tasks.base import Draws, GeneratedSettings
 
 
 @dataclass
-class Reversal(Rule):
+class Reversal(GeneratedSettings):
     """Name the sequence backwards: digits, independent and uniform, read by an encoder; every position is asked."""
 
     name: ClassVar[str] = "reversal"

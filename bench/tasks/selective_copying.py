@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from bench.errors import ConfigError
 from bench.schema import setting
-from bench.tasks.draws import Draws, Rule
-from bench.tasks.task import IGNORED
+from bench.tasks.base import IGNORED, Draws, GeneratedSettings
 
 
 @dataclass
-class SelectiveCopying(Rule):
+class SelectiveCopying(GeneratedSettings):
     """Name M data tokens in order, read at random places among noise; asked for at the M markers at the end.
 
     As in state-spaces/s4 (`copying.py`, `variable=True`): token 0 is noise, 1..A-2 are data, A-1 is the marker. M data

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attention_zoo.checks import require
 from bench.errors import one_line
 from bench.inputs import models
+from bench.inputs.base import package
 from bench.records.disk import write_atomically
 
 KEY = "task.tokenizer"
@@ -43,11 +44,7 @@ class Bytes:
 
 def library() -> Any:
     """The package tokenizers; a `ModuleNotFoundError` that says where to get it."""
-    try:
-        import tokenizers
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{KEY}: tokenizers is missing; pip install -e '.[pretrained]'") from None
-    return tokenizers
+    return package("tokenizers", KEY, "-e '.[pretrained]'")
 
 
 class File:
@@ -69,10 +66,7 @@ class SentencePiece:
     """A model of SentencePiece."""
 
     def __init__(self, data: bytes) -> None:
-        try:
-            import sentencepiece
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(f"{KEY}: sentencepiece is missing; pip install sentencepiece") from None
+        sentencepiece = package("sentencepiece", KEY, "sentencepiece")
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=data)
         self.vocabulary = self._processor.vocab_size()
         self.identity = hashlib.sha256(data).hexdigest()
@@ -86,12 +80,7 @@ class Pretrained:
     """That of a model: `minilm`, a local directory, or `repository[@revision]` on the hub."""
 
     def __init__(self, name: str) -> None:
-        try:
-            import transformers
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                f"{KEY}={name!r}: transformers is missing; pip install -e '.[pretrained]'"
-            ) from None
+        transformers = package("transformers", f"{KEY}={name!r}", "-e '.[pretrained]'")
         self.identity = models.identity(name, KEY)
         origin = models.origin(name, KEY)
         try:
@@ -163,13 +152,12 @@ def _kept(path: Path) -> File | None:
 
 
 def _train(pieces: Iterable[str], vocabulary: int) -> bytes:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    tokenizers = library()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    options = {"initial_alphabet": tokenizers.pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocabulary, **options)
     tokenizer.train_from_iterator(_sample(pieces), trainer)
     return tokenizer.to_str().encode()
 

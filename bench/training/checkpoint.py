@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +14,7 @@ from bench.errors import one_line
 from bench.records.disk import entries, files, open_file, replacing, unfinished
 from bench.records.own import CHECKPOINT
 from bench.records.patience import patiently
-
-if TYPE_CHECKING:
-    from bench.training.loop import Trainer
+from bench.training.loop import Trainer
 
 # One more than needed: should the disk spoil the newest.
 KEPT = 2

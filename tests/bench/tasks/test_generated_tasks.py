@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from bench.tasks import IGNORED, TASKS, open_task
-from bench.tasks.draws import Draws
+from bench.tasks.base import Draws
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = {

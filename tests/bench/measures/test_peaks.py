@@ -10,13 +10,13 @@ from synthetic_records import latency as latency_record
 from test_measures import Sleeping, SleepingBench, config
 
 from bench import measures
-from bench.measures import ceilings as of_device
+from bench.measures import peaks as of_device
 from bench.measures import rounds
-from bench.measures.ceilings import COPIED, LEAST_NS, SIDES, Ceiling, Ceilings, compulsory_bytes
+from bench.measures.context import CellContext
 from bench.measures.flops import count
+from bench.measures.peaks import Peak, Peaks, compulsory_bytes
 from bench.measures.summary import headline, quantities, summarise
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
-from bench.measures.workbench import Workbench
 from bench.mechanism import build_attention
 from bench.records import roofline
 
@@ -164,7 +164,7 @@ class Device(Stopwatch):
 
     def time(self, measured):
         self.timed.append(measured)
-        if isinstance(measured, Ceiling):
+        if isinstance(measured, Peak):
             self.result = measured.run(None)
             return 1e9 * measured.work / {torch.int32: COPY}.get(self.result.dtype, GEMM)
         self.result = measured.run_unprepared()
@@ -173,7 +173,7 @@ class Device(Stopwatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Ceilings of a few kilobytes."""
+    """Peaks of a few kilobytes."""
     monkeypatch.setattr(of_device, "SIDES", (16, 32, 64))
     monkeypatch.setattr(of_device, "COPIED", (2**10, 2**11, 2**12))
     monkeypatch.setattr(of_device, "EXPONENTIALS_PER_THREAD", 64)
@@ -212,7 +212,7 @@ def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monk
 
 def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(monkeypatch):
     rates = {"float16": 1, "float32": 30, "bfloat16": 60, "float64": 15}
-    monkeypatch.setattr(of_device, "_product", lambda kind, stopwatch: of_device.Ceiling(100 * rates[kind], kind))
+    monkeypatch.setattr(of_device, "_product", lambda kind, stopwatch: of_device.Peak(100 * rates[kind], kind))
 
     def fastest(own, device):
         return of_device._fastest_product(
@@ -244,21 +244,21 @@ def test_a_pass_is_warm_again_after_the_ceilings(small, monkeypatch):
 
 def test_every_round_has_one_sample_of_each(small):
     stopwatch = Device(CPU)
-    beside = Ceilings(torch.float64, every=True)
+    beside = Peaks(torch.float64, every=True)
     beside.prepare(stopwatch)
     names = ["gemm", "copy", "gemm_float32", "exponentials", "exponentials_float32"]
-    assert list(beside.ceilings) == names and [beside.ceilings[n].run(None).dtype for n in names] == [
+    assert list(beside.peaks) == names and [beside.peaks[n].run(None).dtype for n in names] == [
         torch.float64, torch.int32, torch.float32, torch.float64, torch.float32,
     ]  # fmt: skip
     stopwatch.timed.clear()
     for _ in range(3):
         beside.sample(stopwatch)
-    assert stopwatch.timed == [*beside.ceilings.values()] * 3
+    assert stopwatch.timed == [*beside.peaks.values()] * 3
     for name, one in beside.measured().items():
         assert len(one["samples"]) == 3 and one["calls_per_sample"] == 1, name
-    own = Ceilings(torch.float64)
+    own = Peaks(torch.float64)
     own.prepare(stopwatch)
-    assert list(own.ceilings) == ["gemm", "copy"]
+    assert list(own.peaks) == ["gemm", "copy"]
 
 
 def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
@@ -271,16 +271,16 @@ def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
 
     monkeypatch.setattr(torch, "mm", noted)
     monkeypatch.setitem(of_device.OTHER_PRODUCTS, "cpu", of_device.OTHER_PRODUCTS["cuda"])
-    stopwatch, beside = Device(CPU), Ceilings(torch.bfloat16, every=True)
+    stopwatch, beside = Device(CPU), Peaks(torch.bfloat16, every=True)
     beside.prepare(stopwatch)
-    products = [name for name in beside.ceilings if name.startswith("gemm")]
+    products = [name for name in beside.peaks if name.startswith("gemm")]
     assert products == ["gemm", "gemm_float16", "gemm_tf32", "gemm_float32"]
     seen.clear()
     beside.sample(stopwatch)
     assert seen == [
         (torch.bfloat16, "highest"), (torch.float16, "highest"), (torch.float32, "high"), (torch.float32, "highest"),
     ]  # fmt: skip
-    works = {beside.ceilings[name].work for name in products}
+    works = {beside.peaks[name].work for name in products}
     assert works == {2 * 64**3} and len(list(roofline.rates(beside.measured()))) == 7
 
 
@@ -301,24 +301,10 @@ def test_exponentials_of_a_gpu(monkeypatch):
 
 def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
     stopwatch = Device(CPU)
-    beside = Ceilings(torch.float32, 1.0)
+    beside = Peaks(torch.float32, 1.0)
     beside.prepare(stopwatch)
     largest = 2 * 64**3
-    assert beside.ceilings["gemm"].work == largest and beside.calls["gemm"] == min(1000, -(-1e6 // (largest / 100)))
-
-
-@pytest.mark.parametrize(("rate", "index"), [(1e6, 0), (3e8, 1), (1e12, 2)])
-def test_a_faster_device_gets_larger_ceilings(rate, index, monkeypatch):
-    class Timed(Stopwatch):
-        def time(self, measured):
-            return 1e9 * measured.work / rate
-
-    sizes = (32, 64, 128)
-    works = [2 * side**3 for side in sizes]
-    chosen = of_device._long_enough((of_device.product(side, torch.float32, CPU) for side in sizes), Timed(CPU))
-    assert chosen.work == works[index]
-    assert index == 2 or 1e9 * chosen.work / rate >= LEAST_NS
-    assert list(SIDES) == sorted(SIDES) and list(COPIED) == sorted(COPIED)
+    assert beside.peaks["gemm"].work == largest and beside.calls["gemm"] == min(1000, -(-1e6 // (largest / 100)))
 
 
 @pytest.mark.parametrize("name", ["linformer", "performer"])
@@ -335,7 +321,7 @@ def test_a_latency_is_a_latency_and_ceilings_stand_beside_its_forward_pass_where
     found = []
     for beside in (None, ["ceilings"]):
         settings = config(bench=measures.check({**bench, "beside": beside}), repeats=2)
-        found.append(measures.load(settings["bench"]).measure(Workbench(settings, None)))
+        found.append(measures.load(settings["bench"]).measure(CellContext(settings, None)))
     alone, asked = found
     assert alone.keys() == {"passes", "tokens"} and asked.keys() == {"passes", "tokens", "flops", "bytes"}
     timed = {"unit", "samples", "calls_per_sample", "warmup_calls", "method", "cache"}
@@ -367,7 +353,7 @@ def test_a_short_call_is_warm_again_when_it_is_timed():
 def test_a_cell_of_a_real_mechanism(dtype, small):
     settings = config("performer", bench={"name": "roofline", "min_sample_ms": 0.0}, dtype=dtype, repeats=2)
     settings["attention"]["num_features"] = 16
-    found = measures.load(measures.check(settings["bench"])).measure(Workbench(settings, None))
+    found = measures.load(measures.check(settings["bench"])).measure(CellContext(settings, None))
     assert found["features"] == 16 and found["flops"] == build_attention(settings).flops(2, 64)
     assert all(one.value > 0 or one.metric == "share" for one in measures.get("roofline").quantities(found))
 
@@ -377,7 +363,7 @@ def test_a_cell_of_a_real_mechanism(dtype, small):
 def test_a_cell_on_a_gpu(name):
     bench = {"name": name, **({"passes": ["forward"]} if name == "latency" else {})}
     settings = config("flash", bench=bench, dtype="bfloat16", device="cuda", seq_len=4096, head_dim=64, num_heads=16)
-    found = measures.load(measures.check(bench)).measure(Workbench(settings, None))
+    found = measures.load(measures.check(bench)).measure(CellContext(settings, None))
     timed = found["passes"]["forward"] if name == "latency" else found
     assert set(timed["ceilings"]) >= {"gemm", "copy"} and "exponentials" not in timed["ceilings"]
     assert all(len(one["samples"]) == len(timed["samples"]) for one in timed["ceilings"].values())

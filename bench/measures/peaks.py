@@ -1,4 +1,4 @@
-"""The ceilings of a device: what it multiplies, copies and exponentiates at most, timed beside a mechanism."""
+"""The peaks of a device: what it multiplies, copies and exponentiates at most, timed beside a mechanism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.measures.timing import WARMUP_CALLS, Stopwatch
 
-# The first size whose call lasts so long is large enough: starting threads or kernels is no part of a ceiling.
+# The first size whose call lasts so long is large enough: starting threads or kernels is no part of a peak.
 LEAST_NS = 5e5
 SIDES = (512, 1024, 2048, 4096, 8192)
 # Bytes. Faster memory has larger caches in front of it, and gets a larger copy.
@@ -26,7 +26,7 @@ CHAINS, CHAINED = 2**20, 2**11
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Peak:
     """A call of known work at which the device is at its fastest, as something to take the time of."""
 
     work: int
@@ -41,14 +41,14 @@ class Ceiling:
         return self.call()
 
 
-def product(side: int, dtype: torch.dtype, device: torch.device) -> Ceiling:
+def product(side: int, dtype: torch.dtype, device: torch.device) -> Peak:
     """A product of two square matrices of normal numbers: 2 side^3 FLOPs."""
     left, right = (_normal((side, side), dtype, device, seed) for seed in (0, 1))
     out = torch.empty_like(left)
-    return Ceiling(2 * side**3, lambda: torch.mm(left, right, out=out))
+    return Peak(2 * side**3, lambda: torch.mm(left, right, out=out))
 
 
-def tf32_product(side: int, device: torch.device) -> Ceiling:
+def tf32_product(side: int, device: torch.device) -> Peak:
     """A product of float32 matrices that a GPU rounds to TF32: 8 bits of exponent, 10 of mantissa."""
     exact = product(side, torch.float32, device)
 
@@ -60,32 +60,32 @@ def tf32_product(side: int, device: torch.device) -> Ceiling:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    return Ceiling(exact.work, call)
+    return Peak(exact.work, call)
 
 
-def copy(size: int, device: torch.device) -> Ceiling:
+def copy(size: int, device: torch.device) -> Peak:
     """A copy of `size` bytes: as many are read as are written, and both count."""
     source = torch.arange(size // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    return Ceiling(2 * size, lambda: target.copy_(source))
+    return Peak(2 * size, lambda: target.copy_(source))
 
 
-def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Ceiling:
+def exponentials(count: int, dtype: torch.dtype, device: torch.device) -> Peak:
     """Exponentials of normal numbers."""
-    given = _normal((count,), dtype, device, 0)
-    out = torch.empty_like(given)
-    return Ceiling(count, lambda: torch.exp(given, out=out))
+    numbers = _normal((count,), dtype, device, 0)
+    out = torch.empty_like(numbers)
+    return Peak(count, lambda: torch.exp(numbers, out=out))
 
 
-def chained_exponentials(device: torch.device) -> Ceiling:
+def chained_exponentials(device: torch.device) -> Peak:
     """Exponentials in float32 of a GPU's special function units, of numbers in registers; needs Triton."""
     from bench.measures.kernels.exponentials import exponentials
 
     out = torch.empty(CHAINS, device=device)
-    return Ceiling(CHAINS * CHAINED, lambda: exponentials(out, CHAINED))
+    return Peak(CHAINS * CHAINED, lambda: exponentials(out, CHAINED))
 
 
-class Ceilings:
+class Peaks:
     """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
 
     `gemm` (of the dtype, on a CPU without products of 16 bits of float32) and `copy`, which bound a mechanism by its
@@ -101,42 +101,42 @@ class Ceilings:
 
     def __init__(self, dtype: torch.dtype, sample_ms: float = 0.0, *, every: bool = False) -> None:
         self.dtype, self.sample_ms, self.every = dtype, sample_ms, every
-        self.ceilings: dict[str, Ceiling] = {}
+        self.peaks: dict[str, Peak] = {}
         self.calls: dict[str, int] = {}
         self.samples: dict[str, list[float]] = {}
 
     def prepare(self, stopwatch: Stopwatch) -> None:
         """Make each as large as it has to be on a device that is warm already."""
         own, kind = str(self.dtype).removeprefix("torch."), stopwatch.device.type
-        self.ceilings["gemm"] = _fastest_product(own, stopwatch)
-        self.ceilings["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
+        self.peaks["gemm"] = _fastest_product(own, stopwatch)
+        self.peaks["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
         for other in OTHER_PRODUCTS[kind] if self.every else ():
             if other != own:
-                self.ceilings[f"gemm_{other}"] = _product(other, stopwatch)
+                self.peaks[f"gemm_{other}"] = _product(other, stopwatch)
         if self.every and kind == "cpu":
-            self.ceilings["exponentials"] = _exponentials(self.dtype, stopwatch)
+            self.peaks["exponentials"] = _exponentials(self.dtype, stopwatch)
             if self.dtype != torch.float32:
-                self.ceilings["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
+                self.peaks["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
         elif self.every:
-            # Without Triton, or what it compiles with, there is one ceiling less.
+            # Without Triton, or what it compiles with, there is one peak less.
             with contextlib.suppress(Exception):
                 chained = _long_enough([chained_exponentials(stopwatch.device)], stopwatch)
-                self.ceilings["exponentials" if own == "float32" else "exponentials_float32"] = chained
-        for name, ceiling in self.ceilings.items():
+                self.peaks["exponentials" if own == "float32" else "exponentials_float32"] = chained
+        for name, peak in self.peaks.items():
             self.calls[name], self.samples[name] = 1, []
             if self.sample_ms:
-                self.calls[name] = stopwatch.calibrate(ceiling, self.sample_ms, stopwatch.time(ceiling))
+                self.calls[name] = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
 
     def sample(self, stopwatch: Stopwatch) -> None:
         """Take one sample of each."""
-        for name, ceiling in self.ceilings.items():
-            self.samples[name].append(stopwatch.sample(ceiling, self.calls[name]))
+        for name, peak in self.peaks.items():
+            self.samples[name].append(stopwatch.sample(peak, self.calls[name]))
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """For the record, `{name: {"work": of a call, "samples": [ns per call], "calls_per_sample"}}`."""
         return {
-            name: {"work": ceiling.work, "samples": self.samples[name], "calls_per_sample": self.calls[name]}
-            for name, ceiling in self.ceilings.items()
+            name: {"work": peak.work, "samples": self.samples[name], "calls_per_sample": self.calls[name]}
+            for name, peak in self.peaks.items()
         }
 
 
@@ -146,17 +146,17 @@ def compulsory_bytes(attention: torch.nn.Module, inputs: tuple[Tensor, Tensor, T
     return sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers())) + query.nbytes
 
 
-def _fastest_product(own: str, stopwatch: Stopwatch) -> Ceiling:
+def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:
     """Of the dtype; of float32 where a CPU lacks instructions for 16 bits and is slower: kernels widen there."""
     kinds = [own, "float32"] if stopwatch.device.type == "cpu" and own in ("bfloat16", "float16") else [own]
     products = [_product(kind, stopwatch) for kind in kinds]
     return max(products, key=lambda each: each.work / stopwatch.time(each))
 
 
-def _product(kind: str, stopwatch: Stopwatch) -> Ceiling:
+def _product(kind: str, stopwatch: Stopwatch) -> Peak:
     """Of a dtype, or `tf32`."""
 
-    def of(side: int) -> Ceiling:
+    def of(side: int) -> Peak:
         if kind == "tf32":
             return tf32_product(side, stopwatch.device)
         return product(side, getattr(torch, kind), stopwatch.device)
@@ -164,20 +164,20 @@ def _product(kind: str, stopwatch: Stopwatch) -> Ceiling:
     return _long_enough(map(of, SIDES), stopwatch)
 
 
-def _exponentials(dtype: torch.dtype, stopwatch: Stopwatch) -> Ceiling:
+def _exponentials(dtype: torch.dtype, stopwatch: Stopwatch) -> Peak:
     count = EXPONENTIALS_PER_THREAD * torch.get_num_threads()
     return _long_enough([exponentials(count, dtype, stopwatch.device)], stopwatch)
 
 
-def _long_enough(ceilings: Iterable[Ceiling], stopwatch: Stopwatch) -> Ceiling:
+def _long_enough(peaks: Iterable[Peak], stopwatch: Stopwatch) -> Peak:
     """The first of ascending ones whose call takes `LEAST_NS`, else the last; it has run before."""
-    for ceiling in ceilings:
-        if min(stopwatch.time(ceiling) for _ in range(WARMUP_CALLS)) >= LEAST_NS:
+    for peak in peaks:
+        if min(stopwatch.time(peak) for _ in range(WARMUP_CALLS)) >= LEAST_NS:
             break
-    return ceiling
+    return peak
 
 
 def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    # The process's own random state is looked after by the gate.
+    # The process's own random state is watched by the correctness check.
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What a benchmark works with inside the child process: the mechanism and its inputs, on the device."""
+"""What a benchmark works with inside the child process: the cell's mechanism and its inputs, on the device."""
 
 from __future__ import annotations
 
@@ -15,16 +15,25 @@ from torch import Tensor
 import attention_zoo
 from bench import inputs as input_sources
 from bench.errors import say
+from bench.inputs.base import inputs_seed
+from bench.measures.correctness import CorrectnessCheck
 from bench.measures.device_state import DeviceState
-from bench.measures.gate import Gate
 from bench.measures.progress import Point, Progress
 from bench.mechanism import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
 
 
-class Workbench:
-    """Builds mechanisms and inputs of one resolved configuration, and keeps account of phases and time."""
+class CellContext:
+    """Builds mechanisms and inputs of one resolved configuration, and keeps account of phases and time.
+
+    Args:
+        config: of the cell, resolved.
+        cache_dir: where inputs and texts are kept.
+        memory_limit: bytes that the cell may allocate; None is no limit.
+        report: tells the parent how far the cell is.
+        keep: the cell's own folder for what outlives an attempt at it, there or not; None keeps nothing.
+    """
 
     def __init__(
         self,
@@ -36,7 +45,6 @@ class Workbench:
     ) -> None:
         self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
         self.keep = keep
-        """The cell's own folder for what outlives an attempt at it, there or not; None keeps nothing."""
         self.device, self.dtype = torch.device(config["device"]), getattr(torch, config["dtype"])
         self.phase = "setup"
         self.seconds: dict[str, float] = {}
@@ -105,9 +113,22 @@ class Workbench:
         self.trained.add(config["label"])
         return trained
 
-    def gate(self, inputs: tuple[Tensor, Tensor, Tensor], positions: Tensor | None = None) -> Gate:
-        """The correctness gate of this cell, for these inputs."""
-        return Gate(self, inputs, positions)
+    def correctness_check(
+        self, inputs: tuple[Tensor, Tensor, Tensor], positions: Tensor | None = None
+    ) -> CorrectnessCheck:
+        """The check of the cell's mechanisms on these inputs; `positions` are the rows to compare, None some of all."""
+        infos = [attention_zoo.info(config["attention"]["name"]) for config in self.configs()]
+        return CorrectnessCheck(
+            inputs,
+            self.reference,
+            seed=inputs_seed(self.config["seed"]),
+            few_keys_cancel=self.config["causal"] and any(info.cancels for info in infos),
+            keys_are_drawn=not input_sources.source(self.config["inputs"]).is_read,
+            positions=positions,
+            phase=lambda: self.during("check"),
+            errors=self.correctness,
+            note_implementation=self.note_implementation,
+        )
 
     def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""
@@ -122,8 +143,8 @@ class Workbench:
         name = "polynomial" if attention.info.approximates == "polynomial" else "flash"
         precision = torch.promote_types(self.dtype, torch.float32)
         common = {key: self.config[key] for key in ("head_dim", "num_heads", "causal")}
-        given = self.config["attention"]
-        shared = {key: given[key] for key in attention_zoo.hyperparameters(name) if key in given and key != "backend"}
+        own = self.config["attention"]
+        shared = {key: own[key] for key in attention_zoo.hyperparameters(name) if key in own and key != "backend"}
         # The fused kernels of a GPU do not take float64.
         impl = "reference" if precision == torch.float64 else "auto"
         exact = attention_zoo.create(name, **common, **shared, impl=impl)
@@ -145,6 +166,32 @@ class Workbench:
         if batch_size is None and seq_len is None and precision == self.dtype:
             self.inputs_sha256 = _digest((query, key, value))
         return query.to(self.device), key.to(self.device), value.to(self.device)
+
+
+def num_features(attention: attention_zoo.Attention) -> int | None:
+    """The papers' d of a mechanism: columns, rows, projection dimension or features; None where it has none."""
+    size = attention.info.size
+    return None if size is None else int(getattr(attention, size))
+
+
+def redraws(
+    context: CellContext, attention: attention_zoo.Attention, sequences: int, *, is_random: bool
+) -> Iterator[tuple[slice, bool]]:
+    """The trials of an error: `repeats` draws of a mechanism for each sequence, side by side, each drawn when it comes.
+
+    One draw where the mechanism is not random or is the trained one of the model that the inputs are taken from.
+
+    Yields:
+        Which sequence of the batch, and whether it is its first draw.
+    """
+    is_drawn = is_random and context.config["label"] not in context.trained
+    draws = context.config["repeats"] if is_drawn else 1
+    for trial in range(sequences * draws):
+        if is_drawn:
+            # Multiplied, so that cells that differ in their seed alone share no draw either.
+            attention.resample(context.config["seed"] * sequences * draws + trial)
+        yield slice(trial // draws, trial // draws + 1), trial % draws == 0
+        context.progress(trial + 1, sequences * draws)
 
 
 def _digest(inputs: tuple[Tensor, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The gate: no wrong mechanism is measured, and no right one is turned away."""
+"""The correctness check: no wrong mechanism is measured, and no right one is turned away."""
 
 import dataclasses
 import itertools
@@ -17,8 +17,8 @@ from attention_zoo.registry import _REGISTRY
 from bench import measures
 from bench.errors import IncorrectError, NonFiniteError
 from bench.execution.child import measure_cell
+from bench.measures.context import CellContext
 from bench.measures.timing import Pass
-from bench.measures.workbench import Workbench
 
 COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 
@@ -44,7 +44,7 @@ def cell(name, **changes):
 
 
 @pytest.fixture
-def surroundings():
+def process_state():
     """Puts back what wrong mechanisms change."""
     before = torch.get_default_dtype(), torch.get_num_threads(), os.getcwd(), torch.get_float32_matmul_precision()
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -61,7 +61,7 @@ def surroundings():
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(
-    name, surroundings, monkeypatch, tmp_path
+    name, process_state, monkeypatch, tmp_path
 ):
     cls, settings, reason = WRONG[name]
     monkeypatch.setitem(_REGISTRY, name, cls)
@@ -213,19 +213,19 @@ def right_cells(name, seed):
             yield cell(name, attention=attention, causal=causal, dtype=dtype, **sizes)
 
 
-def gate_errors(config, folder):
-    """What the gate finds, without the time that measuring takes; None where the mechanism refuses."""
-    workbench = Workbench(config, folder)
+def errors_found(config, folder):
+    """What the check finds, without the time that measuring takes; None where the mechanism refuses."""
+    context = CellContext(config, folder)
     label, name = config["label"], "forward_backward"
     try:
-        attention, inputs = workbench.attention(), workbench.inputs()
-        gate = workbench.gate(inputs)
-        gate.admit(label, attention, [name])
-        gate.first(label, name, Pass(name, attention, inputs, gate.gradient).run_unprepared())
+        attention, inputs = context.attention(), context.inputs()
+        check = context.correctness_check(inputs)
+        check.check_before(label, attention, [name])
+        check.check_first(label, name, Pass(name, attention, inputs, check.gradient).run_unprepared())
     except attention_zoo.UnsupportedError:
         return None
-    gate.close()
-    return workbench.correctness[label]
+    check.finish()
+    return context.correctness[label]
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_no_right_variant_is_turned_away(name, tmp_path):
     for seed in range(int(os.environ.get("SEEDS", 2))):
         for config in right_cells(name, seed):
             try:
-                gate_errors(config, tmp_path)
+                errors_found(config, tmp_path)
             except (IncorrectError, NonFiniteError) as error:
                 alarms.append((config["seq_len"], config["dtype"], config["causal"], seed, str(error)))
     assert not alarms, alarms

@@ -1,0 +1,173 @@
+"""What a task is: settings that open it, and examples by (split, index); tasks whose examples are random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bench.errors import ConfigError
+from bench.schema import setting
+
+SPLITS = ("train", "validation", "test")
+IGNORED = -100
+"""The target where nothing is asked: what `torch.nn.functional.cross_entropy` ignores."""
+
+
+class Batch(NamedTuple):
+    """Examples as a model reads them, two `(batch, seq_len)` int64 tensors on the CPU.
+
+    `targets[b, j]` is the token that the logits at position j are to name, `IGNORED` where nothing is asked.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class Task(Protocol):
+    """Examples, each a pure function of (seed, split, index): the same in any batch, order and process."""
+
+    vocabulary: int
+    """How many token ids there are: 0..vocabulary - 1."""
+    causal: bool
+    """Whether a decoder reads it; False: an encoder, which sees the whole sequence."""
+    source: str
+    """Where the examples come from, for records and figures."""
+
+    def size(self, split: str) -> int | None:
+        """How many examples a split has; None: without end. Raises `ValueError` for another split."""
+
+    def baselines(self) -> dict[str, float]:
+        """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""
+
+    def batch(self, split: str, indices: Sequence[int]) -> Batch:
+        """The examples `indices` of a split, in that order; `IndexError` for one that the split has not."""
+
+
+@dataclass
+class Settings:
+    """The settings `task.*` of a cell, each a `setting` with a default; `bench/conf/task/NAME.yaml` lists them too."""
+
+    name: ClassVar[str]
+    causal: ClassVar[bool] = True
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse a configuration that the task has no examples for.
+
+        Raises:
+            ConfigError: naming the key, its value and what is allowed.
+        """
+        if config["causal"] != self.causal:
+            reader = "a decoder" if self.causal else "an encoder"
+            value, allowed = (str(flag).lower() for flag in (config["causal"], self.causal))
+            raise ConfigError(f"causal={value}: must be {allowed}: {reader} reads task.name={self.name}")
+
+    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
+        """The task of a configuration that fits; `cache_dir` is where it keeps what is costly to make."""
+        raise NotImplementedError
+
+
+def require_index(task: Task, split: str, index: int) -> None:
+    """Raise `IndexError` unless a split has an example `index`, `ValueError` unless there is such a split."""
+    size = task.size(split)
+    if index < 0 or (size is not None and index >= size):
+        raise IndexError(f"index {index}: the split {split} has {'no such example' if size is None else size}")
+
+
+def require_split(split: str) -> None:
+    """Raise `ValueError` unless there is such a split."""
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
+
+
+class Draws:
+    """The raw words of a Philox generator whose key is a hash of (seed, split, index).
+
+    NumPy promises the words of a bit generator for ever, but not its distributions (NEP 19): those are made here, so
+    that an example stays the same with every version.
+    """
+
+    def __init__(self, seed: int, split: str, index: int) -> None:
+        key = blake2b(f"{seed}:{split}:{index}".encode(), digest_size=16).digest()
+        self._philox = np.random.Philox(key=int.from_bytes(key, "little"))
+
+    def below(self, bound: int, count: int) -> NDArray[np.int64]:
+        """`count` independent integers, uniform on 0..bound - 1 but for one part in 2**64 / bound."""
+        return (self._philox.random_raw(count) % np.uint64(bound)).astype(np.int64)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """`count` independent numbers, uniform on (0, 1), of 52 bits and never an end."""
+        return ((self._philox.random_raw(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def distinct(self, bound: int, count: int) -> NDArray[np.int64]:
+        """`count` different integers of 0..bound - 1, every such sequence as likely as any other."""
+        return _smallest(self._philox.random_raw(bound), count)
+
+    def weighted(self, weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+        """`count` different indices, one after the other with chances in proportion to the weights that are left.
+
+        Exponential variables, the i-th with rate weights[i], arrive in that order (Efraimidis and Spirakis, 2006).
+        """
+        return _smallest(-np.log(self.uniform(len(weights))) / weights, count)
+
+
+def _smallest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Where the `count` smallest values are, the smallest first."""
+    smallest = np.argpartition(values, count - 1)[:count]
+    return smallest[np.argsort(values[smallest])]
+
+
+@dataclass
+class GeneratedSettings(Settings):
+    """The settings of a task whose examples are drawn."""
+
+    examples: int | None = setting(None, minimum=1)  # to train on; None: fresh ones without end
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids there are."""
+        raise NotImplementedError
+
+    def draw(self, draws: Draws, seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens and targets of one example, `(seq_len,)` each."""
+        raise NotImplementedError
+
+    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Generated:
+        """The task; nothing is cached."""
+        return Generated(self, config["seq_len"], config["seed"])
+
+
+class Generated:
+    """Examples that are drawn, each from a stream of its own."""
+
+    source = "generated"
+
+    def __init__(self, settings: GeneratedSettings, seq_len: int, seed: int) -> None:
+        self._settings, self._seq_len, self._seed = settings, seq_len, seed
+        self.vocabulary, self.causal = settings.vocabulary_size, settings.causal
+
+    def size(self, split: str) -> int | None:
+        """How many examples a split has; None: without end, as those of validation and test."""
+        require_split(split)
+        return self._settings.examples if split == "train" else None
+
+    def baselines(self) -> dict[str, float]:
+        """None: there is chance alone to beat."""
+        return {}
+
+    def batch(self, split: str, indices: Sequence[int]) -> Batch:
+        """The examples `indices` of a split."""
+        drawn = [self._example(split, index) for index in indices]
+        tokens, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+        return Batch(tokens, targets)
+
+    def _example(self, split: str, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        require_index(self, split, index)
+        return self._settings.draw(Draws(self._seed, split, index), self._seq_len)
