@@ -22,13 +22,12 @@ import torch
 import attention_zoo
 from attention_zoo.ops import launching
 from bench import measures
-from bench.execution import family
+from bench.execution import process_group
 from bench.measures.progress import Progress
 from bench.measures.workbench import Workbench
 from bench.plan.sources import changed
 from bench.records.disk import write_atomically
 from bench.records.outcomes import classify
-from bench.records.patience import patiently
 
 GIB = 2**30
 # Of the memory that is free when a cell starts, or of its part where others run beside it; the rest is the system's.
@@ -43,20 +42,20 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
-    family.adopt_orphans()
-    family.limit_processes()
+    process_group.become_subreaper()
+    process_group.limit_threads()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     folder = Path(job["folder"])
     limit = limit_memory(job["config"], job["memory_share"])
-    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["keep"]), limit)
+    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["checkpoints"]), limit)
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     code = 0
     try:
         encoded = json.dumps(result, allow_nan=False).encode()
-        patiently(lambda: write_atomically(folder / "result.json", encoded), Path(job["records"]))
+        write_atomically(folder / "result.json", encoded)
     except OSError as error:
         code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
     _end(code)
@@ -75,7 +74,7 @@ def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    family.end_descendants()
+    process_group.kill_descendants()
     # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
     os._exit(code)
 

@@ -20,7 +20,7 @@ from typing import Any
 import attention_zoo
 from bench import inputs
 from bench.errors import ConfigError, one_line
-from bench.execution import child, family, processes
+from bench.execution import child, process_group, processes
 from bench.execution.runner import child_environment
 from bench.mechanism import build_attention
 from bench.plan.cell import Cell
@@ -94,7 +94,7 @@ class _Rehearsal:
             if self._child is None:
                 self._open(device, sources)
             assert self._child is not None
-            self._child.tell(question.encode())
+            self._child.send_line(question.encode())
             if select.select([self._replies], [], [], PATIENCE_S[kind])[0] and (line := self._replies.readline()):
                 answer: Answer = json.loads(line)
                 return answer
@@ -124,8 +124,8 @@ def main() -> None:
     # Mechanisms may print.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    family.adopt_orphans()
-    family.limit_processes()
+    process_group.become_subreaper()
+    process_group.limit_threads()
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:

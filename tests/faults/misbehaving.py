@@ -473,74 +473,14 @@ def delete_the_folder_of_locks(x):
     return x
 
 
-# --- Goes for the machine, within bounds of its own: ends by itself --------------------------------
+# --- Prints without end ----------------------------------------------------------------------------
 
-AGAINST_THE_MACHINE = {}
-MOST_PROCESSES = 800
-THEY_END_AFTER_S = 20
+FLOODS = {}
 
 
-def against_the_machine(deed):
-    AGAINST_THE_MACHINE[deed.__name__] = deed
+def flood(deed):
+    FLOODS[deed.__name__] = deed
     return deed
-
-
-class _Bounds:
-    """How many processes of a bomb there may still be, over all of them."""
-
-    def __init__(self):
-        self.spent, self.end = mmap.mmap(-1, MOST_PROCESSES), time.monotonic() + THEY_END_AFTER_S
-
-    def allow(self):
-        # Two may take one place at a moment: a few more than the bound.
-        place = self.spent[:].find(0)
-        if place < 0 or time.monotonic() > self.end:
-            return False
-        self.spent[place] = 1
-        return True
-
-    def sleep(self):
-        time.sleep(max(0.0, self.end - time.monotonic()))
-        os._exit(0)
-
-
-@against_the_machine
-def fork_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        os.fork()  # the child does the same
-    bounds.sleep()
-
-
-@against_the_machine
-def fork_sessions_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        if os.fork() == 0:
-            os.setsid()
-    bounds.sleep()
-
-
-@against_the_machine
-def start_daemons_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        if (child := os.fork()) == 0:
-            os.setsid()
-            if os.fork() == 0:
-                bounds.sleep()
-            os._exit(0)
-        os.waitpid(child, 0)
-    bounds.sleep()
-
-
-@against_the_machine
-def start_threads_without_end(x):
-    threading.stack_size(2**16)
-    for _ in range(8 * MOST_PROCESSES):
-        threading.Thread(target=time.sleep, args=(THEY_END_AFTER_S,), daemon=True).start()
-    time.sleep(THEY_END_AFTER_S)
-    os._exit(0)
 
 
 def _print(gigabytes):
@@ -549,18 +489,18 @@ def _print(gigabytes):
         os.write(1 + number % 2, block)
 
 
-@against_the_machine
+@flood
 @once
 def print_3_gigabytes(x):
     _print(3)
 
 
-@against_the_machine
+@flood
 def print_without_end(x):
     _print(1000)
 
 
-@against_the_machine
+@flood
 @once
 def print_without_end_from_a_daemon(x):
     if os.fork() == 0:
@@ -662,7 +602,7 @@ def _register_all():
     for stage in STAGES:
         for name, kind in names(stage).items():
             _register(name, stage, KINDS[kind][0])
-    for kind, deed in {**AGAINST_THE_SWEEP, **AGAINST_THE_MACHINE, **STUBBORN}.items():
+    for kind, deed in {**AGAINST_THE_SWEEP, **FLOODS, **STUBBORN}.items():
         _register(f"odd_{kind}", "forward", deed)
     for number in range(FINE):
         _register(f"odd_fine_{number}", "none", None)

@@ -12,9 +12,10 @@ import pytest
 from bench import measures
 from bench.execution import control_group, host_state
 from bench.execution.host_state import between, disturbances
-from bench.execution.runner import run_cell
+from bench.execution.runner import Runner
 from bench.plan.cell import Variant, make_cell
 from bench.plan.config import check
+from bench.records.store import Store
 
 CPU = "sys/devices/system/cpu"
 # Four cores of which the cell may use 0, 1 and 3; ticks of 10 ms.
@@ -254,17 +255,17 @@ def busy():
 @pytest.mark.commands
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
 def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_all(busy, tmp_path):
-    record = run_cell(a_cell(passes=["forward"]), tmp_path)
+    record = Runner(Store(tmp_path)).run_cell(a_cell(passes=["forward"]))
     assert record.status == "ok" and record.disturbed and record.disturbed[0].startswith("other processes: ")
     during = record.host_state["during"]
     assert during["others_s"] > 0.25 * during["seconds"] and during["own_s"] > 0.1
     assert during["seconds"] <= record.duration_s
-    record = run_cell(a_cell("memory", passes=["forward"]), tmp_path)
+    record = Runner(Store(tmp_path)).run_cell(a_cell("memory", passes=["forward"]))
     assert record.status == "ok" and record.disturbed == []
     assert record.host_state["during"]["others_s"] > 0
 
 
 @pytest.mark.commands
 def test_a_time_taken_beside_other_cells_says_so(tmp_path):
-    record = run_cell(a_cell(passes=["forward"]), tmp_path, beside_others=True)
+    record = Runner(Store(tmp_path), timings_alone=False).run_cell(a_cell(passes=["forward"]))
     assert record.status == "ok" and record.disturbed[-1] == "other cells, as asked"

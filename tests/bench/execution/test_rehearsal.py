@@ -113,8 +113,8 @@ def test_inputs_of_other_types_are_no_plan(inputs):
 
 def test_one_look_does_for_all_seeds(tmp_path, monkeypatch):
     asked = []
-    real = processes.Child.tell
-    monkeypatch.setattr(processes.Child, "tell", lambda child, line: asked.append(line) or real(child, line))
+    real = processes.Child.send_line
+    monkeypatch.setattr(processes.Child, "send_line", lambda child, line: asked.append(line) or real(child, line))
     cells = [a_cell("flash", seed=seed) for seed in range(20)]
     assert rehearsed(tmp_path, *cells) == cells
     assert len(asked) == 1

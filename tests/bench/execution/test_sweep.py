@@ -11,7 +11,8 @@ from command import ROOT, TINY, bench, command, environment, fake_config_dir, fa
 from filelock import FileLock
 from synthetic_records import everything
 
-from bench.execution import runner, sweep, work
+from bench.execution import runner, sweep
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.store import Store, latest
@@ -192,14 +193,14 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     cell, record = a_cell_and_its_record()
     Store(tmp_path).write(record)
 
-    def interrupted(*args, attempt, **kwargs):
+    def interrupted(self, cell, attempt, options):
         interrupt = KeyboardInterrupt()
         interrupt.record = dataclasses.replace(
             record, record_id="f" * 32, attempt=attempt, status="interrupted", measurements={}
         )
         raise interrupt
 
-    monkeypatch.setattr(work, "run_cell", interrupted)
+    monkeypatch.setattr(Runner, "run_cell", interrupted)
     told = []
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(a_sweep(tmp_path, cell, rerun="all"), told.append)
@@ -211,16 +212,16 @@ def test_a_cell_that_claims_to_have_measured_what_cannot_be_is_measured_again(me
     cell, good = a_cell_and_its_record()
     bad = dataclasses.replace(good, record_id="b" * 32, attempt=2, measurements=measured)
     Store(tmp_path).write(bad)
-    monkeypatch.setattr(work, "run_cell", lambda cell, *args, attempt, **kwargs: good)
+    monkeypatch.setattr(Runner, "run_cell", lambda self, cell, attempt, options: good)
     monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
     assert sweep.run_sweep(a_sweep(tmp_path, cell)) == [good]
 
 
 def test_a_measurement_that_cannot_be_is_an_error():
     _, good = a_cell_and_its_record()
-    kept = runner._readable(dataclasses.replace(good, measurements={}))
+    kept = runner.readable(dataclasses.replace(good, measurements={}))
     assert kept.status == "error" and kept.reason.startswith("what was measured is no record: ")
-    assert runner._readable(good) is good
+    assert runner.readable(good) is good
 
 
 def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_path):
@@ -255,7 +256,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
     record = a_cell_and_its_record()[1]
     store, measured, interrupted_at = Store(tmp_path), [], [2]
 
-    def run(cell, *args, attempt, **kwargs):
+    def run(self, cell, attempt, options):
         if len(measured) in interrupted_at:
             interrupted_at.clear()
             raise KeyboardInterrupt
@@ -269,7 +270,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
         }
         return dataclasses.replace(record, attempt=attempt, **changes)
 
-    monkeypatch.setattr(work, "run_cell", run)
+    monkeypatch.setattr(Runner, "run_cell", run)
     monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
     of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
     with pytest.raises(KeyboardInterrupt):
@@ -288,7 +289,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
     said = {"1": [[]], "2": [["heat"], ["heat"], []], "3": [["heat"], []], "4": [None, []]}
     measured, numbers = [], itertools.count(1)
 
-    def run(cell, *args, attempt, **kwargs):
+    def run(self, cell, attempt, options):
         measured.append(cell.cell_id[0])
         reasons = said[measured[-1]].pop(0)
         now = datetime.now(UTC).isoformat()
@@ -302,7 +303,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
             changes |= {"status": "crash", "measurements": {}}
         return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
 
-    monkeypatch.setattr(work, "run_cell", run)
+    monkeypatch.setattr(Runner, "run_cell", run)
     monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
 
     def again(rerun):
