@@ -86,7 +86,9 @@ def measure(
     before = host_state.read()  # the child waits for its job
     timed_out = lost = False
     try:
-        child.send_line(json.dumps(_job(cell, folder, results_dir, options)).encode())
+        machine_bytes = before.limits["control_group"]["memory_bytes"]
+        job = {**_job(cell, folder, results_dir, options), "machine_bytes": machine_bytes}
+        child.send_line(json.dumps(job).encode())
         timed_out = not wait_for(child, cell.timeout, folder / "progress", options)
     except processes.LostServer:
         lost = True

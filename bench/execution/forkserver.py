@@ -44,7 +44,7 @@ PIPE_BYTES = 1 << 16
 POLL_S = 0.05
 # What the first call of a cell imports anyway.
 LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
-TASKS = ("bench.execution.child", "bench.execution.rehearsal")
+TASKS = ("bench.execution.child", "bench.execution.precheck")
 # As in `python -m`, but for the search path, which may be one that only the asking process knows.
 START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import forkserver; forkserver.{}(sys.argv[1])"
 

@@ -17,8 +17,8 @@ from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks
 from bench.execution.interrupts import Interrupts
+from bench.execution.precheck import check_cells
 from bench.execution.progress_bar import ProgressBar
-from bench.execution.rehearsal import rehearse
 from bench.execution.results_folder import check_folder, prepare_folder
 from bench.execution.runner import Runner
 from bench.measures.progress import Progress
@@ -111,7 +111,7 @@ def run_sweep(
     remote = bool(sweep.executor.place.name)
     if todo and not remote:
         lock_folder()  # a folder that cannot hold locks is said before anything is written
-    todo = rehearse(todo, store.root / "inputs", elsewhere=remote)
+    todo = check_cells(todo, store.root / "inputs", elsewhere=remote)
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
     store = Results(sweep.settings.results_dir, prepared=True)

@@ -44,7 +44,7 @@ class Cell:
     """What one child process measures.
 
     `config` holds the keys that determine the measurement, all resolved, and the label; `sources` is the code that
-    runs; `unsupported` is the reason why the mechanism cannot be built for it, where a rehearsal has told.
+    runs; `unsupported` is the reason why the mechanism cannot be built for it, once that was checked.
     """
 
     config: dict[str, Any]

@@ -40,13 +40,15 @@ from bench.execution.child import limit_memory
 for wanted in (0.1, 1000.0):
     limit = limit_memory({{"device": "cpu", "bench": {{"memory_limit": wanted}}}})
     print(limit, *resource.getrlimit(resource.RLIMIT_DATA))
+print(limit_memory({{"device": "cpu", "bench": {{}}}}, share=0.5, machine_bytes=2**28))
 """
 
 
-def test_it_lowers_its_limit_and_leaves_the_hard_one():
+def test_it_lowers_its_limit_leaves_the_hard_one_and_heeds_its_control_group():
     arguments = [sys.executable, "-c", UNDER_A_HARD_LIMIT]
     result = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT, env=environment())
-    little, much = (tuple(map(int, line.split())) for line in result.stdout.splitlines())
+    little, much, shared = (tuple(map(int, line.split())) for line in result.stdout.splitlines())
+    assert shared == (int(0.8 * 0.5 * 2**28),)
     assert little[0] == int(0.1 * 2**30) and little[0] < little[1] < HARD
     assert much[0] < HARD and much[1] == HARD
     assert little[2] == much[2] == HARD

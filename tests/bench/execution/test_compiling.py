@@ -6,7 +6,7 @@ import pytest
 
 from bench import api, compile
 from bench.execution import cell_process
-from bench.execution.child import Told
+from bench.execution.child import ProgressFile
 from bench.measures.progress import Progress
 from bench.plan.load import Loader
 
@@ -32,13 +32,13 @@ def test_a_timeout_does_not_count_what_went_into_compiling(compiling_s, ends, tm
 
 def test_a_child_tells_how_long_it_compiled(tmp_path):
     file = tmp_path / "progress"
-    told = Told(file)
-    told.note(Progress("1/2"))
+    progress = ProgressFile(file)
+    progress.note(Progress("1/2"))
     assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=0.0)
     for total, cache_hit in ((2_500_000, False), (900_000, True), (500_000, False)):
-        told.compiled(src=None, times=SimpleNamespace(total=total), cache_hit=cache_hit)
+        progress.compiled(src=None, times=SimpleNamespace(total=total), cache_hit=cache_hit)
     assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=3.0)
-    told.note(Progress("2/2"))
+    progress.note(Progress("2/2"))
     assert Progress.decode(file.read_text()) == Progress("2/2", compiling_s=3.0)
 
 

@@ -18,7 +18,7 @@ from bench.errors import ConfigError
 from bench.execution.executors import remote, slurm_job
 from bench.execution.executors import slurm as executor
 from bench.execution.executors.slurm import Queue, SubmissionError, Submitter, Task, batch_script
-from bench.execution.rehearsal import rehearse
+from bench.execution.precheck import check_cells
 from bench.execution.results_folder import prepare_folder
 from bench.execution.runner import Runner
 from bench.execution.sweep import save_plan
@@ -192,7 +192,7 @@ def test_no_gpu_here_says_nothing_of_the_gpus_there(tmp_path):
     typed = ["hydra.launcher.gpus_per_node=1", "attention=linformer", "causal=true", "device=cpu,cuda"]
     cells = planned(tmp_path, *typed).cells
     assert [cell.config["device"] for cell in cells] == ["cpu", "cuda:0"]
-    reasons = [cell.unsupported for cell in rehearse(cells, tmp_path, elsewhere=True)]
+    reasons = [cell.unsupported for cell in check_cells(cells, tmp_path, elsewhere=True)]
     assert reasons[0] and reasons[1] is None
 
 

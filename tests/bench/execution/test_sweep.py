@@ -213,7 +213,7 @@ def test_a_cell_that_claims_to_have_measured_what_cannot_be_is_measured_again(me
     bad = dataclasses.replace(good, record_id="b" * 32, attempt=2, measurements=measured)
     Store(tmp_path).write(bad)
     monkeypatch.setattr(Runner, "run_cell", lambda self, cell, attempt, options: good)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
     assert sweep.run_sweep(a_sweep(tmp_path, cell)) == [good]
 
 
@@ -271,7 +271,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
         return dataclasses.replace(record, attempt=attempt, **changes)
 
     monkeypatch.setattr(Runner, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
     of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(of_all)
@@ -304,7 +304,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
         return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
 
     monkeypatch.setattr(Runner, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
 
     def again(rerun):
         measured.clear()
