@@ -11,16 +11,6 @@ from bench.records.store import Store
 pytestmark = pytest.mark.commands
 
 
-def test_a_cell_that_is_ok_ends_with_exit_code_0_and_little_overhead(tmp_path):
-    result = bench("attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY)
-    assert result.returncode == 0, result.stderr
-    (record,) = Store(tmp_path).load()
-    assert (record.exit_code, record.signal, record.stderr_tail) == (0, None, "")
-    # The promise is 0.3 seconds on two free cores; beside other tests on a shared machine it may take longer.
-    assert record.overhead_s < 2
-    assert record.overhead_s <= record.duration_s
-
-
 def test_it_obeys_its_memory_limit(tmp_path):
     tiny = [word for word in TINY if not word.startswith(("seq_len", "bench."))]
     arguments = ["attention=softmax,v_mean", "seq_len=4096", "bench=memory", "bench.memory_limit=0.1", *tiny]

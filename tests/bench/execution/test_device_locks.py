@@ -4,7 +4,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -57,29 +56,6 @@ def test_two_sweeps_with_folders_of_their_own_take_turns(tmp_path):
     ]
     assert [process.wait(200) for process in both] == [0, 0]
     assert_one_at_a_time(log, 4)
-
-
-@pytest.mark.commands
-def test_sweeps_in_threads_of_one_process_take_turns(tmp_path):
-    log = tmp_path / "log"
-    code = """
-import sys, threading
-from bench import api
-from bench.execution.sweep import run_sweep
-sweeps = []
-api._run = lambda sweep: sweeps.append(sweep)
-for seed in ("0", "1", "2"):
-    api.run([*sys.argv[2:], f"seed={seed}", f"results_dir={sys.argv[1]}/{seed}"])
-threads = [threading.Thread(target=run_sweep, args=(sweep,)) for sweep in sweeps]
-for thread in threads:
-    thread.start()
-"""
-    arguments = [sys.executable, "-c", code, str(tmp_path), *LOGGED]
-    env = environment(FAKE_LOG=str(log), **FAKES)
-    result = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    assert [record.status for seed in "012" for record in Store(tmp_path / seed).load()] == ["ok"] * 3
-    assert_one_at_a_time(log, 3)
 
 
 def start_and_read_who_is_waited_for(results):

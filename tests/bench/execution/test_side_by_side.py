@@ -3,18 +3,15 @@
 import dataclasses
 import itertools
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
 
 from bench.errors import ConfigError
-from bench.execution.device_locks import hold_device
 from bench.execution.executors import devices
 from bench.execution.runner import Runner
 from bench.plan.cell import Cell
@@ -258,32 +255,4 @@ def test_ctrl_c_interrupts_all_that_is_measured(tmp_path):
     assert process.returncode == 130 and stderr.splitlines()[-1].startswith("interrupted: ")
     assert "Traceback" not in stderr and time.monotonic() - began < 15
     assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"] * 2
-    wait_for(lambda: not family(str(tmp_path)), 5)
-
-
-@two_cores
-@pytest.mark.commands
-def test_ctrl_c_does_not_wait_for_who_waits(tmp_path):
-    typed = [*arguments(tmp_path, "fake_grandchild", seeds="0,1"), *TOGETHER]
-    with hold_device("cpu", alone=False, cores=CORES[1:], what="something", say=print):
-        process = start(tmp_path, *typed)
-        wait_for(lambda: len(sleepers(tmp_path)) == 1)
-        while "waiting for something" not in process.stderr.readline():
-            assert process.poll() is None
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-        assert process.returncode == 130 and time.monotonic() - began < 10
-    assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"]
-    wait_for(lambda: not family(str(tmp_path)), 5)
-
-
-@two_cores
-@pytest.mark.commands
-def test_a_record_that_cannot_be_saved_is_one_line(tmp_path):
-    typed = [*arguments(tmp_path, "fake_grandchild", "fake_breaks_results"), *TOGETHER]
-    process = start(tmp_path, *typed, FAKE_RESULTS=str(tmp_path / "runs"))
-    _, stderr = process.communicate(timeout=100)
-    assert process.returncode == 1 and "Traceback" not in stderr
-    assert re.match(rf"error: .*{re.escape(str(Path('runs') / 'records'))}", stderr.splitlines()[-1]), stderr
     wait_for(lambda: not family(str(tmp_path)), 5)

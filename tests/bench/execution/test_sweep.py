@@ -15,7 +15,7 @@ from bench.execution import runner, sweep
 from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.config import Config
-from bench.records.store import Store, latest
+from bench.records.store import Store
 
 pytestmark = pytest.mark.commands
 
@@ -88,15 +88,6 @@ def test_resume_measures_again_only_what_failed(endings):
     assert result.returncode == 1
 
 
-def test_rerun_all_measures_afresh_and_the_newest_record_stands(tmp_path):
-    arguments = ["attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY]
-    first, second = bench(*arguments), bench(*arguments, "rerun=all")
-    assert first.returncode == second.returncode == 0
-    records = Store(tmp_path).load()
-    assert [record.attempt for record in records] == [1, 2]
-    assert latest(records)[records[0].cell_id].attempt == 2
-
-
 def test_a_finished_sweep_starts_no_process(tmp_path):
     conf = fake_config_dir(tmp_path, ["fake_counted"])
     counter = tmp_path / "counter"
@@ -150,33 +141,6 @@ def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
     assert [process.wait(120) for process in both] == [1, 1]
     assert sorted(record.attempt for record in store.load()) == [1, 1, 2, 2]
     assert len(counter.read_text().split()) == 4
-
-
-def test_two_sweeps_at_once_share_the_work(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_counted"])
-    counter = tmp_path / "counter"
-    arguments = ["--config-dir", str(conf), "attention=fake_counted", "seed=0,1,2", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    env = environment(FAKE_COUNTER=str(counter), **FAKES)
-    both = [subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
-    assert len(set(counter.read_text().split())) == 3
-    assert len(Store(tmp_path / "runs").load()) == 3
-
-
-def test_kill_9_of_a_sweep_ends_what_its_mechanism_started(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_daemon_and_hang"])
-    arguments = ["--config-dir", str(conf), "attention=fake_daemon_and_hang", "tracking=none"]
-    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
-    process = subprocess.Popen(
-        command(*arguments, f"results_dir={tmp_path / 'runs'}", *TINY), cwd=ROOT, env=env, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(lambda: "sleep" in [member.name() for member in family(str(tmp_path))])
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: not family(str(tmp_path)), 10)
 
 
 def a_cell_and_its_record():
