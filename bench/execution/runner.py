@@ -148,22 +148,7 @@ class Runner:
         Raises:
             KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
         """
-        beside_others = needs_quiet(cell) and not self.timings_alone
-        fields: dict[str, Any] = {
-            "record_id": secrets.token_hex(16),
-            "cell_id": cell.cell_id,
-            "sweep_id": self.sweep_id,
-            "attempt": attempt,
-            "config": cell.config,
-            "overrides": self.overrides,
-            "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
-            "mechanisms": _mechanisms(cell.config),
-            "machine": {
-                **machine(cell.config["device"], self.place),
-                "beside_others": beside_others,
-                "job": scheduler_job(),
-            },
-        }
+        identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()
         interrupt: KeyboardInterrupt | None = None
         try:
@@ -173,7 +158,8 @@ class Runner:
         duration = time.perf_counter() - clock
         if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
             reasons = host_state.disturbances(result["host_state"], result["device_state"])
-            result["host_state"]["disturbed"] = [*reasons, *(["other cells, as asked"] if beside_others else [])]
+            asked = ["other cells, as asked"] if identity["machine"]["beside_others"] else []
+            result["host_state"]["disturbed"] = [*reasons, *asked]
         seconds = result.pop("seconds", {})
         record = Record(
             started=started.isoformat(),
@@ -181,13 +167,37 @@ class Runner:
             duration_s=duration,
             seconds={phase: round(took, 4) for phase, took in seconds.items()},
             overhead_s=duration - sum(seconds.get(phase, 0.0) for phase in MEASURING_PHASES),
-            **fields,
+            **identity,
             **result,
         )
         if interrupt is not None:
             interrupt.record = record  # type: ignore[attr-defined]
             raise interrupt
         return readable(record)
+
+    def identity(self, cell: Cell, attempt: int, device: str) -> dict[str, Any]:
+        """The fields of a new record that say what it is of, where and by which code, as of now.
+
+        Args:
+            cell: what is measured.
+            attempt: how many records this cell has, with this one.
+            device: one of this machine.
+        """
+        return {
+            "record_id": secrets.token_hex(16),
+            "cell_id": cell.cell_id,
+            "sweep_id": self.sweep_id,
+            "attempt": attempt,
+            "config": cell.config,
+            "overrides": self.overrides,
+            "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
+            "mechanisms": _mechanisms(cell.config),
+            "machine": {
+                **machine(device, self.place),
+                "beside_others": needs_quiet(cell) and not self.timings_alone,
+                "job": scheduler_job(),
+            },
+        }
 
     def _result(self, cell: Cell, options: Options) -> dict[str, Any]:
         if cell.unsupported is not None:

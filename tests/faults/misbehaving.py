@@ -6,7 +6,6 @@
 import atexit
 import ctypes
 import functools
-import itertools
 import mmap
 import os
 import random
@@ -14,10 +13,8 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,29 +129,9 @@ def raise_unprintable(x):
     raise Unprintable
 
 
-@kind("error", "RuntimeError: long")
-def raise_10_megabytes(x):
-    raise RuntimeError("long" * 2_500_000)
-
-
-@kind("error", "ValueError: before")
-def raise_lone_surrogates(x):
-    raise ValueError("before \udc80\ud800 after")
-
-
-@kind("error", "ValueError: first$")
-def raise_many_lines(x):
-    raise ValueError("first\nsecond\r\nthird\x85fourth\u2028fifth")
-
-
 @kind("error", "ValueError: .*clear")
 def raise_control_characters(x):
     raise ValueError("\x1b[2J clear \x07\x00 | cell")
-
-
-@kind("error", "ValueError")
-def raise_nothing(x):
-    raise ValueError
 
 
 @kind("error", "No space left on device")
@@ -174,20 +151,6 @@ def raise_unsupported(x):
 
 @kind("error", "RecursionError")
 def recurse(x):
-    return recurse(x)
-
-
-@kind("crash", "SIGSEGV")
-def nested_generators(x):
-    nested = iter(())
-    for _ in range(10**6):
-        nested = itertools.chain(nested, ())
-    next(nested, None)
-
-
-@kind("crash error", "")
-def lower_the_recursion_limit(x):
-    sys.setrecursionlimit(50)
     return recurse(x)
 
 
@@ -242,28 +205,6 @@ def allocate_in_python_for_ever(x):
 @once
 def share_memory(x):
     mmap.mmap(-1, 2**28).write(bytes(2**27))
-
-
-@kind("ok")
-@once
-def print_200_megabytes(x):
-    for _ in range(100):
-        os.write(1, b"x" * 10**6)
-        os.write(2, b"y" * 10**6)
-
-
-@kind("ok")
-@once
-def print_control_characters(x):
-    print("\x1b[2J\x1b]0;title\x07\x00\udc80".encode(errors="replace").decode(), file=sys.stderr)
-
-
-@kind("ok")
-@once
-def warn_for_ever(x):
-    warnings.simplefilter("always")
-    for number in range(10**5):
-        warnings.warn(str(number), stacklevel=1)
 
 
 # --- Starts others ---------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,6 @@ from bench.execution.runner import Runner
 from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.cell import Cell
-from bench.plan.code import code_identity
-from bench.plan.machine import machine
 from bench.plan.sources import Source
 from bench.records import index, plans
 from bench.records.disk import write_atomically
@@ -78,21 +75,8 @@ def give_up(runner: Runner, cell: Cell, reason: str) -> None:
         if any(map(runner.is_new, attempts)):
             return
         now = datetime.now(UTC).isoformat()
-        record = Record(
-            record_id=secrets.token_hex(16),
-            cell_id=cell.cell_id,
-            sweep_id=runner.sweep_id,
-            attempt=len(attempts) + 1,
-            status="crash",
-            reason=reason,
-            config=cell.config,
-            started=now,
-            ended=now,
-            duration_s=0.0,
-            overrides=runner.overrides,
-            code=code_identity(),
-            machine=machine("cpu", runner.place),
-        )
+        identity = runner.identity(cell, len(attempts) + 1, "cpu")
+        record = Record(**identity, status="crash", reason=reason, started=now, ended=now, duration_s=0.0)
         runner.store.write(record)
 
 
