@@ -60,7 +60,7 @@ def planned(results_dir: str, sweep_id: str) -> Sweep:
     except plans.PlanError as error:
         raise ConfigError(one_line(error)) from None
     executor = executors.check(plan.launcher)
-    if not executor.place.name:
+    if not executor.resources.name:
         raise ConfigError(f"{sweep_id}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
     settings = Config({}, {}, {}, **{**plan.settings, "results_dir": results_dir})
     return Sweep(tuple(remote.plan_cells(plan)), settings, tuple(plan.overrides), executor)

@@ -20,7 +20,7 @@ from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.machine import gpu
-from bench.plan.place import HERE, Place
+from bench.plan.resources import THIS_MACHINE, Resources
 from bench.quiet import QUIET
 from bench.records.outcomes import classify_exit, count_oom_kills
 
@@ -52,11 +52,11 @@ class Options:
             raise KeyboardInterrupt
 
 
-def child_environment(device: str, place: Place = HERE) -> dict[str, str]:
+def child_environment(device: str, resources: Resources = THIS_MACHINE) -> dict[str, str]:
     """The environment of a child that measures on the device of a resolved configuration."""
     environment = {**os.environ, **QUIET}
-    if place.cores is not None:
-        environment["OMP_NUM_THREADS"] = str(place.cores)
+    if resources.cores is not None:
+        environment["OMP_NUM_THREADS"] = str(resources.cores)
     used = gpu(device)
     if used is not None:  # the only one that the child sees, whatever order CUDA counts in
         environment["CUDA_VISIBLE_DEVICES"] = used.uuid

@@ -26,7 +26,7 @@ def preview(sweep: Sweep) -> str:
     store = Results(sweep.settings.results_dir)
     attempts = index.of_cells(store, (cell.cell_id for cell in sweep.cells))
     missing, _ = outstanding(store, sweep, attempts)
-    missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.place.name))
+    missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
     ended = [record for record in store.load() if record.status == "ok"]
     durations = Durations((record.config, record.duration_s) for record in ended)
     expected = [(cell, durations.expected(cell.config, OF_SIZE)) for cell in missing]

@@ -27,7 +27,7 @@ from bench.measures.summary import quantities
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
-from bench.plan.place import HERE, Place
+from bench.plan.resources import THIS_MACHINE, Resources
 from bench.plan.sources import digest
 from bench.records.files import decode, encode
 from bench.records.record import Record, RecordError
@@ -58,7 +58,7 @@ class Runner:
         sweep_id: of the plan.
         overrides: the command line, for the records.
         known: the ids of the records that were there when it was decided what to measure.
-        place: where the cells are planned to run.
+        resources: where the cells are planned to run.
         timings_alone: whether what is timed on a CPU, and comparisons, have the machine for themselves.
         defer_interrupts: keeps interrupts away while a record is saved.
     """
@@ -67,7 +67,7 @@ class Runner:
     sweep_id: str = ""
     overrides: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
-    place: Place = HERE
+    resources: Resources = THIS_MACHINE
     timings_alone: bool = True
     defer_interrupts: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -193,7 +193,7 @@ class Runner:
             "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
             "mechanisms": _mechanisms(cell.config),
             "machine": {
-                **machine(device, self.place),
+                **machine(device, self.resources),
                 "beside_others": needs_quiet(cell) and not self.timings_alone,
                 "job": scheduler_job(),
             },
@@ -208,7 +208,7 @@ class Runner:
         folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
         folder.mkdir()
         try:
-            environment = child_environment(cell.config["device"], self.place)
+            environment = child_environment(cell.config["device"], self.resources)
             return cell_process.measure(cell, folder, results_dir, environment, options)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -76,10 +76,10 @@ def plan(
         for key in OF_THE_SWEEP:
             if getattr(config, key) != getattr(settings, key):
                 raise ConfigError(f"{key}={getattr(config, key)!r}: must have one value in a sweep")
-        made += [make_cell(each, variant, executor.place) for each in split(config)]
+        made += [make_cell(each, variant, executor.resources) for each in split(config)]
     if settings is None:
         raise ConfigError("the sweep has no cells")
-    for cell in merge_compared(made, executor.place):
+    for cell in merge_compared(made, executor.resources):
         cells.setdefault(cell.cell_id, cell)
     return Sweep(tuple(cells.values()), settings, tuple(overrides), executor)
 
@@ -108,7 +108,7 @@ def run_sweep(
     todo, rerun = outstanding(store, sweep, attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
-    remote = bool(sweep.executor.place.name)
+    remote = bool(sweep.executor.resources.name)
     if todo and not remote:
         lock_folder()  # a folder that cannot hold locks is said before anything is written
     todo = check_cells(todo, store.root / "inputs", elsewhere=remote)
@@ -120,7 +120,7 @@ def run_sweep(
         sweep.sweep_id,
         sweep.overrides,
         frozenset(attempt.record_id for attempt in attempts),
-        sweep.executor.place,
+        sweep.executor.resources,
         sweep.executor.timings_alone,
         interrupts.deferred,
     )

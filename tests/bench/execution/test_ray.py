@@ -17,7 +17,7 @@ from bench.execution.runner import Runner
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
-from bench.plan.place import Place
+from bench.plan.resources import Resources
 from bench.records.store import Store
 
 
@@ -26,8 +26,8 @@ def checked(**values):
 
 
 def test_a_cluster_on_this_machine_is_this_machine_and_another_one_is_not():
-    assert checked(num_cpus=2).place == Place("", 2, False)
-    assert checked(address="auto", num_gpus=1).place == Place("ray", 1, True)
+    assert checked(num_cpus=2).resources == Resources("", 2, False)
+    assert checked(address="auto", num_gpus=1).resources == Resources("ray", 1, True)
 
 
 @pytest.mark.parametrize(

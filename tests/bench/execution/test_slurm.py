@@ -61,7 +61,7 @@ def begun(tmp_path, *overrides):
     sweep = planned(tmp_path, *overrides)
     prepare_folder(sweep.settings.results_dir)
     save_plan(sweep)
-    runner = Runner(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, place=sweep.executor.place)
+    runner = Runner(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, resources=sweep.executor.resources)
     remote.begin(runner, sweep.cells)
     return sweep, runner
 
@@ -85,9 +85,9 @@ def test_what_sbatch_cannot_be_told_is_refused(given, message):
 
 def test_ids_hold_what_is_asked_for():
     asked = settings(partition="gpu", constraint="a100", cpus_per_task=8, gpus_per_node=1)
-    assert asked.place == (place := type(asked.place)("slurm partition=gpu constraint=a100", 8, True))
-    assert settings(partition="gpu", constraint="a100", cpus_per_task=8, gres="gpu:1", qos="x").place.gpus
-    assert settings().place != place and settings().place.name == "slurm" and not settings().place.gpus
+    assert asked.resources == (resources := type(asked.resources)("slurm partition=gpu constraint=a100", 8, True))
+    assert settings(partition="gpu", constraint="a100", cpus_per_task=8, gres="gpu:1", qos="x").resources.gpus
+    assert settings().resources != resources and settings().resources.name == "slurm" and not settings().resources.gpus
 
 
 def test_cells_of_different_partitions_are_different_and_those_of_one_are_the_same(tmp_path):
