@@ -17,9 +17,8 @@ from omegaconf import DictConfig
 from bench import measures
 from bench.api import exit_code, finish, launch, planned, print_table, say_figures
 from bench.errors import ConfigError, one_line
-from bench.execution.folder import prepare_folder
-from bench.execution.reruns import stands
-from bench.execution.sweep import Sweep, plan, run_sweep
+from bench.execution.results_folder import prepare_folder
+from bench.execution.sweep import Sweep, needs_no_rerun, plan, run_sweep
 from bench.measures.summary import Results
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.explain import explained
@@ -192,4 +191,4 @@ def _jobs(returned: Any) -> Iterator[JobReturn]:
 def _all_done(sweep: Sweep) -> bool:
     store, rerun = Results(sweep.settings.results_dir), sweep.settings.rerun
     standing = latest(index.of_cells(store, (cell.cell_id for cell in sweep.cells)))
-    return rerun != "all" and all(stands(standing.get(cell.cell_id), rerun) for cell in sweep.cells)
+    return rerun != "all" and all(needs_no_rerun(standing.get(cell.cell_id), rerun) for cell in sweep.cells)

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.api import exit_code, launch, print_table, say_figures
 from bench.app import guarded
 from bench.errors import ConfigError, Parser, one_line
-from bench.execution import rounds
+from bench.execution.executors import remote
 from bench.execution.sweep import Sweep
 from bench.measures.summary import Results
 from bench.plan import executors
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)
     sweep = planned(given.results, given.sweep)
-    if rounds.under_way(Path(given.results), sweep.sweep_id):
+    if remote.in_progress(Path(given.results), sweep.sweep_id):
         records = launch(sweep, print_table)
         if records:
             say_figures(sweep)
@@ -60,10 +60,10 @@ def planned(results_dir: str, sweep_id: str) -> Sweep:
     except plans.PlanError as error:
         raise ConfigError(one_line(error)) from None
     executor = executors.check(plan.launcher)
-    if not executor.place.name:
+    if not executor.resources.name:
         raise ConfigError(f"{sweep_id}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
     settings = Config({}, {}, {}, **{**plan.settings, "results_dir": results_dir})
-    return Sweep(tuple(rounds.cells(plan)), settings, tuple(plan.overrides), executor)
+    return Sweep(tuple(remote.plan_cells(plan)), settings, tuple(plan.overrides), executor)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import analysis.__main__ as analysis
 from bench import asked, merge, status, wait
 from bench.app import guarded
 from bench.errors import ConfigError
-from bench.execution.folder import check_folder, prepare_folder
-from bench.execution.slots import slots
+from bench.execution.device_locks import lock_folder
+from bench.execution.results_folder import check_folder, prepare_folder
 from bench.records import archive, own
 from bench.records.store import Store
 from bench.tracking import ui
@@ -106,7 +106,7 @@ def locks(folder, monkeypatch):
     """What a sweep does to the folder of the devices' locks."""
     monkeypatch.setenv("ATTENTION_ZOO_SLOTS", str(folder))
     try:
-        slots()
+        lock_folder()
     except ConfigError:
         return 2
     return 0

@@ -22,18 +22,17 @@ import torch
 import attention_zoo
 from attention_zoo.ops import launching
 from bench import measures
-from bench.execution import family
+from bench.execution import process_group
 from bench.measures.context import CellContext
 from bench.measures.progress import Progress
 from bench.plan.sources import changed
 from bench.records.disk import write_atomically
 from bench.records.outcomes import classify
-from bench.records.patience import patiently
 
 GIB = 2**30
-# Of the memory that is free when a cell starts, or of its part where others run beside it; the rest is the system's.
+# Of the memory that is free when a cell starts; where others run beside it, of its share of that.
 USABLE_SHARE = 0.8
-# The exit code of a child that could not write its result is this and the system's error number, where that fits.
+# The exit code of a child that could not write its result is this plus the system's error number.
 UNWRITTEN, UNWRITTEN_ERRORS = 200, 50
 
 
@@ -43,20 +42,20 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
-    family.adopt_orphans()
-    family.limit_processes()
+    process_group.become_subreaper()
+    process_group.limit_threads()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     folder = Path(job["folder"])
-    limit = limit_memory(job["config"], job["memory_share"])
-    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["keep"]), limit)
+    limit = limit_memory(job["config"], job["memory_share"], job["machine_bytes"])
+    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["checkpoints"]), limit)
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     code = 0
     try:
         encoded = json.dumps(result, allow_nan=False).encode()
-        patiently(lambda: write_atomically(folder / "result.json", encoded), Path(job["records"]))
+        write_atomically(folder / "result.json", encoded)
     except OSError as error:
         code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
     _end(code)
@@ -66,7 +65,7 @@ def _end_with_parent() -> None:
     try:
         while os.read(sys.stdin.fileno(), 1):
             pass
-    except OSError:  # the mechanism has closed it; the server, too, ends what is below it
+    except OSError:  # the mechanism has closed it; the server ends this process, too
         return
     _end(1)
 
@@ -75,19 +74,23 @@ def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    family.end_descendants()
-    # Nothing is left to do, and tearing the interpreter down under a waiting thread takes time or aborts.
+    process_group.kill_descendants()
+    # Tearing the interpreter down while a thread waits takes time or aborts.
     os._exit(code)
 
 
 def measure_cell(
-    config: dict[str, Any], cache_dir: Path, progress_file: Path, keep: Path | None = None, limit: int | None = None
+    config: dict[str, Any],
+    cache_dir: Path,
+    progress_file: Path,
+    checkpoints: Path | None = None,
+    limit: int | None = None,
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    told = Told(progress_file)
+    progress = ProgressFile(progress_file)
     if config["device"] == "cuda":
-        told.listen()
-    context = CellContext(config, cache_dir, limit, told.note, keep)
+        progress.listen()
+    context = CellContext(config, cache_dir, limit, progress.note, checkpoints)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(context)
@@ -104,8 +107,8 @@ def measure_cell(
     return result
 
 
-class Told:
-    """What the parent reads in a file: how far the cell is, and the time that went into compiling, which is not its."""
+class ProgressFile:
+    """What the parent reads in a file: how far the cell is, and the time that went into compiling kernels."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.progress = file, Progress()
@@ -131,12 +134,13 @@ class Told:
             self.note(self.progress)
 
 
-def limit_memory(config: dict[str, Any], share: float = 1.0) -> int | None:
+def limit_memory(config: dict[str, Any], share: float = 1.0, machine_bytes: int | None = None) -> int | None:
     """Make allocations beyond the limit fail, so that running out of memory is an outcome; returns the bytes.
 
     Args:
         config: of the cell.
         share: of what is free, where the configuration names no limit: others take theirs at the same time.
+        machine_bytes: what the control group allows, if that is less than what the machine has.
     """
     wanted = config["bench"].get("memory_limit")
     if config["device"] == "cuda":  # the only one that this process sees
@@ -149,7 +153,8 @@ def limit_memory(config: dict[str, Any], share: float = 1.0) -> int | None:
         import resource
     except ImportError:
         return None
-    free = int(USABLE_SHARE * share * psutil.virtual_memory().available)
+    available = psutil.virtual_memory().available
+    free = int(USABLE_SHARE * share * min(available, machine_bytes or available))
     limit = free if wanted is None else int(wanted * GIB)
     # The threads and their arenas exist before the limit does.
     torch.ones(512, 512) @ torch.ones(512, 512)

@@ -1,9 +1,11 @@
 """The parent of a sweep's children: it has imported torch and the suite, so that a child is ready at once.
 
 It measures nothing, starts no thread and touches no GPU: a child that it forks is as new as one that is started from
-nothing. It runs one child at a time, and when that has ended, kills and reaps whatever it left, also what had left its
-session. It ends when whoever asks does, with everything below it. Meanwhile it takes what the child prints, and counts
-what the child starts: one that starts processes without end is killed.
+nothing. It runs one child at a time. When that has ended, it kills and reaps what the child has left, also what has
+left the child's session. It ends when the sweep does, with everything below it.
+
+`multiprocessing.forkserver` is no replacement: it serves one environment for a whole process, and leaves a child's own
+children alive.
 """
 
 from __future__ import annotations
@@ -18,30 +20,31 @@ import pkgutil
 import random
 import resource
 import select
-import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.errors import ConfigError, bounded
-from bench.execution import family
-from bench.execution.output import Output
+from bench.execution import process_group
 
 # A notebook that measures nothing more need not keep a process; the next cell brings another.
 IDLE_S = 120.0
 PLUGINS = "ATTENTION_ZOO_PLUGINS"
 PACKAGES = ("attention_zoo", "bench")
 # What Linux takes in one message.
-MOST_DESCRIPTORS = 253
-COUNT_EVERY_S = 0.1
+MAX_DESCRIPTORS = 253
+# Of what a child prints, the end is kept.
+TAIL_BYTES = 4000
+PIPE_BYTES = 1 << 16
+# Where the system does not tell of a child's end, this is how often it is looked for.
+POLL_S = 0.05
 # What the first call of a cell imports anyway.
 LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
-TASKS = ("bench.execution.child", "bench.execution.rehearsal")
+TASKS = ("bench.execution.child", "bench.execution.precheck")
 # As in `python -m`, but for the search path, which may be one that only the asking process knows.
 START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import forkserver; forkserver.{}(sys.argv[1])"
 
@@ -54,32 +57,31 @@ def forks() -> bool:
     Raises:
         ConfigError: it asks for something else.
     """
-    asked = os.environ.get("ATTENTION_ZOO_START", "fork")
-    if asked not in ("fork", "spawn"):
-        raise ConfigError(f"ATTENTION_ZOO_START={bounded(asked)!r}: must be fork or spawn")
-    return sys.platform == "linux" and asked == "fork"
+    method = os.environ.get("ATTENTION_ZOO_START", "fork")
+    if method not in ("fork", "spawn"):
+        raise ConfigError(f"ATTENTION_ZOO_START={bounded(method)!r}: must be fork or spawn")
+    return sys.platform == "linux" and method == "fork"
 
 
 def serve(descriptor: str) -> NoReturn:
     """Answer requests on a socket: the first line says what is loaded, then one `pid` and one `ended` for each.
 
     A request is one line `{"task": module, "cwd": folder, "standard": n}` with the descriptors of the child's first n
-    standard files, and of files that it keeps open. Standard files that are not given are one, of which the end is
-    returned with `ended`, as is `cpu_s`, what the child and all that it started have computed.
+    standard files, and of files that it keeps open. The other standard files are one pipe; the end of what is written
+    there returns with `ended`, as does `cpu_s`, what the child and all that it started have computed.
     """
     channel = socket.socket(fileno=int(descriptor))
-    family.adopt_orphans()
-    loaded = _load() if forks() else {}
-    ended = _told_of_children()
-    _say(channel, loaded=loaded)
+    process_group.become_subreaper()
+    _send(channel, loaded=_load() if forks() else {})
     while (request := _next_request(channel)) is not None:
-        before, output = _computed(), Output()
-        _say(channel, pid=(pid := _start(*request, output, (channel, *ended, output))))
-        code, reason = _wait(pid, channel, ended[0], output)
-        family.end_descendants()
+        before, output = _computed_s(), _Output()
+        pid = _start(*request, output, channel)
+        _send(channel, pid=pid)
+        code = _wait(pid, channel, output)
+        process_group.kill_descendants()
         if code is None:
             break
-        _say(channel, ended=code, reason=reason, tail=output.tail(), cpu_s=_computed() - before)
+        _send(channel, ended=code, tail=output.tail(), cpu_s=_computed_s() - before)
         output.close()
     os._exit(0)
 
@@ -120,23 +122,38 @@ def _hashes() -> Iterator[tuple[str, str]]:
                 yield name, hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _told_of_children() -> tuple[socket.socket, socket.socket]:
-    """A pair of sockets of which the first is readable when a child has ended."""
-    ended, wake = socket.socketpair()
-    ended.setblocking(False)
-    wake.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake.fileno())
-    return ended, wake
+class _Output:
+    """A pipe for what a child prints. Its writing end stays open here too, so that reading it never comes to an end."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._tail = b""
+
+    def fileno(self) -> int:
+        return self._read_end
+
+    def read(self) -> None:
+        """Take what is there; never waits."""
+        with contextlib.suppress(BlockingIOError):
+            self._tail = (self._tail + os.read(self._read_end, PIPE_BYTES))[-TAIL_BYTES:]
+
+    def tail(self) -> str:
+        self.read()
+        return self._tail.decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._read_end)
+        os.close(self.write_end)
 
 
-def _computed() -> float:
+def _computed_s() -> float:
     """What this process and everything that it has reaped have computed, in seconds."""
-    both = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
+    usages = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _say(channel: socket.socket, **message: Any) -> None:
+def _send(channel: socket.socket, **message: Any) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         channel.sendall(json.dumps(message).encode() + b"\n")
 
@@ -145,25 +162,27 @@ def _next_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | 
     if not select.select([channel], [], [], IDLE_S)[0]:
         return None
     with contextlib.suppress(ConnectionResetError):
-        line, descriptors, _, _ = socket.recv_fds(channel, 65536, MOST_DESCRIPTORS)
+        line, descriptors, _, _ = socket.recv_fds(channel, 65536, MAX_DESCRIPTORS)
         if line:
             return json.loads(line), descriptors
     return None
 
 
-def _start(
-    request: dict[str, Any], descriptors: list[int], output: Output, own: Sequence[socket.socket | Output]
-) -> int:
-    given = request["standard"]
-    standard = [*descriptors[:given], *[output.write_end] * (3 - given)]
+def _start(request: dict[str, Any], descriptors: list[int], output: _Output, channel: socket.socket) -> int:
+    count = request["standard"]
+    standard = [*descriptors[:count], *[output.write_end] * (3 - count)]
     try:
-        return (_fork if forks() else _spawn)(request, standard, descriptors[given:], own)
+        if not forks():
+            return _spawn(request, standard, descriptors[count:])
+        if pid := os.fork():
+            return pid
+        _run_fork(request, standard, [*descriptors[:count], channel.detach(), output.fileno(), output.write_end])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _spawn(request: dict[str, Any], standard: list[int], kept: list[int], own: Sequence[socket.socket | Output]) -> int:
+def _spawn(request: dict[str, Any], standard: list[int], inherited: list[int]) -> int:
     stdin, stdout, stderr = standard
     process = subprocess.Popen(
         [sys.executable, "-c", START.format("run"), request["task"], *sys.path],
@@ -171,28 +190,22 @@ def _spawn(request: dict[str, Any], standard: list[int], kept: list[int], own: S
         stdout=stdout,
         stderr=stderr,
         cwd=request["cwd"],
-        pass_fds=kept,
+        pass_fds=inherited,
         start_new_session=True,
     )
     process.returncode = 0  # reaped elsewhere
     return process.pid
 
 
-def _fork(request: dict[str, Any], standard: list[int], kept: list[int], own: Sequence[socket.socket | Output]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
+def _run_fork(request: dict[str, Any], standard: list[int], unneeded: list[int]) -> NoReturn:
+    """The child that is forked."""
     code = 1
     try:
         os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, descriptor in enumerate(standard):
             os.dup2(descriptor, number)
-        for descriptor in standard[: request["standard"]]:
+        for descriptor in unneeded:
             os.close(descriptor)
-        for one in own:
-            one.close()
         with contextlib.suppress(OSError):  # it may be gone
             os.chdir(request["cwd"])
         _draw_new_seeds()
@@ -218,26 +231,29 @@ def _draw_new_seeds() -> None:
     torch.default_generator.seed()
 
 
-def _wait(pid: int, channel: socket.socket, ended: socket.socket, output: Output) -> tuple[int | None, str | None]:
-    """The exit code of a child (negative: its signal), and why it was killed here.
+def _wait(pid: int, channel: socket.socket, output: _Output) -> int | None:
+    """The exit code of a child (negative: its signal); None if the sweep is gone first."""
+    with _end_of(pid) as end:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            sources: list[socket.socket | _Output | int] = [channel, output, *end]
+            readable, _, _ = select.select(sources, [], [], None if end else POLL_S)
+            if output in readable:
+                output.read()
+            if channel in readable:  # nothing is asked while a child runs: it was closed
+                return None
+    process_group.kill_group(pid)  # before it is reaped, so that the number is still its own
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    The code is None if whoever asked is gone first.
-    """
-    crowd, count_at = family.Crowd(pid), 0.0
-    while True:
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            family.kill_group(pid)  # before it is reaped, so that the number is still its own
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None
-        sources: list[socket.socket | Output] = [channel, ended, output]
-        readable, _, _ = select.select(sources, [], [], COUNT_EVERY_S)
-        if ended in readable:
-            with contextlib.suppress(BlockingIOError):
-                ended.recv(4096)
-        if output in readable:
-            output.take()
-        if channel in readable:  # nothing is asked while a child runs: it was closed
-            return None, None
-        if time.monotonic() >= count_at:
-            count_at = time.monotonic() + COUNT_EVERY_S
-            if (reason := crowd.ended()) is not None:
-                return -signal.SIGKILL, reason
+
+@contextlib.contextmanager
+def _end_of(pid: int) -> Iterator[list[int]]:
+    """A descriptor that is readable when a process has ended, where the system has such (Linux)."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        yield []
+        return
+    try:
+        yield [descriptor]
+    finally:
+        os.close(descriptor)

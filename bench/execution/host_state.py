@@ -10,12 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from bench.execution import control_group
 
 # What others may take of the cores that a cell runs on, in cores. On an idle machine they take less than 0.02; a
 # neighbour that computes takes most of one.
@@ -33,7 +32,11 @@ SLOWED_SHARE = 0.01
 # these it is slower than it can be, and another time it is not.
 SLOWDOWNS = ("hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake")
 # A counter of energy starts again at zero, unseen if that happens twice; no processor takes more.
-MOST_WATTS = 1000.0
+MAX_WATTS = 1000.0
+
+# What control groups of version 1 say for no limit is a number near 2^63.
+NO_LIMIT = 2**60
+CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
 
 BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq; those of guests are in the first two
 STOLEN = 7
@@ -54,16 +57,12 @@ class Reading:
     state: dict[str, Any]
     """For the record: `load`, `governors`, `mhz` (least, median, greatest)."""
     limits: dict[str, Any]
-    """For the record: `cores` that the cell may use, as the kernel writes them, and those of the control group."""
-    busy_s: Counters = field(default_factory=dict)
-    """Of each core, since the machine started, as all that follows."""
-    stolen_s: Counters = field(default_factory=dict)
-    held_up_s: Counters = field(default_factory=dict)
-    """Of each control group that the process is in."""
-    waited_s: Counters = field(default_factory=dict)
-    slowdowns: Counters = field(default_factory=dict)
+    """For the record: `cores` that the cell may use, as the kernel writes them, and those of its `control_group`."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """Since the machine started: `busy_s` and `stolen_s` of each core, `held_up_s` of each control group that the
+    process is in, `waited_s` and `slowdowns`."""
     packages: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Energy in µJ, and where it starts again at zero."""
+    """Energy in µJ of each processor, and where it starts again at zero."""
 
 
 def read(root: Path = Path("/")) -> Reading:
@@ -72,26 +71,28 @@ def read(root: Path = Path("/")) -> Reading:
     Args:
         root: a folder with the files of another machine.
     """
-    allowed = _told(lambda: _field(root / "proc/thread-self/status", "Cpus_allowed_list"))
-    cores = _told(lambda: _cores(allowed or "")) or frozenset()
+    allowed = _or_none(lambda: _line_after(root / "proc/thread-self/status", "Cpus_allowed_list:"))
+    cores = _or_none(lambda: _cores(allowed or "")) or frozenset()
     files = [root / f"sys/devices/system/cpu/cpu{core}" for core in sorted(cores)]
-    ticks = _told(lambda: _ticks(root, cores)) or {}
+    load = _or_none(lambda: [float(word) for word in (root / "proc/loadavg").read_text().split()[:3]])
+    ticks = _or_none(lambda: _ticks(root, cores)) or {}
     return Reading(
         at=time.monotonic(),
         own_s=time.thread_time(),
         state={
-            "load": _told(lambda: [float(one) for one in (root / "proc/loadavg").read_text().split()[:3]])
-            or (list(psutil.getloadavg()) if root == Path("/") else None),
-            "governors": sorted({one for file in files if (one := _text(file / "cpufreq/scaling_governor"))}) or None,
-            "mhz": _told(lambda: _mhz(root, files, cores)),
+            "load": load or (list(psutil.getloadavg()) if root == Path("/") else None),
+            "governors": sorted({text for file in files if (text := _text(file / "cpufreq/scaling_governor"))}) or None,
+            "mhz": _or_none(lambda: _mhz(root, files, cores)),
         },
-        limits={"cores": allowed if cores else None, "control_group": control_group.limits(root)},
-        busy_s={core: sum(columns[one] for one in BUSY) for core, columns in ticks.items()},
-        stolen_s={core: columns[STOLEN] for core, columns in ticks.items()},
-        held_up_s=control_group.held_up_s(root),
-        waited_s=_told(lambda: _waited(root)) or {},
-        slowdowns=_told(lambda: _slowdowns(files)) or {},
-        packages=_told(lambda: _packages(root)) or {},
+        limits={"cores": allowed if cores else None, "control_group": _control_group_limits(root)},
+        counters={
+            "busy_s": {core: sum(columns[column] for column in BUSY) for core, columns in ticks.items()},
+            "stolen_s": {core: columns[STOLEN] for core, columns in ticks.items()},
+            "held_up_s": _held_up_s(root),
+            "waited_s": _or_none(lambda: _waited(root)) or {},
+            "slowdowns": _or_none(lambda: _slowdowns(files)) or {},
+        },
+        packages=_or_none(lambda: _packages(root)) or {},
     )
 
 
@@ -110,20 +111,13 @@ def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, 
         processors.
     """
     seconds, own = after.at - before.at, after.own_s - before.own_s
-    busy = _grown(before.busy_s, after.busy_s)
+    grown = {name: _grown(before.counters.get(name, {}), after.counters.get(name, {})) for name in after.counters}
+    busy = grown.pop("busy_s", None)
     others = None if busy is None or cell_s is None else max(0.0, busy - cell_s - own)
-    during = {
-        "seconds": seconds,
-        "own_s": cell_s,
-        "others_s": others,
-        "stolen_s": _grown(before.stolen_s, after.stolen_s),
-        "held_up_s": _grown(before.held_up_s, after.held_up_s),
-        "waited_s": _grown(before.waited_s, after.waited_s),
-        "slowdowns": _grown(before.slowdowns, after.slowdowns),
-        "packages_j": _joules(before.packages, after.packages, seconds),
-    }
-    told = {name: round(value, 4) for name, value in during.items() if value is not None}
-    return {"before": before.state, "after": after.state, "limits": before.limits, "during": told}
+    joules = _joules(before.packages, after.packages, seconds)
+    during = {"seconds": seconds, "own_s": cell_s, "others_s": others, **grown, "packages_j": joules}
+    known = {name: round(value, 4) for name, value in during.items() if value is not None}
+    return {"before": before.state, "after": after.state, "limits": before.limits, "during": known}
 
 
 def disturbances(host: Mapping[str, Any], device_state: Mapping[str, Any]) -> list[str]:
@@ -164,26 +158,84 @@ def _of_gpu(device_state: Mapping[str, Any], seconds: float) -> list[str]:
     return [*found, f"other processes on the GPU: {others}"] if others else found
 
 
-def _told(ask: Callable[[], Any]) -> Any:
+def _control_group_limits(root: Path) -> dict[str, Any]:
+    """The tightest limits of this process's control group and those that it is in; None where there is none.
+
+    Args:
+        root: `/`, or a folder with the files of another machine.
+
+    Returns:
+        `{"cpus": processors' worth of time, "memory_bytes", "cores": such as `0-3`}`.
+    """
+    cores = (_text(folder / name) for folder in _groups(root, "cpuset") for name in CPUSET_FILES)
+    return {
+        "cpus": min(filter(None, map(_cpu_limit, _groups(root, "cpu"))), default=None),
+        "memory_bytes": min(filter(None, map(_memory_limit, _groups(root, "memory"))), default=None),
+        "cores": next(filter(None, cores), None),
+    }
+
+
+def _held_up_s(root: Path) -> Counters:
+    """For how long each of these control groups had to wait so far because its time was used up."""
+    seconds = {str(folder): _or_none(partial(_throttled_s, folder)) for folder in _groups(root, "cpu")}
+    return {folder: value for folder, value in seconds.items() if value is not None}
+
+
+def _throttled_s(folder: Path) -> float:
+    fields = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+    return int(fields["throttled_usec"]) / 1e6 if "throttled_usec" in fields else int(fields["throttled_time"]) / 1e9
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """The folder of this process's control group (version 1 or 2), then those of its ancestors."""
+    try:
+        lines = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+        groups = {name: path for _, names, path in lines for name in names.split(",")}
+        top = root / "sys/fs/cgroup" / (controller if controller in groups else "")
+        folder = top / groups.get(controller, groups.get("", "")).lstrip("/")
+        # A container sees its own group at the top, of which the path is still that of the host.
+        folder = folder if folder.is_dir() and ".." not in folder.parts else top
+    except (OSError, ValueError):
+        return []
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
+
+
+def _cpu_limit(folder: Path) -> float | None:
+    if (text := _text(folder / "cpu.max")) is not None:
+        quota, _, period = text.partition(" ")
+    else:
+        quota, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
+    limit = _or_none(lambda: int(quota) / int(period))
+    return limit if limit is None or limit > 0 else None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    limit = _or_none(lambda: int(_text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""))
+    return limit if limit is None or limit < NO_LIMIT else None
+
+
+def _or_none(ask: Callable[[], Any]) -> Any:
     """The answer; None where the machine does not give it, or not as expected."""
     try:
         return ask()
-    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, StopIteration):
         return None
 
 
 def _text(file: Path) -> str | None:
-    told: str | None = _told(lambda: file.read_text().strip())
-    return told
+    text: str | None = _or_none(lambda: file.read_text().strip())
+    return text
+
+
+def _line_after(file: Path, start: str) -> str:
+    """What follows these characters in the line that they begin."""
+    lines = file.read_text().splitlines()
+    return next(line.removeprefix(start).strip() for line in lines if line.startswith(start))
 
 
 def _grown(before: Counters, after: Counters) -> float | None:
     both = before.keys() & after.keys()
     return sum(after[name] - before[name] for name in both) if both else None
-
-
-def _field(file: Path, name: str) -> str:
-    return next(line.split(":", 1)[1].strip() for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
 
 
 def _cores(ranges: str) -> frozenset[int]:
@@ -194,26 +246,25 @@ def _cores(ranges: str) -> frozenset[int]:
 
 def _ticks(root: Path, cores: frozenset[int]) -> dict[str, list[float]]:
     """The columns of /proc/stat in seconds, by core."""
-    each, names = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in cores}
+    per_second, names = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in cores}
     lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
-    found = {line[0]: [int(ticks) / each for ticks in line[1:]] for line in lines if line and line[0] in names}
-    return {core: columns for core, columns in found.items() if len(columns) > STOLEN}
+    columns = {line[0]: [int(ticks) / per_second for ticks in line[1:]] for line in lines if line and line[0] in names}
+    return {core: values for core, values in columns.items() if len(values) > STOLEN}
 
 
 def _mhz(root: Path, files: list[Path], cores: frozenset[int]) -> list[float] | None:
-    found = [int(text) / 1e3 for file in files if (text := _text(file / "cpufreq/scaling_cur_freq"))]
-    if not found:  # a virtual machine may still say
+    clocks = [int(text) / 1e3 for file in files if (text := _text(file / "cpufreq/scaling_cur_freq"))]
+    if not clocks:  # a virtual machine may still say
         blocks = [block for block in (root / "proc/cpuinfo").read_text().split("\n\n") if "cpu MHz" in block]
-        pairs = [dict(part.split(":", 1) for part in block.splitlines() if ":" in part) for block in blocks]
-        named = [{key.strip(): value.strip() for key, value in pair.items()} for pair in pairs]
-        found = [float(one["cpu MHz"]) for one in named if int(one["processor"]) in cores]
-    return [min(found), statistics.median(found), max(found)] if found else None
+        pairs = [dict(line.split(":", 1) for line in block.splitlines() if ":" in line) for block in blocks]
+        fields = [{key.strip(): value.strip() for key, value in pair.items()} for pair in pairs]
+        clocks = [float(each["cpu MHz"]) for each in fields if int(each["processor"]) in cores]
+    return [min(clocks), statistics.median(clocks), max(clocks)] if clocks else None
 
 
 def _waited(root: Path) -> Counters:
     """Seconds in which some task waited for a core."""
-    line = next(line for line in (root / "proc/pressure/cpu").read_text().splitlines() if line.startswith("some "))
-    return {"some": int(line.rpartition("total=")[2]) / 1e6}
+    return {"some": int(_line_after(root / "proc/pressure/cpu", "some ").rpartition("total=")[2]) / 1e6}
 
 
 def _slowdowns(files: list[Path]) -> Counters:
@@ -223,19 +274,21 @@ def _slowdowns(files: list[Path]) -> Counters:
 
 
 def _packages(root: Path) -> dict[str, tuple[int, int]]:
-    found = {}
+    packages = {}
     for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         # Its parts, such as the cores, are listed beside it.
         if (_text(folder / "name") or "").startswith("package"):
-            energy, most = _text(folder / "energy_uj"), _text(folder / "max_energy_range_uj")
-            if energy and most:  # for root only, as a rule
-                found[folder.name] = int(energy), int(most)
-    return found
+            energy, largest = _text(folder / "energy_uj"), _text(folder / "max_energy_range_uj")
+            if energy and largest:  # for root only, as a rule
+                packages[folder.name] = int(energy), int(largest)
+    return packages
 
 
-def _joules(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], seconds: float) -> Any:
+def _joules(
+    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]], seconds: float
+) -> float | None:
     if not before or before.keys() != after.keys():
         return None
-    if any(seconds * MOST_WATTS > most / 1e6 for _, most in before.values()):
+    if any(seconds * MAX_WATTS > largest / 1e6 for _, largest in before.values()):
         return None
-    return sum((after[name][0] - energy) % most for name, (energy, most) in before.items()) / 1e6
+    return sum((after[name][0] - energy) % largest for name, (energy, largest) in before.items()) / 1e6

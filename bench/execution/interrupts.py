@@ -1,4 +1,4 @@
-"""How a sweep is interrupted: at once, but never in the middle of saving a record."""
+"""How signals interrupt a sweep: at once, but never in the middle of saving a record."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bench import asked
 class Interrupts:
     """SIGTERM and a closing terminal interrupt as Ctrl-C does.
 
-    Only the main thread may say so; other threads leave it to the program. Who ignores a signal goes on ignoring it.
+    Only the main thread may set handlers; other threads leave it to the program. A signal that is ignored stays so.
 
     Attributes:
-        arrived: the first signal that came, if one did.
+        first: the number of the first signal that came, if one did.
     """
 
     def __init__(self) -> None:
-        self.arrived: int | None = None
-        self._saving = self._pending = False
+        self.first: int | None = None
+        self._deferred = self._pending = False
 
     @contextmanager
     def caught(self, *others: signal.Signals) -> Iterator[None]:
@@ -30,31 +30,31 @@ class Interrupts:
         in_main_thread = threading.current_thread() is threading.main_thread()
         numbers = (*asked.TO_END, *others) if in_main_thread else ()
         before = {number: signal.getsignal(number) for number in numbers}
-        heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        for number in heeded:
-            signal.signal(number, self._arrived)
+        changed = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in changed:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number in heeded:
+            for number in changed:
                 # By now there is something to be ended.
                 earlier = before[number]
                 signal.signal(number, signal.default_int_handler if earlier is asked.leave else earlier)
 
     @contextmanager
-    def held_back(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Let what is done here finish; the interrupt comes after it."""
-        self._saving = True
+        self._deferred = True
         try:
             yield
         finally:
-            self._saving = False
+            self._deferred = False
         if self._pending:
             raise KeyboardInterrupt
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
-        self.arrived = self.arrived or number
-        if self._saving:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or number
+        if self._deferred:
             self._pending = True
         else:
             raise KeyboardInterrupt

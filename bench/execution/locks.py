@@ -1,4 +1,7 @@
-"""Lock files: one holder at a time, whoever and wherever, that say who it is and end with it."""
+"""Lock files: one holder at a time, whoever and wherever, that say who it is and end with it.
+
+The package filelock has no lock that several share, and gives no descriptor that a child could inherit.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -14,12 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import bounded
-from bench.execution.jobs import job
 from bench.records.disk import require_file
 
 POLL_S = 0.05
 SILENT_S = 1.0
-LONGEST_SIGNATURE = 4096
+SIGNATURE_BYTES = 4096
+SLURM_VARIABLES = {
+    "id": "SLURM_JOB_ID",
+    "array": "SLURM_ARRAY_JOB_ID",
+    "task": "SLURM_ARRAY_TASK_ID",
+    "node": "SLURMD_NODENAME",
+    "partition": "SLURM_JOB_PARTITION",
+    "restarts": "SLURM_RESTART_COUNT",
+}
 
 
 @contextlib.contextmanager
@@ -38,19 +49,37 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
     Yields:
         The lock's descriptor.
     """
-    held = False
-    while not held:
+    valid = False
+    while not valid:
         descriptor = open_lock(path)
         try:
             _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what, say)
             # A lock on a file that was removed meanwhile keeps nobody out.
-            if held := _is_at(descriptor, path):
+            if valid := _is_at(descriptor, path):
                 _sign(descriptor, what)
                 yield descriptor
         finally:
             # Closing does not unlock while a process that inherited the descriptor lives.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def try_lock(descriptor: int) -> Iterator[bool]:
+    """Lock an open file if nobody holds its lock; yields whether it is locked here. In the end it is closed.
+
+    Raises:
+        OSError: its file system has no locks, for example NFS without its lock daemon.
+    """
+    try:
+        locked = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        yield locked
+    finally:
+        os.close(descriptor)
 
 
 def holder(path: Path) -> dict[str, Any] | None:
@@ -94,6 +123,17 @@ def open_lock(path: Path) -> int:
             return descriptor
 
 
+def scheduler_job() -> dict[str, str] | None:
+    """The job of a scheduler that this process is part of: its `scheduler`, `host` and ids; None outside of any."""
+    ids = {name: os.environ[variable] for name, variable in SLURM_VARIABLES.items() if variable in os.environ}
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return {"scheduler": "slurm", "host": socket.gethostname(), **ids} if "id" in ids else None
+    context = ray.get_runtime_context()
+    ids = {"job_id": context.get_job_id(), "node_id": context.get_node_id(), "task_id": context.get_task_id() or ""}
+    return {"scheduler": "ray", "host": socket.gethostname(), **ids}
+
+
 def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) -> None:
     end_of_silence = time.monotonic() + SILENT_S
     while time.monotonic() < end_of_silence:
@@ -119,7 +159,7 @@ def _sign(descriptor: int, what: str) -> None:
         "pid": os.getpid(),
         "what": bounded(what),
         "started": datetime.now(UTC).isoformat(),
-        "job": job(),
+        "job": scheduler_job(),
     }
     line = json.dumps(signature).encode() + b"\n"
     with contextlib.suppress(OSError):  # the disk may be full, and this is a courtesy to those who wait
@@ -128,7 +168,7 @@ def _sign(descriptor: int, what: str) -> None:
 
 
 def _signature(descriptor: int) -> dict[str, Any]:
-    line = os.pread(descriptor, LONGEST_SIGNATURE, 0).partition(b"\n")[0]
+    line = os.pread(descriptor, SIGNATURE_BYTES, 0).partition(b"\n")[0]
     try:
         signature = json.loads(line)
     except (ValueError, RecursionError):

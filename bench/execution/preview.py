@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from bench.errors import bounded
-from bench.execution.rehearsal import rehearse
+from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, outstanding
 from bench.measures.summary import Results
 from bench.plan.cell import Cell
@@ -26,7 +26,7 @@ def preview(sweep: Sweep) -> str:
     store = Results(sweep.settings.results_dir)
     attempts = index.of_cells(store, (cell.cell_id for cell in sweep.cells))
     missing, _ = outstanding(store, sweep, attempts)
-    missing = rehearse(missing, store.root / "inputs", elsewhere=bool(sweep.executor.place.name))
+    missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
     ended = [record for record in store.load() if record.status == "ok"]
     durations = Durations((record.config, record.duration_s) for record in ended)
     expected = [(cell, durations.expected(cell.config, OF_SIZE)) for cell in missing]

@@ -16,15 +16,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from bench.execution import forkserver
-from bench.execution.family import descendants
+from bench.execution.process_group import kill_tree
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
 # One for each GPU of a node.
-MOST_SERVERS = 8
+MAX_SERVERS = 8
 _servers = threading.local()  # one child at a time: each thread that sweeps has its own
 
 
@@ -41,14 +39,12 @@ class Child:
         """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
         self.cpu_s: float | None = None
         """What it and all that it started have computed, when it has ended and somebody knows."""
-        self.reason: str | None = None
-        """Why the server killed it, if that did."""
         self.tail = ""
         """When it has ended: the end of what it printed, unless that went elsewhere."""
         self._server = server
         self._stdin: int | None = stdin
 
-    def tell(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
         """Write a line to its standard input, which stays open as long as this process lives."""
         assert self._stdin is not None
         view = memoryview(line + b"\n")
@@ -63,44 +59,33 @@ class Child:
             LostServer: the server was killed meanwhile.
         """
         if self.exit_code is None:
-            message = self._server.hear(seconds)
+            message = self._server.receive(seconds)
             if message is not None:
-                self.exit_code, self.cpu_s = message["ended"], message["cpu_s"]
-                self.reason, self.tail = message["reason"], message["tail"]
+                self.exit_code, self.cpu_s, self.tail = message["ended"], message["cpu_s"], message["tail"]
         return self.exit_code is not None
 
     def end(self) -> None:
-        """End it and everything that it started: ask first, then kill its group and who has left it."""
+        """End it and everything that it started: ask first, then kill its group and what has left it."""
         if self._stdin is None:
             return
         try:
             if self.exit_code is None:
-                self._signal(signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGTERM)
                 with contextlib.suppress(LostServer):
                     self.wait(GRACE_S)
         finally:  # also when the user interrupts the wait
             if self.exit_code is None:
-                self._kill()
+                kill_tree(self.pid)
+                with contextlib.suppress(LostServer):
+                    if not self.wait(GRACE_S):  # the server does not answer
+                        self._server.kill()
             os.close(self._stdin)
             self._stdin = None
 
-    def _kill(self) -> None:
-        members = descendants(self.pid)
-        self._signal(signal.SIGKILL)
-        for member in members:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        with contextlib.suppress(LostServer):
-            if not self.wait(GRACE_S):  # the server does not answer
-                self._server.kill()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
 
 class Server:
-    """The client's side of `bench.execution.forkserver`, for one environment."""
+    """The sweep's side of `bench.execution.forkserver`, for one environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._channel, theirs = socket.socketpair()
@@ -125,18 +110,14 @@ class Server:
             loaded.get(each.name, each.sha256) == each.sha256 for each in sources
         )
 
-    def start(self, task: str, outputs: Sequence[int] = (), kept: Sequence[int] = ()) -> Child:
-        """Start a child with a pipe to its standard input.
-
-        `outputs` are descriptors for its standard output and error, in place of what becomes `Child.tail`; `kept` are
-        others that it holds open.
-        """
+    def start(self, task: str, outputs: Sequence[int], inherited: Sequence[int]) -> Child:
+        """Start a child with a pipe to its standard input; the rest as in the function `start`."""
         read, write = os.pipe()
         standard = [read, *outputs]
         request = json.dumps({"task": task, "cwd": _working_directory(), "standard": len(standard)}).encode()
         try:
             with contextlib.suppress(BrokenPipeError):
-                socket.send_fds(self._channel, [request], [*standard, *kept])
+                socket.send_fds(self._channel, [request], [*standard, *inherited])
             return Child(self, self._answer()["pid"], write)
         except BaseException:
             os.close(write)
@@ -144,7 +125,7 @@ class Server:
         finally:
             os.close(read)
 
-    def hear(self, seconds: float) -> dict[str, Any] | None:
+    def receive(self, seconds: float) -> dict[str, Any] | None:
         """The next message, or None when the time is over.
 
         Raises:
@@ -158,14 +139,14 @@ class Server:
             with contextlib.suppress(ConnectionResetError):
                 received = self._channel.recv(1 << 20)
             if not received:
-                raise LostServer(self._last_words())
+                raise LostServer(self._exit_message())
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
     def _answer(self) -> dict[str, Any]:
-        while (message := self.hear(1.0)) is None:
+        while (message := self.receive(1.0)) is None:
             pass
         return message
 
@@ -176,14 +157,10 @@ class Server:
 
     def kill(self) -> None:
         """End it and all that is below it."""
-        members = descendants(self._process.pid)
-        self._process.kill()
-        for member in members:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
+        kill_tree(self._process.pid)
         self._process.wait()
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         assert self._process.stderr is not None
         code = self._process.wait()
         lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
@@ -196,9 +173,16 @@ def start(
     sources: Iterable[Source],
     *,
     outputs: Sequence[int] = (),
-    kept: Sequence[int] = (),
+    inherited: Sequence[int] = (),
 ) -> Child:
-    """Start a child that runs the module `task` with this environment and today's sources; the rest as `Server.start`.
+    """Start a child that runs the module `task` with today's sources.
+
+    Args:
+        task: a module with a function `main`.
+        environment: the child's.
+        sources: files of code; a server that has loaded other versions of them is replaced.
+        outputs: descriptors for its standard output and error, in place of what becomes `Child.tail`.
+        inherited: further descriptors that it holds open.
 
     Raises:
         LostServer: the server for it does not come up.
@@ -210,9 +194,9 @@ def start(
         server.close()
         server = None
     server = server or Server(environment)
-    child = server.start(task, outputs, kept)
+    child = server.start(task, outputs, inherited)
     servers[key] = server  # one that was interrupted half-way is of no use
-    while len(servers) > MOST_SERVERS:
+    while len(servers) > MAX_SERVERS:
         servers.pop(next(iter(servers))).close()
     return child
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.errors import ConfigError
 from bench.execution import executors, ranks
-from bench.execution.folder import check_folder, prepare_folder
+from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks
 from bench.execution.interrupts import Interrupts
-from bench.execution.rehearsal import rehearse
-from bench.execution.reruns import Rerun, stands
-from bench.execution.shown import Shown
-from bench.execution.slots import slots
-from bench.execution.work import Work
+from bench.execution.precheck import check_cells
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.results_folder import check_folder, prepare_folder
+from bench.execution.runner import Runner
 from bench.measures.progress import Progress
 from bench.measures.summary import Results
 from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
@@ -28,7 +28,8 @@ from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import index, plans
-from bench.records.patience import patiently
+from bench.records.disk import write_atomically
+from bench.records.files import read_file
 from bench.records.record import FAILED, Attempt, Record
 from bench.records.store import Store, latest
 
@@ -75,10 +76,10 @@ def plan(
         for key in OF_THE_SWEEP:
             if getattr(config, key) != getattr(settings, key):
                 raise ConfigError(f"{key}={getattr(config, key)!r}: must have one value in a sweep")
-        made += [make_cell(each, variant, executor.place) for each in split(config)]
+        made += [make_cell(each, variant, executor.resources) for each in split(config)]
     if settings is None:
         raise ConfigError("the sweep has no cells")
-    for cell in merge_compared(made, executor.place):
+    for cell in merge_compared(made, executor.resources):
         cells.setdefault(cell.cell_id, cell)
     return Sweep(tuple(cells.values()), settings, tuple(overrides), executor)
 
@@ -100,48 +101,80 @@ def run_sweep(
         ConfigError: the results folder, the folder of the device's lock or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
-    store = Results(sweep.settings.results_dir)
     check_folder(sweep.settings.results_dir)
     forks()
+    store = Results(sweep.settings.results_dir)
     attempts = _attempts(store, sweep)
     todo, rerun = outstanding(store, sweep, attempts)
-    standing = latest(attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
-    elsewhere = bool(sweep.executor.place.name)
-    if todo and not elsewhere:
-        slots()  # a folder that cannot hold them is said before anything is written
-    todo = rehearse(todo, store.root / "inputs", elsewhere=elsewhere)
-    prepare_folder(sweep.settings.results_dir, shared=elsewhere)
+    remote = bool(sweep.executor.resources.name)
+    if todo and not remote:
+        lock_folder()  # a folder that cannot hold locks is said before anything is written
+    todo = check_cells(todo, store.root / "inputs", elsewhere=remote)
+    prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
     store = Results(sweep.settings.results_dir, prepared=True)
-    work = Work(
+    runner = Runner(
         store,
         sweep.sweep_id,
         sweep.overrides,
         frozenset(attempt.record_id for attempt in attempts),
-        sweep.executor.place,
+        sweep.executor.resources,
         sweep.executor.timings_alone,
-        interrupts.held_back,
+        interrupts.deferred,
     )
     if ranks.follows():
         with tempfile.TemporaryDirectory() as folder:
-            return [work.follow(cell, Path(folder) / "cell") for cell in todo]
+            return [runner.follow(cell, Path(folder) / "cell") for cell in todo]
     save_plan(sweep)
     if rerun:
         rerun.begin()
     if on_records:
         on_records(store.read(attempt.file_name for attempt in attempts))
-    quiet = _none_supported(sweep, todo, standing)
+    quiet = _none_supported(sweep, todo, latest(attempts))
     if not quiet:
         done = len(sweep.cells) - len(todo)
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
-    with interrupts.caught(), Shown(store, len(todo), on_records, on_progress, quiet=quiet) as shown:
-        executors.run(sweep.executor, work, todo, shown)
+    with interrupts.caught(), ProgressBar(store, len(todo), on_records, on_progress, quiet=quiet) as bar:
+        executors.run(sweep.executor, runner, todo, bar)
     if rerun:
-        patiently(rerun.end, store.records_dir)
-    standing = latest(patiently(lambda: _attempts(store, sweep), store.records_dir)) if todo else standing
-    return patiently(lambda: index.read(store, (standing[cell.cell_id] for cell in sweep.cells)), store.records_dir)
+        rerun.end()
+    standing = latest(_attempts(store, sweep) if todo else attempts)
+    return index.read(store, (standing[cell.cell_id] for cell in sweep.cells))
+
+
+def needs_no_rerun(record: Record | index.Entry | None, rerun: str) -> bool:
+    """Whether a cell with this latest record is not measured again, by what `rerun` asks for beside `all`."""
+    return record is not None and record.terminal and not (rerun == "disturbed" and record.disturbed)
+
+
+class Rerun:
+    """`rerun=all` that may be interrupted and repeated: a cell that it has measured afresh is not measured again.
+
+    A file names the records that there were before, until all cells are measured afresh.
+
+    Args:
+        file: its path.
+        records: those that there are now.
+
+    Attributes:
+        before: the ids of the records that do not count.
+    """
+
+    def __init__(self, file: Path, records: Iterable[Attempt]) -> None:
+        self._file = file
+        self.before = {record.record_id for record in records}
+        with contextlib.suppress(ValueError):
+            self.before &= set(read_file(file).decode().splitlines())
+
+    def begin(self) -> None:
+        """Remember them."""
+        write_atomically(self._file, "\n".join(sorted(self.before)).encode())
+
+    def end(self) -> None:
+        """Forget them: the next command begins afresh."""
+        self._file.unlink(missing_ok=True)
 
 
 def outstanding(store: Store, sweep: Sweep, attempts: Sequence[index.Entry]) -> tuple[list[Cell], Rerun | None]:
@@ -149,7 +182,7 @@ def outstanding(store: Store, sweep: Sweep, attempts: Sequence[index.Entry]) -> 
     file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
     rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
     fresh = latest(attempt for attempt in attempts if not rerun or attempt.record_id not in rerun.before)
-    return [cell for cell in sweep.cells if not stands(fresh.get(cell.cell_id), sweep.settings.rerun)], rerun
+    return [cell for cell in sweep.cells if not needs_no_rerun(fresh.get(cell.cell_id), sweep.settings.rerun)], rerun
 
 
 def _attempts(store: Store, sweep: Sweep) -> list[index.Entry]:

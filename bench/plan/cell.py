@@ -18,7 +18,7 @@ from bench.errors import ConfigError, one_line
 from bench.plan import sources as code
 from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity
-from bench.plan.place import HERE, Place
+from bench.plan.resources import THIS_MACHINE, Resources
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
 
@@ -44,7 +44,7 @@ class Cell:
     """What one child process measures.
 
     `config` holds the keys that determine the measurement, all resolved, and the label; `sources` is the code that
-    runs; `unsupported` is the reason why the mechanism cannot be built for it, where a rehearsal has told.
+    runs; `unsupported` is the reason why the mechanism cannot be built for it, once that was checked.
     """
 
     config: dict[str, Any]
@@ -61,16 +61,16 @@ class Cell:
         return f"{self.config['bench']['name']} {self.config['label']} n={self.config['seq_len']}{size}"
 
 
-def make_cell(config: Config, variant: Variant, place: Place = HERE) -> Cell:
+def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACHINE) -> Cell:
     """Resolve a checked configuration into a cell that will run there. Nothing is built: that is for a child to try.
 
     Raises:
         ConfigError: a value that cannot be used, or two that contradict each other.
     """
-    return _cell(_resolve(config, variant, place), config.timeout, place)
+    return _cell(_resolve(config, variant, resources), config.timeout, resources)
 
 
-def merge_compared(cells: list[Cell], place: Place = HERE) -> list[Cell]:
+def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> list[Cell]:
     """Cells of a comparing benchmark that differ in mechanism, implementation, dtype and model only become one.
 
     The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
@@ -99,7 +99,7 @@ def merge_compared(cells: list[Cell], place: Place = HERE) -> list[Cell]:
             raise ConfigError(f"attention={label}: bench={bench} needs two or more, as in attention=flash,polysketch")
         against = [{"label": name, **{key: c.config[key] for key in ENTRY if key in c.config}} for name, c in others]
         config = {**first.config, "label": label, "bench": {**first.config["bench"], "against": against}}
-        merged.append(_cell(config, first.timeout, place))
+        merged.append(_cell(config, first.timeout, resources))
     return merged
 
 
@@ -109,13 +109,13 @@ def _told(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: config[key] for key in NAMED}, **model}
 
 
-def content_id(config: dict[str, Any], sources: tuple[Source, ...], place: Place = HERE) -> str:
+def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: Resources = THIS_MACHINE) -> str:
     """The hash of what determines a measurement: configuration, code, device, library versions; labels do not."""
     content = {
         "config": _measured(config),
         "sources": {source.name: source.sha256 for source in sources},
         "packages": {package: _version(package) for package in _packages(config)},
-        "machine": measuring_identity(config["device"], place),
+        "machine": measuring_identity(config["device"], resources),
         "inputs": _identity(json.dumps(config["inputs"])) if _takes_inputs(config) else {},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -127,10 +127,10 @@ def forget() -> None:
     _identity.cache_clear()
 
 
-def _cell(config: dict[str, Any], timeout: float, place: Place) -> Cell:
+def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
     try:
         sources = _sources(config)
-        return Cell(config, content_id(config, sources, place), timeout, sources=sources)
+        return Cell(config, content_id(config, sources, resources), timeout, sources=sources)
     except ValueError as error:  # what inputs are read from is not there
         raise ConfigError(one_line(error)) from None
 
@@ -194,7 +194,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _resolve(config: Config, variant: Variant, place: Place) -> dict[str, Any]:
+def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str, Any]:
     try:
         attention = _complete(config.attention)
         size = attention_zoo.info(attention["name"]).size
@@ -226,7 +226,7 @@ def _resolve(config: Config, variant: Variant, place: Place) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "dtype": config.dtype,
         "causal": config.causal,
-        "device": choose_device(config.device, place),
+        "device": choose_device(config.device, resources),
         "impl": config.impl,
         "seed": config.seed,
         "repeats": config.repeats,

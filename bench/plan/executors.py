@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from bench.errors import ConfigError
 from bench.plan.data import shown
-from bench.plan.place import HERE, Place
+from bench.plan.resources import THIS_MACHINE, Resources
 from bench.schema import checked, setting
 
 
@@ -25,9 +25,9 @@ class Executor:
     timings_alone: bool = True  # whether what is timed on a CPU, and comparisons, have the machine for themselves
 
     @property
-    def place(self) -> Place:
+    def resources(self) -> Resources:
         """Where the cells run."""
-        return HERE
+        return THIS_MACHINE
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Devices(Executor):
     cores_per_worker: int | None = setting(None, minimum=1)  # of CPU cells; None: one worker, with all cores
 
     @property
-    def place(self) -> Place:
+    def resources(self) -> Resources:
         """Here, with the cores of a worker."""
-        return Place(cores=self.cores_per_worker)
+        return Resources(cores=self.cores_per_worker)
 
 
 @dataclass
@@ -68,9 +68,9 @@ class Ray(Executor):
             raise ConfigError(f"hydra.launcher.address={self.address!r}: must be auto, HOST:PORT or null")
 
     @property
-    def place(self) -> Place:
+    def resources(self) -> Resources:
         """Here, or on nodes of which nobody knows the model."""
-        return Place("ray" if self.address else "", self.num_cpus, self.num_gpus > 0)
+        return Resources("ray" if self.address else "", self.num_cpus, self.num_gpus > 0)
 
 
 # What the suite itself tells sbatch.
@@ -120,11 +120,11 @@ class Slurm(Executor):
         )
 
     @property
-    def place(self) -> Place:
+    def resources(self) -> Resources:
         """What a job asks for, as far as that decides on what kind of node it runs."""
         asked = {key: getattr(self, key) for key in ("partition", "constraint", "gres")}
         name = " ".join(["slurm", *(f"{key}={value}" for key, value in asked.items() if value is not None)])
-        return Place(name, self.cpus_per_task, self.gpus_per_node > 0 or "gpu" in (self.gres or ""))
+        return Resources(name, self.cpus_per_task, self.gpus_per_node > 0 or "gpu" in (self.gres or ""))
 
 
 EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices, Ray, Slurm)}

@@ -18,7 +18,7 @@ import psutil
 from packaging.version import Version
 
 from bench.errors import ConfigError
-from bench.plan.place import HERE, Place
+from bench.plan.resources import THIS_MACHINE, Resources
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
@@ -51,7 +51,7 @@ def is_gpu(device: str) -> bool:
     return device != "cpu"
 
 
-def choose_device(setting: str, place: Place = HERE) -> str:
+def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means; N counts the GPUs of CUDA_VISIBLE_DEVICES.
 
     Raises:
@@ -59,8 +59,8 @@ def choose_device(setting: str, place: Place = HERE) -> str:
     """
     if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
         raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if place.name:
-        return _elsewhere(setting, place)
+    if resources.name:
+        return _elsewhere(setting, resources)
     gpus = visible_gpus() if torch_cuda() else ()
     if setting == "cpu" or (setting == "auto" and not gpus):
         return "cpu"
@@ -74,12 +74,12 @@ def choose_device(setting: str, place: Place = HERE) -> str:
     return f"cuda:{index}"
 
 
-def _elsewhere(setting: str, place: Place) -> str:
+def _elsewhere(setting: str, resources: Resources) -> str:
     """The device of a worker that sees one GPU, or none."""
-    if setting == "cpu" or (setting == "auto" and not place.gpus):
+    if setting == "cpu" or (setting == "auto" and not resources.gpus):
         return "cpu"
-    if not place.gpus:
-        raise ConfigError(f"device={setting!r}: {place.name} is asked for no GPU; hydra.launcher says for how many")
+    if not resources.gpus:
+        raise ConfigError(f"device={setting!r}: {resources.name} is asked for no GPU; hydra.launcher says for how many")
     return "cuda:0"
 
 
@@ -109,17 +109,17 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(visible)
 
 
-def machine(device: str = "cpu", place: Place = HERE) -> dict[str, Any]:
+def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[str, Any]:
     """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
 
     Args:
         device: of a resolved configuration.
-        place: of the cells, of which a worker here has some cores only.
+        resources: of the cells, of which a worker here has some cores only.
     """
     used = gpu(device)
     return {
         **_host(),
-        **_processors(place),
+        **_processors(resources),
         "device_name": used.name if used else _host()["cpu_model"],
         "gpu_name": used and used.name,
         "gpu_memory": used and used.memory,
@@ -136,22 +136,22 @@ def miscompiles(triton: str | None) -> str | None:
     return "; ".join(known) or None
 
 
-def measuring_identity(device: str, place: Place = HERE) -> dict[str, Any]:
+def measuring_identity(device: str, resources: Resources = THIS_MACHINE) -> dict[str, Any]:
     """The facts that a measurement on `device` depends on: part of a cell's id. GPUs of one model are alike."""
     names = ON_GPU if is_gpu(device) else ON_CPU
-    if place.name:  # the nodes there have what is installed here
-        facts = {**_host(), **_processors(place)}
+    if resources.name:  # the nodes there have what is installed here
+        facts = {**_host(), **_processors(resources)}
         known = {name: facts[name] for name in names if name not in OF_A_NODE}
-        return {"place": place.name, **known}
-    facts = machine(device, place)
+        return {"place": resources.name, **known}
+    facts = machine(device, resources)
     return {name: facts[name] for name in names}
 
 
-def _processors(place: Place) -> dict[str, Any]:
+def _processors(resources: Resources) -> dict[str, Any]:
     """How many of them a cell uses, where that is decided: it has a thread for each."""
-    if place.cores is None:
+    if resources.cores is None:
         return {"omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
-    return {"cpu_count": place.cores, "omp_num_threads": str(place.cores)}
+    return {"cpu_count": resources.cores, "omp_num_threads": str(resources.cores)}
 
 
 @functools.cache

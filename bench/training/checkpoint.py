@@ -13,7 +13,6 @@ import torch
 from bench.errors import one_line
 from bench.records.disk import entries, files, open_file, replacing, unfinished
 from bench.records.own import CHECKPOINT
-from bench.records.patience import patiently
 from bench.training.loop import Trainer
 
 # One more than needed: should the disk spoil the newest.
@@ -34,7 +33,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     """
     path = folder / f"step-{step:010d}.pt"
     # Whoever names a folder otherwise has moved the checkpoints of another cell there.
-    patiently(lambda: _write(path, {"cell": folder.name, **state}), folder.parent)
+    _write(path, {"cell": folder.name, **state})
     # Newer ones than this are no good: the run did not go on from them.
     for old in [each for each in files(folder, CHECKPOINT) if each <= path][:-KEPT]:
         old.unlink(missing_ok=True)

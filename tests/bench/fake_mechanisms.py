@@ -1,7 +1,6 @@
 """Mechanisms from outside the package, each with an ending of its own: one Python file, one YAML each."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -56,11 +55,6 @@ def _start_daemon(out):
     return out
 
 
-def _start_daemon_and_hang(out):
-    _start_daemon(out)
-    time.sleep(600)
-
-
 def _change_directory(out):
     os.chdir("/")
     return out
@@ -95,14 +89,6 @@ def _wait_for_another():
         time.sleep(0.01)
 
 
-def _break_results(out):
-    """What is saved next cannot be."""
-    records = os.path.join(os.environ["FAKE_RESULTS"], "records")
-    shutil.rmtree(records)
-    with open(records, "w"):
-        return out
-
-
 def _count(out):
     with open(os.environ["FAKE_COUNTER"], "a") as file:
         file.write(f"{os.getpid()}\n")
@@ -121,7 +107,6 @@ ENDINGS = {
     "fake_hang": _hang,
     "fake_grandchild": _hang_with_grandchild,
     "fake_daemon": _start_daemon,
-    "fake_daemon_and_hang": _start_daemon_and_hang,
     "fake_chdir": _change_directory,
     "fake_error": _raise,
     "fake_oom": lambda out: torch.zeros(2**50),
@@ -131,7 +116,6 @@ ENDINGS = {
     "fake_logged": _log,
     "fake_placed": _log_place,
     "fake_placed_beside": lambda out: _log_place(out, _wait_for_another),
-    "fake_breaks_results": _break_results,
     "fake_counted": _count,
     "fake_counted_exit": _count_and_exit,
 }

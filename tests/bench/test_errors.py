@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bench.errors import is_secret, scrubbed
+from bench.errors import LONGEST_LINE, is_secret, one_line, scrubbed
 
 PRIVATE = [
     ("cannot open /srv/people/ada/data/x.txt", "cannot open ~/data/x.txt"),
@@ -80,3 +80,18 @@ def test_it_takes_a_moment_whatever_the_text(text):
     began = time.process_time()
     scrubbed(text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("first\nsecond", "first"),
+        ("first\x85second\u2028third", "first"),
+        ("before \udc80\ud800 after", "before ?? after"),
+        ("\x1b[2J clear \x07\x00 | cell", "?[2J clear ?? | cell"),
+        ("long" * 2_500_000, f"{'long' * (LONGEST_LINE // 4)} ..."),
+        ("", "ValueError"),
+    ],
+)
+def test_an_error_is_one_line_that_every_terminal_takes(text, line):
+    assert one_line(ValueError(text)) == line

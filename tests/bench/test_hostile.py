@@ -14,7 +14,7 @@ from hostile import IN_PROCESS, PLUGINS
 
 from bench import asked
 from bench.__main__ import main
-from bench.execution import work
+from bench.execution.runner import Runner
 
 LONGEST_S = 10
 
@@ -80,9 +80,9 @@ def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
     _, hostile = case
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
-    real = work.run_cell
+    real = Runner.run_cell
     monkeypatch.setattr(
-        work, "run_cell", lambda cell, *args, **more: real(cell, *args, **more) if cell.unsupported else 1 / 0
+        Runner, "run_cell", lambda self, cell, *args: real(self, cell, *args) if cell.unsupported else 1 / 0
     )
     monkeypatch.setattr("sys.argv", ["bench", *typed])
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,6 @@
 import atexit
 import ctypes
 import functools
-import itertools
 import mmap
 import os
 import random
@@ -14,10 +13,8 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,29 +129,9 @@ def raise_unprintable(x):
     raise Unprintable
 
 
-@kind("error", "RuntimeError: long")
-def raise_10_megabytes(x):
-    raise RuntimeError("long" * 2_500_000)
-
-
-@kind("error", "ValueError: before")
-def raise_lone_surrogates(x):
-    raise ValueError("before \udc80\ud800 after")
-
-
-@kind("error", "ValueError: first$")
-def raise_many_lines(x):
-    raise ValueError("first\nsecond\r\nthird\x85fourth\u2028fifth")
-
-
 @kind("error", "ValueError: .*clear")
 def raise_control_characters(x):
     raise ValueError("\x1b[2J clear \x07\x00 | cell")
-
-
-@kind("error", "ValueError")
-def raise_nothing(x):
-    raise ValueError
 
 
 @kind("error", "No space left on device")
@@ -174,20 +151,6 @@ def raise_unsupported(x):
 
 @kind("error", "RecursionError")
 def recurse(x):
-    return recurse(x)
-
-
-@kind("crash", "SIGSEGV")
-def nested_generators(x):
-    nested = iter(())
-    for _ in range(10**6):
-        nested = itertools.chain(nested, ())
-    next(nested, None)
-
-
-@kind("crash error", "")
-def lower_the_recursion_limit(x):
-    sys.setrecursionlimit(50)
     return recurse(x)
 
 
@@ -242,28 +205,6 @@ def allocate_in_python_for_ever(x):
 @once
 def share_memory(x):
     mmap.mmap(-1, 2**28).write(bytes(2**27))
-
-
-@kind("ok")
-@once
-def print_200_megabytes(x):
-    for _ in range(100):
-        os.write(1, b"x" * 10**6)
-        os.write(2, b"y" * 10**6)
-
-
-@kind("ok")
-@once
-def print_control_characters(x):
-    print("\x1b[2J\x1b]0;title\x07\x00\udc80".encode(errors="replace").decode(), file=sys.stderr)
-
-
-@kind("ok")
-@once
-def warn_for_ever(x):
-    warnings.simplefilter("always")
-    for number in range(10**5):
-        warnings.warn(str(number), stacklevel=1)
 
 
 # --- Starts others ---------------------------------------------------------------------------------
@@ -473,74 +414,14 @@ def delete_the_folder_of_locks(x):
     return x
 
 
-# --- Goes for the machine, within bounds of its own: ends by itself --------------------------------
+# --- Prints without end ----------------------------------------------------------------------------
 
-AGAINST_THE_MACHINE = {}
-MOST_PROCESSES = 800
-THEY_END_AFTER_S = 20
+FLOODS = {}
 
 
-def against_the_machine(deed):
-    AGAINST_THE_MACHINE[deed.__name__] = deed
+def flood(deed):
+    FLOODS[deed.__name__] = deed
     return deed
-
-
-class _Bounds:
-    """How many processes of a bomb there may still be, over all of them."""
-
-    def __init__(self):
-        self.spent, self.end = mmap.mmap(-1, MOST_PROCESSES), time.monotonic() + THEY_END_AFTER_S
-
-    def allow(self):
-        # Two may take one place at a moment: a few more than the bound.
-        place = self.spent[:].find(0)
-        if place < 0 or time.monotonic() > self.end:
-            return False
-        self.spent[place] = 1
-        return True
-
-    def sleep(self):
-        time.sleep(max(0.0, self.end - time.monotonic()))
-        os._exit(0)
-
-
-@against_the_machine
-def fork_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        os.fork()  # the child does the same
-    bounds.sleep()
-
-
-@against_the_machine
-def fork_sessions_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        if os.fork() == 0:
-            os.setsid()
-    bounds.sleep()
-
-
-@against_the_machine
-def start_daemons_without_end(x):
-    bounds = _Bounds()
-    while bounds.allow():
-        if (child := os.fork()) == 0:
-            os.setsid()
-            if os.fork() == 0:
-                bounds.sleep()
-            os._exit(0)
-        os.waitpid(child, 0)
-    bounds.sleep()
-
-
-@against_the_machine
-def start_threads_without_end(x):
-    threading.stack_size(2**16)
-    for _ in range(8 * MOST_PROCESSES):
-        threading.Thread(target=time.sleep, args=(THEY_END_AFTER_S,), daemon=True).start()
-    time.sleep(THEY_END_AFTER_S)
-    os._exit(0)
 
 
 def _print(gigabytes):
@@ -549,18 +430,18 @@ def _print(gigabytes):
         os.write(1 + number % 2, block)
 
 
-@against_the_machine
+@flood
 @once
 def print_3_gigabytes(x):
     _print(3)
 
 
-@against_the_machine
+@flood
 def print_without_end(x):
     _print(1000)
 
 
-@against_the_machine
+@flood
 @once
 def print_without_end_from_a_daemon(x):
     if os.fork() == 0:
@@ -662,7 +543,7 @@ def _register_all():
     for stage in STAGES:
         for name, kind in names(stage).items():
             _register(name, stage, KINDS[kind][0])
-    for kind, deed in {**AGAINST_THE_SWEEP, **AGAINST_THE_MACHINE, **STUBBORN}.items():
+    for kind, deed in {**AGAINST_THE_SWEEP, **FLOODS, **STUBBORN}.items():
         _register(f"odd_{kind}", "forward", deed)
     for number in range(FINE):
         _register(f"odd_fine_{number}", "none", None)

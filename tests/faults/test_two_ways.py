@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from bench.execution.runner import run_cell
+from bench.execution.runner import Runner
 from bench.plan.cell import Variant, make_cell
 from bench.plan.config import check
 from bench.records.statistics import ratio_interval
+from bench.records.store import Store
 
 WAYS = ("fork", "spawn")
 ROUNDS = 12
@@ -28,7 +29,7 @@ def a_cell(attention, bench, **changes):
 
 def measured(cell, way, folder, monkeypatch):
     monkeypatch.setenv("ATTENTION_ZOO_START", way)
-    record = run_cell(cell, folder)
+    record = Runner(Store(folder)).run_cell(cell)
     assert record.status == "ok", record.reason
     return record
 
@@ -67,7 +68,7 @@ def test_peak_memory_and_errors_of_the_two_ways_are_the_same_to_the_bit(
 def test_a_cell_starts_at_once(tmp_path, monkeypatch, promise):
     cell = a_cell("flash", "latency", passes=["forward"])
     measured(cell, "fork", tmp_path, monkeypatch)  # the server starts once
-    overheads = sorted(run_cell(cell, tmp_path).overhead_s for _ in range(20))
+    overheads = sorted(Runner(Store(tmp_path)).run_cell(cell).overhead_s for _ in range(20))
     promise(
         "A cell starts at once: beside its measurement it takes less than 0.3 s, though other tests run beside it",
         cells=20,

@@ -1,28 +1,14 @@
-"""How the cells of a plan are run: one module for each of `bench.plan.executors`, with `require_usable` and `run`."""
+"""How the cells of a plan are run: by this process in turn, or by one of the modules here."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from functools import partial
 
-from bench.execution.work import Work
-from bench.measures.progress import Progress
+from bench.execution.executors import devices, ray, slurm
+from bench.execution.runner import Callback, Runner
 from bench.plan.cell import Cell
-from bench.plan.executors import Executor
-
-
-class Watch(Protocol):
-    """Who is told how a sweep goes, always from the thread that runs it."""
-
-    def started(self, cell: Cell) -> None:
-        """A cell is being measured."""
-
-    def told(self, cell: Cell, now: Progress) -> None:
-        """How far it is."""
-
-    def ended(self, cell: Cell) -> None:
-        """It has a record more."""
+from bench.plan.executors import Cells, Devices, Executor, Ray, Slurm
 
 
 def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
@@ -31,11 +17,18 @@ def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if todo:
-        _module(executor).require_usable(executor, todo)
+    if not todo:
+        return
+    match executor:
+        case Devices():
+            devices.cpu_workers(executor.cores_per_worker)
+        case Ray():
+            ray.require_usable(executor, todo)
+        case Slurm():
+            slurm.require_usable(executor, todo)
 
 
-def run(executor: Executor, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
     """Have every cell of `todo` measured once; returns when each has a record that it had not before.
 
     Raises:
@@ -43,8 +36,21 @@ def run(executor: Executor, work: Work, todo: Sequence[Cell], watch: Watch) -> N
         UnfinishedError: cells have no record, because what ran them was lost again and again.
         KeyboardInterrupt: after the records of what was interrupted are saved.
     """
-    _module(executor).run(executor, work, todo, watch)
+    match executor:
+        case Cells():
+            run_in_turn(runner, todo, callback)
+        case Devices():
+            devices.run(executor, runner, todo, callback)
+        case Ray():
+            ray.run(executor, runner, todo, callback)
+        case Slurm():
+            slurm.run(executor, runner, todo, callback)
 
 
-def _module(executor: Executor) -> Any:
-    return importlib.import_module(f"{__name__}.{executor.name}")
+def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+    """Measure one cell after the other, from this process."""
+    for cell in todo:
+        try:
+            runner.measure(cell, partial(callback.on_progress, cell), on_start=partial(callback.on_cell_start, cell))
+        finally:
+            callback.on_cell_end(cell)

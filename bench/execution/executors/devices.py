@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from bench.execution.executors import Watch
-from bench.execution.slots import core_sets
-from bench.execution.work import Work
+from bench.execution.device_locks import core_sets
+from bench.execution.runner import Callback, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices
 from bench.plan.machine import gpus_like_the_first, is_gpu
 
 # What an interrupted worker has to end its cell and save that.
-PATIENCE_S = 20.0
+INTERRUPTED_WITHIN_S = 20.0
 
 
 class Worker(NamedTuple):
@@ -33,18 +32,13 @@ class Worker(NamedTuple):
     """None: all that this process may use."""
 
 
-def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
-    """Raise `ConfigError` where a worker needs more cores than there are."""
-    cpu_workers(settings.cores_per_worker)
-
-
-def run(settings: Devices, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
     """Measure as many together as there are devices; what must be alone comes at the end, in turn."""
     workers = cpu_workers(settings.cores_per_worker) + gpu_workers(todo)
     # No signal reaches a worker's thread in the middle of saving.
-    pool = _Pool(dataclasses.replace(work, saving=contextlib.nullcontext), watch)
-    pool.run(workers, [cell for cell in todo if not work.alone(cell)])
-    alone = [cell for cell in todo if work.alone(cell)]
+    pool = _Pool(dataclasses.replace(runner, defer_interrupts=contextlib.nullcontext), callback)
+    pool.run(workers, [cell for cell in todo if not runner.alone(cell)])
+    alone = [cell for cell in todo if runner.alone(cell)]
     for device in dict.fromkeys(cell.config["device"] for cell in alone):
         worker = next(worker for worker in workers if device in worker.takes)
         pool.run([worker], [cell for cell in alone if cell.config["device"] == device])
@@ -63,20 +57,18 @@ def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
 def gpu_workers(cells: Sequence[Cell]) -> list[Worker]:
     """One for each GPU that cells may run on: those named `cuda:N`, and for `cuda`, the first, all that are like it."""
     named = {cell.config["device"] for cell in cells if is_gpu(cell.config["device"])}
-    alike: set[str] = set()
-    if "cuda:0" in named:
-        alike = set(gpus_like_the_first())
+    alike = set(gpus_like_the_first()) if "cuda:0" in named else set()
     # As they are counted: cuda:10 comes after cuda:9.
     devices = sorted(named | alike, key=lambda device: int(device.partition(":")[2]))
     return [Worker(device, frozenset({device, *(["cuda:0"] if device in alike else [])})) for device in devices]
 
 
 class _Pool:
-    """A thread for each worker; they take cells from one list, and the thread that made them tells who watches."""
+    """A thread for each worker; they take cells from one list. The callback is called in the thread that made this."""
 
-    def __init__(self, work: Work, watch: Watch) -> None:
-        self._work, self._watch = work, watch
-        self._said: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    def __init__(self, runner: Runner, callback: Callback) -> None:
+        self._runner, self._callback = runner, callback
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._todo: deque[Cell] = deque()
@@ -87,26 +79,26 @@ class _Pool:
         """Have all of them measured."""
         self._todo.extend(todo)
         useful = [worker for worker in workers if any(cell.config["device"] in worker.takes for cell in todo)]
-        # One that waits for a lock cannot be told to stop; it holds nothing that must be saved.
-        threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in useful]
+        # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
+        threads = [threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in useful]
         self._working.update(threads)
         for thread in threads:
             thread.start()
         try:
             while self._working:
-                self._said.get()()
+                self._calls.get()()
         except BaseException:
             with self._lock:
                 self._stop.set()
                 measuring = list(self._measuring)
             for thread in measuring:
-                thread.join(PATIENCE_S)
-            while not self._said.empty():
+                thread.join(INTERRUPTED_WITHIN_S)
+            while not self._calls.empty():
                 with contextlib.suppress(OSError):  # a full disk, again
-                    self._said.get()()
+                    self._calls.get()()
             raise
 
-    def _serve(self, worker: Worker) -> None:
+    def _work(self, worker: Worker) -> None:
         error: BaseException | None = None
         try:
             if worker.cores is not None:
@@ -115,9 +107,9 @@ class _Pool:
                 self._measure(cell, worker)
         except BaseException as raised:
             error = raised
-        self._said.put(partial(self._left, threading.current_thread(), error))
+        self._calls.put(partial(self._end, threading.current_thread(), error))
 
-    def _left(self, thread: threading.Thread, error: BaseException | None) -> None:
+    def _end(self, thread: threading.Thread, error: BaseException | None) -> None:
         self._working.discard(thread)
         if error is not None and not self._stop.is_set():  # the first one counts
             raise error
@@ -132,21 +124,21 @@ class _Pool:
     def _measure(self, cell: Cell, worker: Worker) -> None:
         here = dataclasses.replace(cell, config={**cell.config, "device": worker.device})
         try:
-            self._work.measure(
+            self._runner.measure(
                 here,
-                lambda now: self._said.put(partial(self._watch.told, cell, now)),
-                started=partial(self._begin, cell),
+                lambda progress: self._calls.put(partial(self._callback.on_progress, cell, progress)),
+                on_start=partial(self._start, cell),
                 cores=worker.cores,
                 stop=self._stop,
             )
         finally:
             with self._lock:
                 self._measuring.discard(threading.current_thread())
-            self._said.put(partial(self._watch.ended, cell))
+            self._calls.put(partial(self._callback.on_cell_end, cell))
 
-    def _begin(self, cell: Cell) -> None:
+    def _start(self, cell: Cell) -> None:
         with self._lock:
             if self._stop.is_set():
                 raise KeyboardInterrupt
             self._measuring.add(threading.current_thread())
-        self._said.put(partial(self._watch.started, cell))
+        self._calls.put(partial(self._callback.on_cell_start, cell))

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import ConfigError, UnfinishedError, one_line
-from bench.execution import rounds
-from bench.execution.executors import Watch
-from bench.execution.slots import core_sets, seat
-from bench.execution.work import Work
+from bench.execution.device_locks import core_sets, pin_to_free_cores
+from bench.execution.executors import remote
+from bench.execution.runner import Callback, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
 from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
@@ -33,7 +32,7 @@ from bench.records.plans import PlanError
 POLL_S = 0.5
 CONNECTS_WITHIN_S = 10.0
 # What interrupted tasks have to end their cells and save that.
-PATIENCE_S = 20.0
+INTERRUPTED_WITHIN_S = 20.0
 # A file system of many nodes may show a new record late.
 ARRIVES_WITHIN_S = 60.0
 LOCAL = {
@@ -66,7 +65,7 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
             socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
 
 
-def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
     """Measure as many together as the cluster has room for.
 
     Raises:
@@ -75,13 +74,13 @@ def run(settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
     """
     if not todo:
         return
-    rounds.begin(work, todo)
-    with _cluster(settings, work, gpus=any(cell.config["device"] == "cuda:0" for cell in todo)) as ray:
-        _Tasks(ray, settings, work, todo, watch).run()
+    remote.begin(runner, todo)
+    with _cluster(settings, runner, gpus=any(cell.config["device"] == "cuda:0" for cell in todo)) as ray:
+        Tasks(ray, settings, runner, todo, callback).run()
 
 
 @contextlib.contextmanager
-def _cluster(settings: Ray, work: Work, gpus: bool) -> Iterator[Any]:
+def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
     os.environ.update({**LOCAL, "RAY_AUTH_TOKEN": secrets.token_hex()} if settings.address is None else {})
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
@@ -93,7 +92,7 @@ def _cluster(settings: Ray, work: Work, gpus: bool) -> Iterator[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
             options |= _local(settings, gpus) | {"_temp_dir": folder}
         stack.callback(ray.shutdown)
-        with _connecting(settings), work.saving():  # whoever interrupts Ray half-way may find it crash
+        with _connecting(settings), runner.defer_interrupts():  # Ray may crash when it is interrupted half-way
             _init(ray, options)
         yield ray
 
@@ -131,12 +130,13 @@ def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
     }
 
 
-class _Tasks:
-    def __init__(self, ray: Any, settings: Ray, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
-        self._ray, self._settings, self._watch = ray, settings, watch
-        self._arguments = str(work.store.root.absolute()), work.sweep_id, settings.num_cpus
-        self._arrivals = rounds.Arrivals(work, todo)
-        self._todo = todo
+class Tasks:
+    """The tasks of a sweep. They return nothing: whether a cell has ended, its record says."""
+
+    def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+        self._ray, self._settings, self._callback, self._todo = ray, settings, callback, todo
+        self._arguments = str(runner.store.root.absolute()), runner.sweep_id, settings.num_cpus
+        self._records = remote.NewRecords(runner, todo)
         self._lost: Counter[str] = Counter()
         self._running: dict[Any, Cell] = {}
 
@@ -147,16 +147,16 @@ class _Tasks:
             for cell in self._todo:
                 self._submit(cell)
             while self._running:
-                reason = self._look() or reason
-            # Tasks of which nothing bad is known have left a record, which may take its time to be seen here.
+                reason = self._wait() or reason
+            # Tasks that were not lost have left a record, which may take its time to be seen here.
             deadline = time.monotonic() + ARRIVES_WITHIN_S
-            while self._awaited() and time.monotonic() < deadline:
+            while self._is_record_late() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-                self._note()
+                self._poll()
         except BaseException:
             self._cancel()
             raise
-        missing = list(self._arrivals.missing.values())
+        missing = list(self._records.missing.values())
         if missing:
             count = f"{len(missing)} of {len(self._todo)} cells have no record"
             why = one_line(reason) if reason else f"none was seen within {ARRIVES_WITHIN_S:.0f} s"
@@ -164,13 +164,14 @@ class _Tasks:
 
     def _submit(self, cell: Cell) -> None:
         # Ray's own retries count some losses only, and others without limit.
-        task = self._ray.remote(max_retries=0, num_cpus=self._settings.num_cpus)(_measure)
-        if is_gpu(cell.config["device"]):
+        task = self._ray.remote(max_retries=0, num_cpus=self._settings.num_cpus)(measure)
+        on_gpu = is_gpu(cell.config["device"])
+        if on_gpu:
             task = task.options(num_gpus=self._settings.num_gpus)
-        self._running[task.remote(*self._arguments, cell.cell_id, is_gpu(cell.config["device"]))] = cell
+        self._running[task.remote(*self._arguments, cell.cell_id, on_gpu)] = cell
 
-    def _look(self) -> BaseException | None:
-        """See what has ended; returns why a task was lost, if one was.
+    def _wait(self) -> BaseException | None:
+        """See what has ended, and submit again what was lost; returns why a task was lost, if one was.
 
         Raises:
             ConfigError: a worker cannot measure.
@@ -178,24 +179,24 @@ class _Tasks:
         """
         tasks = list(self._running)
         ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=POLL_S, fetch_local=False)
-        self._note()
+        self._poll()
         reason = None
         for task in ended:
             cell = self._running.pop(task)
             error = self._error(task)
-            if error is not None and cell.cell_id in self._arrivals.missing:
+            if error is not None and cell.cell_id in self._records.missing:
                 reason = error
                 self._lost[cell.cell_id] += 1
                 if self._lost[cell.cell_id] <= self._settings.max_retries:
                     self._submit(cell)
         return reason
 
-    def _note(self) -> None:
-        for cell in self._arrivals.new():
-            self._watch.ended(cell)
+    def _poll(self) -> None:
+        for cell in self._records.poll():
+            self._callback.on_cell_end(cell)
 
-    def _awaited(self) -> bool:
-        return any(self._lost[cell_id] <= self._settings.max_retries for cell_id in self._arrivals.missing)
+    def _is_record_late(self) -> bool:
+        return any(self._lost[cell_id] <= self._settings.max_retries for cell_id in self._records.missing)
 
     def _error(self, task: Any) -> Exception | None:
         try:
@@ -207,19 +208,20 @@ class _Tasks:
         return None
 
     def _cancel(self) -> None:
-        """Interrupt what runs, wait until that is saved, and say what it was."""
+        """Interrupt what runs, wait until that is saved, and report it."""
         for task in self._running:
             self._ray.cancel(task)
         if self._running:
-            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=PATIENCE_S, fetch_local=False)
-        self._note()
+            tasks = list(self._running)
+            self._ray.wait(tasks, num_returns=len(tasks), timeout=INTERRUPTED_WITHIN_S, fetch_local=False)
+        self._poll()
 
 
-def _measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu: bool) -> None:
-    """The task: measure one cell of a round in this process."""
-    with contextlib.nullcontext() if on_gpu else seat(num_cpus, CPUS) as cores:
+def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu: bool) -> None:
+    """The task: measure one cell in this process."""
+    with contextlib.nullcontext() if on_gpu else pin_to_free_cores(num_cpus, CPUS) as cores:
         try:
-            rounds.measure(Path(results_dir), sweep_id, [cell_id], cores=cores)
+            remote.measure(Path(results_dir), sweep_id, [cell_id], cores=cores)
         except PlanError as error:
             raise ConfigError(
                 f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"

@@ -1,13 +1,12 @@
-"""Arrays of Slurm jobs: this process submits, looks at the queue and the records, and submits again what was lost.
+"""Arrays of Slurm jobs: this process submits them, looks at the queue and the records, and resubmits what was lost.
 
-Of submitit this uses the batch script. Its jobs are functions that travel as pickles, answer no SIGTERM, and have ended
-when accounting says so; ours are commands (`bench.execution.job`), and what they have done the records say.
+The jobs are commands (`bench.execution.executors.slurm_job`), and the records say what they have done. submitit does
+not fit: its jobs are pickled functions, which answer no SIGTERM and have ended when the accounting of Slurm says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import math
 import re
@@ -18,31 +17,30 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import measures
 from bench.errors import ConfigError, bounded, say
-from bench.execution import rounds
-from bench.execution.executors import Watch
+from bench.execution.executors import remote
 from bench.execution.locks import hold
-from bench.execution.work import Work
+from bench.execution.runner import Callback, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Slurm
 from bench.records import plans
 from bench.records.disk import write_atomically
 
-TOOLS = ("sbatch", "squeue", "scancel", "srun")  # submitit looks for the last one
-PATIENCE_S = 120.0
+TOOLS = ("sbatch", "squeue", "scancel")
+ANSWERS_WITHIN_S = 120.0
 # What arrays may have where nobody has changed MaxArraySize.
-MOST_TASKS = 1000
-# A cell whose jobs end so often without any record, the last time alone in its job, gets one that says so.
-MOST_FRUITLESS = 3
-# So does one that was interrupted so often in a round: it takes longer than its jobs last, or ends them itself.
-MOST_INTERRUPTED = 20
-# Where no job has come to anything, so many try again first, with a cell each: the fault may be none of the cells'.
-PROBES = 10
+MAX_TASKS = 1000
+# A cell gets a `crash` record after so many jobs that ended without any record; in the last one it was alone.
+MAX_FAILED_JOBS = 3
+# So does a cell that was interrupted so often: it takes longer than its jobs last, or ends them itself.
+MAX_INTERRUPTIONS = 20
+# While no job has left any record, so many cells try again, alone: something else than the cells may be at fault.
+MAX_TRIAL_JOBS = 10
 POLL_S = 1.0
 # Between two looks at the queue: soon after something has happened, later as rarely as is polite to the controller.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -56,13 +54,11 @@ class Task(NamedTuple):
 
 
 class SubmissionError(Exception):
-    """Slurm does not take a job; one line says why."""
+    """Slurm does not take a job, or does not answer; one line says why."""
 
 
 def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
     """Raise `ConfigError` where there is no Slurm, or a cell may take longer than a job."""
-    if importlib.util.find_spec("submitit") is None:
-        raise ConfigError("hydra/launcher=slurm: needs submitit; install attention-zoo[slurm]")
     for tool in TOOLS:
         if shutil.which(tool) is None:
             raise ConfigError(f"hydra/launcher=slurm: there is no {tool} here; must run where jobs are submitted")
@@ -76,7 +72,7 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
             )
 
 
-def run(settings: Slurm, work: Work, todo: Sequence[Cell], watch: Watch) -> None:
+def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
     """Have the cells measured by jobs: those that are there already, then new ones.
 
     Raises:
@@ -84,52 +80,48 @@ def run(settings: Slurm, work: Work, todo: Sequence[Cell], watch: Watch) -> None
         KeyboardInterrupt: the jobs go on.
     """
     if not todo:
-        rounds.forget(work)
+        remote.finish(runner)
         return
     for cell in todo:
         if cell.unsupported is not None:  # no job is needed to say so
-            work.measure(cell)
-            watch.ended(cell)
-    jobs = Jobs(settings, work.store.root.absolute() / plans.FOLDER / work.sweep_id / "slurm", work.sweep_id)
-    with hold(jobs.folder / "head.lock", f"sweep {work.sweep_id}", say):
+            runner.measure(cell)
+            callback.on_cell_end(cell)
+    queue = Queue(settings, runner.store.root.absolute() / plans.FOLDER / runner.sweep_id / "slurm", runner.sweep_id)
+    with hold(queue.folder / "head.lock", f"sweep {runner.sweep_id}", say):
         try:
-            rest = _go_on(jobs, work, todo, watch)
+            rest = _wait_for_earlier_jobs(queue, runner, todo, callback)
             if rest:
-                rounds.begin(work, rest)
-                jobs.forget()
-                _Head(jobs, work, rest, watch).run()
-            rounds.forget(work)
-            jobs.forget()
+                remote.begin(runner, rest)
+                queue.clear()
+                Submitter(queue, runner, rest, callback).run()
+            remote.finish(runner)
+            queue.clear()
         except KeyboardInterrupt:
-            _say_what_lives_on(jobs, work)
+            if names := ",".join(queue.names()):
+                results = shlex.quote(str(runner.store.root))
+                wait = f"python -m bench.wait {runner.sweep_id} --results {results}"
+                say(f"slurm: jobs go on; `{wait}` waits for them, `scancel --name={names}` ends them")
             raise
 
 
-def _say_what_lives_on(jobs: Jobs, work: Work) -> None:
-    if names := ",".join(jobs.names()):
-        results = shlex.quote(str(work.store.root))
-        wait = f"python -m bench.wait {work.sweep_id} --results {results}"
-        say(f"slurm: jobs go on; `{wait}` waits for them, `scancel --name={names}` ends them")
-
-
-def _go_on(jobs: Jobs, work: Work, todo: Sequence[Cell], watch: Watch) -> list[Cell]:
-    """Wait for the jobs of a head that was killed; returns the cells that nobody has measured since."""
+def _wait_for_earlier_jobs(queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback) -> list[Cell]:
+    """Wait for the jobs that a killed process has submitted; returns the cells that nobody has measured since."""
     try:
-        living = jobs.living()
+        active = queue.active()
     except SubmissionError as error:
         raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-    with contextlib.suppress(plans.PlanError):  # nobody has begun one
-        begun, cells = rounds.current(work.store.root, work.sweep_id)
-        if living:
-            say(f"slurm: {len(living)} jobs of this sweep are there, waiting for them")
-            _Head(jobs, begun, cells, watch, {cell.cell_id for cell in todo}).run()
-    arrivals = rounds.Arrivals(work, [cell for cell in todo if cell.unsupported is None])
-    arrivals.new()
-    return list(arrivals.missing.values())
+    with contextlib.suppress(plans.PlanError):  # nobody has begun
+        earlier, cells = remote.load(runner.store.root, runner.sweep_id)
+        if active:
+            say(f"slurm: {len(active)} jobs of this sweep are there, waiting for them")
+            Submitter(queue, earlier, cells, callback, reported={cell.cell_id for cell in todo}).run()
+    records = remote.NewRecords(runner, [cell for cell in todo if cell.unsupported is None])
+    records.poll()
+    return list(records.missing.values())
 
 
-class Jobs:
-    """The jobs of a sweep, which anybody finds by name: a head that was killed leaves nothing else behind.
+class Queue:
+    """The jobs of a sweep, found by their names: a process that submitted them may be gone.
 
     Args:
         settings: what they ask for.
@@ -146,12 +138,12 @@ class Jobs:
         """The names of the arrays that were submitted, or were about to be."""
         return sorted(file.stem for file in self.folder.glob(f"{self._prefix}*.json"))
 
-    def chunks(self) -> dict[Task, list[str]]:
+    def cells_of_tasks(self) -> dict[Task, list[str]]:
         """The ids of the cells that each task has."""
         lists = {name: json.loads((self.folder / f"{name}.json").read_text()) for name in self.names()}
         return {Task(name, number): chunk for name, chunks in lists.items() for number, chunk in enumerate(chunks)}
 
-    def living(self) -> set[Task]:
+    def active(self) -> set[Task]:
         """The tasks that wait or run.
 
         Raises:
@@ -160,20 +152,17 @@ class Jobs:
         names = self.names()
         if not names:
             return set()
-        listed = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%i|%j|%T|%r")
-        living = set()
-        for line in listed.splitlines():
-            match = re.fullmatch(r"\d+_(\d+)\|([^|]+)\|([^|]*)\|(.*)", line.strip())
-            if match and match[2] in names:
-                task = Task(match[2], int(match[1]))
-                living.add(task)
-                self._mention_held(task, line, match[4])
-        return living
-
-    def _mention_held(self, task: Task, line: str, reason: str) -> None:
-        if "held" in reason.lower() and task not in self._held:
-            self._held.add(task)
-            say(f"slurm: job {line.partition('|')[0]} does not start, {bounded(reason)}; `scontrol release` lets it")
+        answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%i|%j|%T|%r")
+        active = set()
+        for line in answer.splitlines():
+            match = re.fullmatch(r"(\d+_(\d+))\|([^|]+)\|([^|]*)\|(.*)", line.strip())
+            if match and match[3] in names:
+                active.add(task := Task(match[3], int(match[2])))
+                if "held" in match[5].lower() and task not in self._held:
+                    self._held.add(task)
+                    reason = bounded(match[5])
+                    say(f"slurm: job {match[1]} does not start, {reason}; `scontrol release` lets it")
+        return active
 
     def submit(self, chunks: Sequence[Sequence[Cell]]) -> list[Task]:
         """Submit an array with a task for each chunk.
@@ -183,14 +172,14 @@ class Jobs:
         """
         name = f"{self._prefix}{secrets.token_hex(3)}"
         file = self.folder / f"{name}.json"
-        # Before its jobs: a head that is killed in between has submitted nothing, or all.
+        # Before its jobs: if this process is killed in between, it has submitted nothing, or all.
         write_atomically(file, json.dumps([[cell.cell_id for cell in chunk] for chunk in chunks]).encode())
         script = file.with_suffix(".sh")
-        script.write_text(self._script(name, file, len(chunks)))
+        script.write_text(batch_script(self.settings, name, file, len(chunks)))
         try:
             answer = _call("sbatch", "--parsable", str(script))
         except SubmissionError:
-            if not self._taken(name):
+            if not self._is_there(name):
                 file.unlink()
                 script.unlink()
                 raise
@@ -199,38 +188,14 @@ class Jobs:
         say(f"slurm: submitted {number}_[0-{len(chunks) - 1}], {sum(map(len, chunks))} cells; logs in {self.folder}")
         return [Task(name, number) for number in range(len(chunks))]
 
-    def _taken(self, name: str) -> bool:
+    def _is_there(self, name: str) -> bool:
         """Whether an array is there although sbatch has failed: a controller that answers late has taken it."""
         try:
             return bool(_call("squeue", "--noheader", f"--name={name}"))
         except SubmissionError:
-            return True  # nobody knows; who has no job is found later
+            return True  # nobody knows; cells without a job are found later
 
-    def _script(self, name: str, file: Path, tasks: int) -> str:
-        import submitit
-
-        asked = ("cpus_per_task", "partition", "qos", "account", "constraint", "exclude", "gres", "setup")
-        settings = self.settings
-        given = {key: getattr(settings, key) for key in (*asked, "array_parallelism")}
-        given |= {"time": settings.timeout_min, "gpus_per_node": settings.gpus_per_node or None}
-        given |= {"mem": settings.mem_gb and f"{math.ceil(settings.mem_gb * 1024)}M"}
-        log = str(self.folder).replace("%", "%%") + "/%x_%a.log"
-        # To the script itself, which becomes the job's process.
-        options = {"signal": f"B:USR2@{settings.signal_delay_s}", "requeue": True, "output": log}
-        executor = submitit.SlurmExecutor(self.folder)
-        executor.update_parameters(
-            **{key: value for key, value in given.items() if value is not None},
-            job_name=name,
-            wckey=None,
-            stderr_to_stdout=True,
-            use_srun=False,
-            additional_parameters={**options, **(settings.additional_parameters or {})},
-        )
-        executor.parameters["map_count"] = tasks
-        command = shlex.join([sys.executable, "-u", "-m", "bench.execution.job", str(file)])
-        return executor._make_submission_file_text(f"exec {command}", "")
-
-    def last_words(self, task: Task) -> str:
+    def last_log_line(self, task: Task) -> str:
         """The last line of a task's log."""
         try:
             lines = (self.folder / f"{task.name}_{task.number}.log").read_text(errors="replace").split("\n")
@@ -238,7 +203,7 @@ class Jobs:
             return "it has no log"
         return bounded(next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty"), 300)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Have no jobs any more: those that still wait have nothing to do."""
         if names := self.names():
             with contextlib.suppress(SubmissionError):
@@ -248,152 +213,176 @@ class Jobs:
                 (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
 
-class _Head:
-    """Sees that the cells of a round get their records.
+def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
+    """The script that sbatch gets for an array; `file` says which cells its tasks have."""
+    same = ("cpus_per_task", "partition", "qos", "account", "constraint", "exclude", "gres")
+    options = {
+        **{key: getattr(settings, key) for key in same},
+        "gpus_per_node": settings.gpus_per_node or None,
+        "mem": settings.mem_gb and f"{math.ceil(settings.mem_gb * 1024)}M",
+        "nodes": 1,
+        "time": settings.timeout_min,
+        "array": f"0-{tasks - 1}%{min(tasks, settings.array_parallelism)}",
+        "job_name": name,
+        "open_mode": "append",
+        "output": str(file.parent).replace("%", "%%") + "/%x_%a.log",
+        "requeue": True,
+        # To the script itself, which becomes the job's process.
+        "signal": f"B:USR2@{settings.signal_delay_s}",
+        **(settings.additional_parameters or {}),
+    }
+    flags = [
+        f"#SBATCH --{key.replace('_', '-')}" + ("" if value is True else f"={shlex.quote(str(value))}")
+        for key, value in options.items()
+        if value is not None
+    ]
+    module = "bench.execution.executors.slurm_job"
+    command = shlex.join([sys.executable, "-u", "-m", module, str(file)])
+    return "\n".join(["#!/bin/bash", *flags, "", *(settings.setup or ()), f"exec {command}", ""])
+
+
+class Submitter:
+    """Submits jobs until each cell has a new record.
 
     Args:
-        jobs: the sweep's; those that live already are waited for.
-        work: the round's.
-        todo: its cells.
-        watch: told of cells that have ended.
-        shown: the ids of those that it is told of; None: all.
+        queue: of the sweep; jobs that are there already are waited for.
+        runner: of the sweep.
+        todo: the cells.
+        callback: gets the cells that have ended.
+        reported: the ids of the cells that it gets; None: all.
     """
 
     def __init__(
-        self, jobs: Jobs, work: Work, todo: Sequence[Cell], watch: Watch, shown: Iterable[str] | None = None
+        self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback, reported: set[str] | None = None
     ) -> None:
-        self._jobs, self._work, self._watch = jobs, work, watch
-        self._shown = frozenset(shown) if shown is not None else frozenset(cell.cell_id for cell in todo)
-        self._arrivals = rounds.Arrivals(work, todo)
-        self._chunks = jobs.chunks()
-        self._records = dict.fromkeys(self._chunks, 0)
-        """How many records the cells of a task had when it was submitted."""
-        self._gone: set[Task] = set()
-        self._fruitless: Counter[str] = Counter()
-        self._last: dict[str, Task] = {}
-        self._at_first = self._counts()
-        self._interrupted: Counter[str] = Counter()
-        self._barren = True
-        """Whether no job has come to anything yet."""
-        self._said = ""
+        self._queue, self._runner, self._callback = queue, runner, callback
+        self._reported = reported if reported is not None else {cell.cell_id for cell in todo}
+        self._new_records = remote.NewRecords(runner, todo)
+        self._tasks = queue.cells_of_tasks()
+        self._counts_at_submission = dict.fromkeys(self._tasks, 0)
+        """How many records the cells of a task had together."""
+        self._counts_at_start = self._record_counts()
+        self._ended_once: set[Task] = set()
+        self._failed_jobs: Counter[str] = Counter()
+        """By cell: jobs in a row that ended without a record of any of their cells."""
+        self._interruptions: Counter[str] = Counter()
+        self._last_task: dict[str, Task] = {}
+        self._any_job_worked = False
+        self._last_message = ""
 
     def run(self) -> None:
-        """Until all have one."""
+        """Return when all cells have one."""
         pause, next_look = SHORTEST_PAUSE_S, 0.0
         while True:
-            self._hear()
-            if not self._arrivals.missing:
+            self._report()
+            if not self._new_records.missing:
                 return
             if time.monotonic() >= next_look:
-                pause = SHORTEST_PAUSE_S if self._look() else min(pause * 1.5, LONGEST_PAUSE_S)
+                pause = SHORTEST_PAUSE_S if self._step() else min(pause * 1.5, LONGEST_PAUSE_S)
                 next_look = time.monotonic() + pause
             time.sleep(POLL_S)
 
-    def _hear(self) -> None:
-        for cell in self._arrivals.new():
-            if cell.cell_id in self._shown:
-                self._watch.ended(cell)
+    def _report(self) -> None:
+        for cell in self._new_records.poll():
+            if cell.cell_id in self._reported:
+                self._callback.on_cell_end(cell)
 
-    def _look(self) -> bool:
-        """Submit what no job has; returns whether anything has happened."""
+    def _step(self) -> bool:
+        """Look at the queue and submit the cells that no job has; returns whether anything has happened."""
         try:
-            living = self._jobs.living()
+            active = self._queue.active()
         except SubmissionError as error:  # it is being restarted, or has too much to do
-            self._mention(f"slurm: {error}; trying again")
+            self._say_once(f"slurm: {error}; trying again")
             return False
-        gone = self._chunks.keys() - living
+        ended = self._tasks.keys() - active
         # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
-        counts = self._counts()
-        for task in gone & self._gone:
-            self._bury(task, counts)
-        self._hear()
+        counts = self._record_counts()
+        for task in ended & self._ended_once:
+            self._note_end(task, counts)
+        self._report()
         self._give_up()
-        self._gone = gone - self._gone
-        held = {cell_id for chunk in self._chunks.values() for cell_id in chunk}
-        idle = [cell for cell_id, cell in self._arrivals.missing.items() if cell_id not in held]
-        return bool(idle and self._submit(idle)) or bool(gone)
+        self._ended_once = ended - self._ended_once
+        submitted = {cell_id for chunk in self._tasks.values() for cell_id in chunk}
+        idle = [cell for cell_id, cell in self._new_records.missing.items() if cell_id not in submitted]
+        return bool(idle and self._submit(idle)) or bool(ended)
 
-    def _bury(self, task: Task, counts: Counter[str]) -> None:
-        """Judge a task that is gone: one without a single record may be its cells' fault, or nobody's."""
-        chunk = self._chunks.pop(task)
-        fruitless = _of(counts, chunk) <= self._records.pop(task)
-        self._barren = self._barren and fruitless
+    def _note_end(self, task: Task, counts: Counter[str]) -> None:
+        chunk = self._tasks.pop(task)
+        failed = _total(counts, chunk) <= self._counts_at_submission.pop(task)
+        self._any_job_worked = self._any_job_worked or not failed
         for cell_id in chunk:
-            self._fruitless[cell_id] = self._fruitless[cell_id] + 1 if fruitless else 0
-            self._interrupted[cell_id] = _of(counts, [cell_id]) - _of(self._at_first, [cell_id])
-            self._last[cell_id] = task
+            self._failed_jobs[cell_id] = self._failed_jobs[cell_id] + 1 if failed else 0
+            self._interruptions[cell_id] = _total(counts, [cell_id]) - _total(self._counts_at_start, [cell_id])
+            self._last_task[cell_id] = task
 
     def _give_up(self) -> None:
-        """Write records for the cells that have come to nothing, or for all where nothing ever has."""
-        missing = self._arrivals.missing
-        hopeless = {cell_id: why for cell_id in missing if (why := self._hopeless(cell_id))}
-        reasons = hopeless
-        if hopeless and self._barren and not self._chunks:
-            reasons = dict.fromkeys(missing, next(iter(hopeless.values()))) | hopeless
+        """Write `crash` records for the cells whose jobs fail, or for all cells where every job has failed."""
+        missing = self._new_records.missing
+        reasons = {cell_id: why for cell_id in missing if (why := self._why_hopeless(cell_id))}
+        if reasons and not self._any_job_worked and not self._tasks:
+            reasons = dict.fromkeys(missing, next(iter(reasons.values()))) | reasons
         for cell_id, why in reasons.items():
-            rounds.give_up(self._work, missing[cell_id], why)
-        self._hear()
+            remote.give_up(self._runner, missing[cell_id], why)
+        self._report()
 
-    def _hopeless(self, cell_id: str) -> str | None:
-        if self._fruitless[cell_id] >= MOST_FRUITLESS:
-            words = self._jobs.last_words(self._last[cell_id])
-            return f"{MOST_FRUITLESS} jobs ended without a record of it: {words}"
-        if self._interrupted[cell_id] >= MOST_INTERRUPTED:
-            return f"interrupted in each of {MOST_INTERRUPTED} jobs"
+    def _why_hopeless(self, cell_id: str) -> str | None:
+        if self._failed_jobs[cell_id] >= MAX_FAILED_JOBS:
+            line = self._queue.last_log_line(self._last_task[cell_id])
+            return f"{MAX_FAILED_JOBS} jobs ended without a record of it: {line}"
+        if self._interruptions[cell_id] >= MAX_INTERRUPTIONS:
+            return f"interrupted in each of {MAX_INTERRUPTIONS} jobs"
         return None
 
     def _submit(self, cells: Sequence[Cell]) -> bool:
         try:
-            split = self._split(cells)
-            for chunks in _arrays(split):
-                before = self._counts()
-                for task, chunk in zip(self._jobs.submit(chunks), chunks, strict=True):
-                    self._chunks[task] = [cell.cell_id for cell in chunk]
-                    self._records[task] = _of(before, self._chunks[task])
+            chunks = self._split(cells)
+            for start in range(0, len(chunks), MAX_TASKS):
+                array = chunks[start : start + MAX_TASKS]
+                before = self._record_counts()
+                for task, chunk in zip(self._queue.submit(array), array, strict=True):
+                    self._tasks[task] = [cell.cell_id for cell in chunk]
+                    self._counts_at_submission[task] = _total(before, self._tasks[task])
         except SubmissionError as error:
-            if not self._chunks and not self._fruitless:
+            if not self._tasks and not self._failed_jobs:
                 raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-            self._mention(f"slurm: {error}; trying again")
+            self._say_once(f"slurm: {error}; trying again")
             return False
-        return bool(split)
+        return bool(chunks)
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
-        """Chunks; a cell whose jobs come to nothing is alone in the last one, and costs no other."""
-        if self._barren and self._fruitless:
-            probing = sum(self._fruitless[chunk[0]] > 0 for chunk in self._chunks.values())
-            return [[cell] for cell in cells[: max(0, PROBES - probing)]]
-        size = self._jobs.settings.cells_per_job
-        suspect = {
-            each for each in self._last if max(self._fruitless[each], self._interrupted[each]) >= MOST_FRUITLESS - 1
+        """The cells of each new job; a cell is alone in the last job that it may get, and costs no other."""
+        if self._failed_jobs and not self._any_job_worked:
+            trials = sum(self._failed_jobs[chunk[0]] > 0 for chunk in self._tasks.values())
+            return [[cell] for cell in cells[: max(0, MAX_TRIAL_JOBS - trials)]]
+        size = self._queue.settings.cells_per_job
+        last_chance = {
+            cell_id
+            for cell_id in self._last_task
+            if max(self._failed_jobs[cell_id], self._interruptions[cell_id]) >= MAX_FAILED_JOBS - 1
         }
-        others = [cell for cell in cells if cell.cell_id not in suspect]
-        alone = [[cell] for cell in cells if cell.cell_id in suspect]
+        others = [cell for cell in cells if cell.cell_id not in last_chance]
+        alone = [[cell] for cell in cells if cell.cell_id in last_chance]
         return [*(others[start : start + size] for start in range(0, len(others), size)), *alone]
 
-    def _counts(self) -> Counter[str]:
-        return Counter(name.partition("-")[0] for name in self._work.store.names())
+    def _record_counts(self) -> Counter[str]:
+        return Counter(name.partition("-")[0] for name in self._runner.store.names())
 
-    def _mention(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
+    def _say_once(self, line: str) -> None:
+        if line != self._last_message:
+            self._last_message = line
             say(line)
 
 
-def _of(counts: Counter[str], chunk: Iterable[str]) -> int:
+def _total(counts: Counter[str], cell_ids: Iterable[str]) -> int:
     """How many records cells have."""
-    return sum(counts[cell_id[:16]] for cell_id in chunk)
-
-
-def _arrays(chunks: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
-    for start in range(0, len(chunks), MOST_TASKS):
-        yield chunks[start : start + MOST_TASKS]
+    return sum(counts[cell_id[:16]] for cell_id in cell_ids)
 
 
 def _call(tool: str, *arguments: str) -> str:
     try:
-        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
     except subprocess.TimeoutExpired:
-        raise SubmissionError(f"{tool} does not answer within {PATIENCE_S:g} s") from None
+        raise SubmissionError(f"{tool} does not answer within {ANSWERS_WITHIN_S:g} s") from None
     except OSError as error:
         raise SubmissionError(f"{tool}: {error.strerror}") from None
     if answer.returncode != 0:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from bench import api, compile
-from bench.execution import runner
-from bench.execution.child import Told
+from bench.execution import cell_process
+from bench.execution.child import ProgressFile
 from bench.measures.progress import Progress
 from bench.plan.load import Loader
 
@@ -25,20 +25,20 @@ class Child:
 @pytest.mark.parametrize(("compiling_s", "ends"), [(0.0, False), (4.0, False), (6.0, True)])
 def test_a_timeout_does_not_count_what_went_into_compiling(compiling_s, ends, tmp_path, monkeypatch):
     child, file = Child(), tmp_path / "progress"
-    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: child.now))
+    monkeypatch.setattr(cell_process, "time", SimpleNamespace(monotonic=lambda: child.now))
     file.write_text(Progress(compiling_s=compiling_s).encode())
-    assert runner._ended(child, 5.0, file, lambda now: None) == ends
+    assert cell_process.wait_for(child, 5.0, file, cell_process.Options()) == ends
 
 
 def test_a_child_tells_how_long_it_compiled(tmp_path):
     file = tmp_path / "progress"
-    told = Told(file)
-    told.note(Progress("1/2"))
+    progress = ProgressFile(file)
+    progress.note(Progress("1/2"))
     assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=0.0)
     for total, cache_hit in ((2_500_000, False), (900_000, True), (500_000, False)):
-        told.compiled(src=None, times=SimpleNamespace(total=total), cache_hit=cache_hit)
+        progress.compiled(src=None, times=SimpleNamespace(total=total), cache_hit=cache_hit)
     assert Progress.decode(file.read_text()) == Progress("1/2", compiling_s=3.0)
-    told.note(Progress("2/2"))
+    progress.note(Progress("2/2"))
     assert Progress.decode(file.read_text()) == Progress("2/2", compiling_s=3.0)
 
 

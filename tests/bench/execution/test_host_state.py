@@ -10,11 +10,12 @@ import time
 import pytest
 
 from bench import measures
-from bench.execution import control_group, host_state
+from bench.execution import host_state
 from bench.execution.host_state import between, disturbances
-from bench.execution.runner import run_cell
+from bench.execution.runner import Runner
 from bench.plan.cell import Variant, make_cell
 from bench.plan.config import check
+from bench.records.store import Store
 
 CPU = "sys/devices/system/cpu"
 # Four cores of which the cell may use 0, 1 and 3; ticks of 10 ms.
@@ -26,7 +27,6 @@ FILES = {
     + "intr 1 2\n",
     "proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.09 total=1500000\nfull avg10=0.00 total=9\n",
     "proc/self/cgroup": "0::/user/cell\n",
-    "proc/self/mountinfo": "31 23 0:28 / /sys rw - sysfs s rw\n32 31 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
     "sys/fs/cgroup/cpu.stat": "usage_usec 5\n",
     "sys/fs/cgroup/user/cpu.max": "150000 100000\n",
     "sys/fs/cgroup/user/cpu.stat": "nr_periods 5\nnr_throttled 1\nthrottled_usec 500000\n",
@@ -66,11 +66,12 @@ def test_a_machine_that_tells_everything(host):
     assert now.state == {"load": [0.5, 0.25, 0.1], "governors": ["powersave"], "mhz": [800.0, 1600.0, 3200.0]}
     assert now.limits == {"cores": "0-1,3", "control_group": {"cpus": 1.5, "memory_bytes": 4096, "cores": "0-1,3"}}
     # Of cores 0, 1 and 3: user, nice, system, irq and softirq; guests are users already, idle and iowait are nobody.
-    assert now.busy_s == pytest.approx(dict.fromkeys(("cpu0", "cpu1", "cpu3"), 1.70))
-    assert now.stolen_s == pytest.approx({"cpu0": 0.0, "cpu1": 0.01, "cpu3": 0.03})
+    assert now.counters["busy_s"] == pytest.approx(dict.fromkeys(("cpu0", "cpu1", "cpu3"), 1.70))
+    assert now.counters["stolen_s"] == pytest.approx({"cpu0": 0.0, "cpu1": 0.01, "cpu3": 0.03})
     groups = host / "sys/fs/cgroup/user"
-    assert now.held_up_s == {str(groups / "cell"): 0.25, str(groups): 0.5} and now.waited_s == {"some": 1.5}
-    assert sorted(now.slowdowns.values()) == [1, 1, 1, 2, 2, 2]
+    assert now.counters["held_up_s"] == {str(groups / "cell"): 0.25, str(groups): 0.5}
+    assert now.counters["waited_s"] == {"some": 1.5}
+    assert sorted(now.counters["slowdowns"].values()) == [1, 1, 1, 2, 2, 2]
     assert now.packages == {"intel-rapl:0": (262143000000, 262143328850)}
 
 
@@ -125,40 +126,33 @@ def test_a_machine_that_tells_nothing(tmp_path):
 
 GROUPS = {
     "version 1, of a container whose path is the host's": (
-        "4:memory:/box\n2:cpu,cpuacct:/box/job\n1:cpuset:/\n0::/\n",
-        "32 31 0:29 /box /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n33 31 0:30 /box /cg/memory rw - cgroup m memory\n"
-        "34 31 0:31 / /cg/set rw - cgroup cgroup rw,cpuset\n35 31 0:32 / /cg/two rw - cgroup2 cgroup2 rw\n",
+        "4:memory:/box\n2:cpu,cpuacct:/box\n1:cpuset:/\n0::/\n",
         {
-            "cg/cpu/cpu.cfs_quota_us": "400000",
-            "cg/cpu/cpu.cfs_period_us": "100000",
-            "cg/cpu/job/cpu.cfs_quota_us": "-1",
-            "cg/cpu/job/cpu.cfs_period_us": "100000",
-            "cg/cpu/cpu.stat": "nr_periods 1\nnr_throttled 1\nthrottled_time 2000000000\n",
-            "cg/memory/memory.limit_in_bytes": "1073741824",
-            "cg/set/cpuset.effective_cpus": "0-7",
-            "cg/two/cpu.max": "1 1",
+            "cpu/cpu.cfs_quota_us": "400000",
+            "cpu/cpu.cfs_period_us": "100000",
+            "cpu/cpu.stat": "nr_periods 1\nnr_throttled 1\nthrottled_time 2000000000\n",
+            "memory/memory.limit_in_bytes": "1073741824",
+            "cpuset/cpuset.effective_cpus": "0-7",
+            "unified/cpu.max": "1 1",
         },
         {"cpus": 4.0, "memory_bytes": 2**30, "cores": "0-7"},
-        {"cg/cpu": 2.0},
+        {"cpu": 2.0},
     ),
     "version 1 without limits": (
-        "1:memory:/\n",
-        "33 31 0:30 / /cg/memory rw - cgroup m rw,memory\n",
-        {"cg/memory/memory.limit_in_bytes": "9223372036854771712"},
+        "1:memory,cpu:/\n",
+        {"memory/memory.limit_in_bytes": "9223372036854771712", "cpu/cpu.cfs_quota_us": "-1"},
         {"cpus": None, "memory_bytes": None, "cores": None},
         {},
     ),
     "version 2, of a container whose own group is all that it sees": (
         "0::/\n",
-        "31 23 0:28 /kube/pod /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-        {"sys/fs/cgroup/cpu.max": "50000 100000", "sys/fs/cgroup/memory.max": "max"},
+        {"cpu.max": "50000 100000", "memory.max": "max"},
         {"cpus": 0.5, "memory_bytes": None, "cores": None},
         {},
     ),
     "a group outside of what is mounted": (
         "0::/../../other\n",
-        "31 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-        {"sys/fs/cgroup/cpu.max": "50000 100000", "other/cpu.max": "1 1"},
+        {"cpu.max": "50000 100000", "../../../other/cpu.max": "1 1"},
         {"cpus": 0.5, "memory_bytes": None, "cores": None},
         {},
     ),
@@ -167,11 +161,14 @@ GROUPS = {
 
 @pytest.mark.parametrize("kind", GROUPS)
 def test_limits_of_a_control_group_are_the_tightest_on_the_way_up(kind, tmp_path):
-    cgroup, mountinfo, files, limits, held_up_s = GROUPS[kind]
-    for name, text in {"proc/self/cgroup": cgroup, "proc/self/mountinfo": mountinfo, **files}.items():
-        write(tmp_path / name, text)
-    assert control_group.limits(tmp_path) == limits
-    assert control_group.held_up_s(tmp_path) == {str(tmp_path / name): value for name, value in held_up_s.items()}
+    cgroup, files, limits, held_up_s = GROUPS[kind]
+    groups = tmp_path / "sys/fs/cgroup"
+    write(tmp_path / "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        write(groups / name, text)
+    now = host_state.read(tmp_path)
+    assert now.limits["control_group"] == limits
+    assert now.counters["held_up_s"] == {str(groups / name): value for name, value in held_up_s.items()}
 
 
 def told(cores="0-1", **during):
@@ -254,17 +251,17 @@ def busy():
 @pytest.mark.commands
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
 def test_a_busy_neighbour_is_found_beside_what_takes_times_and_recorded_beside_all(busy, tmp_path):
-    record = run_cell(a_cell(passes=["forward"]), tmp_path)
+    record = Runner(Store(tmp_path)).run_cell(a_cell(passes=["forward"]))
     assert record.status == "ok" and record.disturbed and record.disturbed[0].startswith("other processes: ")
     during = record.host_state["during"]
     assert during["others_s"] > 0.25 * during["seconds"] and during["own_s"] > 0.1
     assert during["seconds"] <= record.duration_s
-    record = run_cell(a_cell("memory", passes=["forward"]), tmp_path)
+    record = Runner(Store(tmp_path)).run_cell(a_cell("memory", passes=["forward"]))
     assert record.status == "ok" and record.disturbed == []
     assert record.host_state["during"]["others_s"] > 0
 
 
 @pytest.mark.commands
 def test_a_time_taken_beside_other_cells_says_so(tmp_path):
-    record = run_cell(a_cell(passes=["forward"]), tmp_path, beside_others=True)
+    record = Runner(Store(tmp_path), timings_alone=False).run_cell(a_cell(passes=["forward"]))
     assert record.status == "ok" and record.disturbed[-1] == "other cells, as asked"

@@ -23,7 +23,7 @@ def test_a_signal_interrupts_and_means_afterwards_what_it_meant(number):
 def test_what_is_being_saved_is_saved_first(number):
     interrupts, saved = Interrupts(), []
     with pytest.raises(KeyboardInterrupt), interrupts.caught():
-        with interrupts.held_back():
+        with interrupts.deferred():
             os.kill(os.getpid(), number)
             saved.append("record")
         saved.append("more")
@@ -32,7 +32,7 @@ def test_what_is_being_saved_is_saved_first(number):
 
 def test_an_error_while_saving_is_told_though_interrupted():
     interrupts = Interrupts()
-    with pytest.raises(OSError, match="full"), interrupts.caught(), interrupts.held_back():
+    with pytest.raises(OSError, match="full"), interrupts.caught(), interrupts.deferred():
         os.kill(os.getpid(), signal.SIGTERM)
         raise OSError("full")
 

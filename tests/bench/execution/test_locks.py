@@ -1,5 +1,7 @@
 """Lock files: one holder at a time; whoever dies makes room; who holds one can be seen without waiting."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -13,7 +15,10 @@ from datetime import UTC, datetime
 import pytest
 from command import ROOT, environment
 
+from bench.errors import ConfigError
+from bench.execution.device_locks import lock_folder
 from bench.execution.locks import hold, holder
+from bench.execution.results_folder import prepare_folder
 
 HOLDER = """
 import subprocess, sys, time
@@ -163,3 +168,16 @@ def test_a_lock_whose_file_was_removed_keeps_out_who_waited_for_it(tmp_path, mon
     assert holder(path) is not None  # not the lock on the file that is gone
     leave.set()
     waiting.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_refused_in_one_line(tmp_path, monkeypatch, number):
+    def refuse(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setenv("ATTENTION_ZOO_SLOTS", str(tmp_path / "slots"))
+    with pytest.raises(ConfigError, match=rf"^results_dir='.+': {os.strerror(number)}; must be a folder"):
+        prepare_folder(str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=rf"^ATTENTION_ZOO_SLOTS=.+: {os.strerror(number)}; must be a folder"):
+        lock_folder()

@@ -59,7 +59,7 @@ def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp
     monkeypatch.chdir(tmp_path)
     child, seen = start("[os.getpid(), os.getsid(0), os.environ['COLOUR'], os.getcwd()]", COLOUR="green")
     assert seen == [child.pid, child.pid, "green", str(tmp_path)]
-    child.tell(b"")
+    child.send_line(b"")
     assert child.wait(10) and child.exit_code == 0
     _, (_, _, colour, _) = start("[0, 0, os.environ['COLOUR'], 0]", COLOUR="red")
     assert colour == "red"
@@ -110,7 +110,7 @@ ENDINGS = {
 def test_how_a_child_ended_is_known(start, ending):
     child, _ = start("1", ending)
     assert not child.wait(0)
-    child.tell(b"")
+    child.send_line(b"")
     assert child.wait(20)
     assert child.exit_code == ENDINGS[ending]
 
@@ -121,7 +121,7 @@ ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
 def test_what_left_the_session_ends_with_its_child(start):
     child, grandchild = start(ESCAPES)
     assert psutil.pid_exists(grandchild)
-    child.tell(b"")
+    child.send_line(b"")
     assert child.wait(10)
     assert not psutil.pid_exists(grandchild)
 
@@ -228,8 +228,8 @@ def test_what_a_child_and_all_that_it_started_have_computed_is_known(start):
         "stdin=subprocess.PIPE, start_new_session=True); time.sleep(1.5); os._exit(7)",
     )
     assert child.cpu_s is None
-    child.tell(b"")
+    child.send_line(b"")
     assert child.wait(60) and child.exit_code == 7
     idle, _ = start("0")
-    idle.tell(b"")
+    idle.send_line(b"")
     assert idle.wait(60) and idle.cpu_s + 0.3 < child.cpu_s

@@ -13,11 +13,11 @@ from synthetic_records import everything
 
 from bench.errors import ConfigError, UnfinishedError
 from bench.execution.executors import ray
-from bench.execution.work import Work
+from bench.execution.runner import Runner
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
-from bench.plan.place import Place
+from bench.plan.resources import Resources
 from bench.records.store import Store
 
 
@@ -26,8 +26,8 @@ def checked(**values):
 
 
 def test_a_cluster_on_this_machine_is_this_machine_and_another_one_is_not():
-    assert checked(num_cpus=2).place == Place("", 2, False)
-    assert checked(address="auto", num_gpus=1).place == Place("ray", 1, True)
+    assert checked(num_cpus=2).resources == Resources("", 2, False)
+    assert checked(address="auto", num_gpus=1).resources == Resources("ray", 1, True)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def sweep(tmp_path):
         Cell({**record.config, "device": device}, record.cell_id, 1.0)
         for record, device in zip(chosen, ("cpu", "cuda:0"), strict=True)
     ]
-    work = Work(store, "0" * 16, (), frozenset())
+    runner = Runner(store, "0" * 16)
     ended = []
-    watch = SimpleNamespace(ended=lambda cell: ended.append(cell.cell_id))
+    callback = SimpleNamespace(on_cell_end=lambda cell: ended.append(cell.cell_id))
 
     def run(*deeds):
         fake = FakeRay(*deeds)
         try:
-            ray._Tasks(fake, Ray(num_cpus=2, num_gpus=1, max_retries=1), work, todo, watch).run()
+            ray.Tasks(fake, Ray(num_cpus=2, num_gpus=1, max_retries=1), runner, todo, callback).run()
         finally:
             fake.ended = ended
             run.fake = fake
@@ -162,7 +162,7 @@ def test_a_worker_that_cannot_save_ends_the_sweep(sweep):
 
 def test_a_node_without_the_results_folder_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"^results_dir='.*': must be a folder that all nodes see: "):
-        ray._measure(str(tmp_path), "0" * 16, 1, "0" * 64, True)
+        ray.measure(str(tmp_path), "0" * 16, 1, "0" * 64, True)
 
 
 LOCAL = ["hydra/launcher=ray", "hydra.launcher.timings_alone=false", "tracking=none"]

@@ -3,20 +3,17 @@
 import dataclasses
 import itertools
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
 
 from bench.errors import ConfigError
 from bench.execution.executors import devices
-from bench.execution.slots import hold_device
-from bench.execution.work import Work
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices
 from bench.records.store import Store
@@ -30,37 +27,37 @@ def cell(number, device="cpu", benchmark="memory"):
     return Cell(config, f"{number:064x}", 1.0)
 
 
-class Watch:
-    """Remembers what it is told."""
+class Remembering:
+    """Remembers how it was called."""
 
     def __init__(self, on_start=lambda cell: None):
-        self.said, self.on_start = [], on_start
+        self.calls, self.on_start = [], on_start
 
-    def started(self, cell):
-        self.said.append(("started", cell))
+    def on_cell_start(self, cell):
+        self.calls.append(("started", cell))
         self.on_start(cell)
 
-    def told(self, cell, now):
-        self.said.append(("told", cell))
+    def on_progress(self, cell, progress):
+        self.calls.append(("progress", cell))
 
-    def ended(self, cell):
-        self.said.append(("ended", cell))
+    def on_cell_end(self, cell):
+        self.calls.append(("ended", cell))
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretended(Work):
+class Pretended(Runner):
     """Measures nothing, but does as `deed(cell, started, stop)` says."""
 
     deed: object = None
     measured: list = dataclasses.field(default_factory=list)
 
-    def measure(self, cell, tell=None, *, started, cores, stop):
+    def measure(self, cell, on_progress=None, *, on_start, cores, stop):
         self.measured.append((cell, cores))
-        self.deed(cell, started, stop)
+        self.deed(cell, on_start, stop)
 
 
 def pretended(tmp_path, deed=lambda cell, started, stop: started()):
-    return Pretended(Store(tmp_path), "0" * 16, (), frozenset(), deed=deed)
+    return Pretended(Store(tmp_path), deed=deed)
 
 
 def test_cores_are_dealt_out_in_sets(monkeypatch):
@@ -99,9 +96,9 @@ def test_a_cell_for_any_gpu_runs_on_those_like_the_first(driver, monkeypatch, vi
 def test_gpus_measure_together_and_records_say_which_one(driver, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     both = threading.Barrier(2, timeout=10)
-    work = pretended(tmp_path, lambda cell, started, stop: (started(), both.wait()))
-    devices.run(Devices(), work, [cell(number, "cuda:0", "latency") for number in range(4)], Watch())
-    measured = [each.config["device"] for each, _ in work.measured]
+    runner = pretended(tmp_path, lambda cell, started, stop: (started(), both.wait()))
+    devices.run(Devices(), runner, [cell(number, "cuda:0", "latency") for number in range(4)], Remembering())
+    measured = [each.config["device"] for each, _ in runner.measured]
     assert sorted(measured) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
@@ -118,16 +115,16 @@ def test_what_must_be_alone_comes_when_nothing_else_runs(tmp_path):
 
     names = ["latency", "memory", "latency", "memory", "compare", "memory"]
     todo = [cell(number, benchmark=name) for number, name in enumerate(names)]
-    watch = Watch()
-    work = pretended(tmp_path, deed)
-    devices.run(Devices(cores_per_worker=1), work, todo, watch)
+    callback = Remembering()
+    runner = pretended(tmp_path, deed)
+    devices.run(Devices(cores_per_worker=1), runner, todo, callback)
     assert [name for name, _ in most] == ["memory"] * 3 + ["latency", "latency", "compare"]
     assert max(count for name, count in most if name == "memory") == 2
     assert [count for name, count in most if name != "memory"] == [1, 1, 1]
     # One thread measures all of these, on one set of cores: it starts one server of children.
-    assert {cores for each, cores in work.measured if each.config["bench"]["name"] != "memory"} == {(CORES[0],)}
+    assert {cores for each, cores in runner.measured if each.config["bench"]["name"] != "memory"} == {(CORES[0],)}
     for each in todo:
-        assert [what for what, told in watch.said if told is each] == ["started", "ended"]
+        assert [what for what, told in callback.calls if told is each] == ["started", "ended"]
     assert os.sched_getaffinity(0) == set(CORES)
 
 
@@ -143,11 +140,11 @@ def test_one_that_cannot_save_ends_the_sweep_and_interrupts_the_others(tmp_path)
         interrupted.set()
         raise KeyboardInterrupt
 
-    watch = Watch()
+    callback = Remembering()
     with pytest.raises(OSError, match="No space left"):
-        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1), cell(2)], watch)
+        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1), cell(2)], callback)
     assert interrupted.is_set()
-    assert [each.config["label"] for what, each in watch.said if what == "ended"] == ["0", "1"]
+    assert [each.config["label"] for what, each in callback.calls if what == "ended"] == ["0", "1"]
 
 
 @two_cores
@@ -168,7 +165,7 @@ def test_an_interrupt_waits_for_nobody_who_waits_for_a_lock(tmp_path):
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1)], Watch(interrupt))
+        devices.run(Devices(cores_per_worker=1), pretended(tmp_path, deed), [cell(0), cell(1)], Remembering(interrupt))
     assert time.monotonic() - began < 5
     lock.set()
     time.sleep(0.1)
@@ -258,32 +255,4 @@ def test_ctrl_c_interrupts_all_that_is_measured(tmp_path):
     assert process.returncode == 130 and stderr.splitlines()[-1].startswith("interrupted: ")
     assert "Traceback" not in stderr and time.monotonic() - began < 15
     assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"] * 2
-    wait_for(lambda: not family(str(tmp_path)), 5)
-
-
-@two_cores
-@pytest.mark.commands
-def test_ctrl_c_does_not_wait_for_who_waits(tmp_path):
-    typed = [*arguments(tmp_path, "fake_grandchild", seeds="0,1"), *TOGETHER]
-    with hold_device("cpu", alone=False, cores=CORES[1:], what="something", say=print):
-        process = start(tmp_path, *typed)
-        wait_for(lambda: len(sleepers(tmp_path)) == 1)
-        while "waiting for something" not in process.stderr.readline():
-            assert process.poll() is None
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-        assert process.returncode == 130 and time.monotonic() - began < 10
-    assert [record.status for record in Store(tmp_path / "runs").load()] == ["interrupted"]
-    wait_for(lambda: not family(str(tmp_path)), 5)
-
-
-@two_cores
-@pytest.mark.commands
-def test_a_record_that_cannot_be_saved_is_one_line(tmp_path):
-    typed = [*arguments(tmp_path, "fake_grandchild", "fake_breaks_results"), *TOGETHER]
-    process = start(tmp_path, *typed, FAKE_RESULTS=str(tmp_path / "runs"))
-    _, stderr = process.communicate(timeout=100)
-    assert process.returncode == 1 and "Traceback" not in stderr
-    assert re.match(rf"error: .*{re.escape(str(Path('runs') / 'records'))}", stderr.splitlines()[-1]), stderr
     wait_for(lambda: not family(str(tmp_path)), 5)

@@ -15,13 +15,13 @@ from slurm_cluster import cluster
 
 from bench import api, wait
 from bench.errors import ConfigError
-from bench.execution import job, rounds
+from bench.execution.executors import remote, slurm_job
 from bench.execution.executors import slurm as executor
-from bench.execution.executors.slurm import Jobs, SubmissionError, Task
-from bench.execution.folder import prepare_folder
-from bench.execution.rehearsal import rehearse
+from bench.execution.executors.slurm import Queue, SubmissionError, Submitter, Task, batch_script
+from bench.execution.precheck import check_cells
+from bench.execution.results_folder import prepare_folder
+from bench.execution.runner import Runner
 from bench.execution.sweep import save_plan
-from bench.execution.work import Work
 from bench.plan.executors import check
 from bench.plan.load import Loader
 from bench.records.store import Store
@@ -57,13 +57,13 @@ def planned(tmp_path, *overrides):
 
 
 def begun(tmp_path, *overrides):
-    """A round of a sweep, as its head begins it."""
+    """A sweep whose jobs may start."""
     sweep = planned(tmp_path, *overrides)
     prepare_folder(sweep.settings.results_dir)
     save_plan(sweep)
-    work = Work(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, frozenset(), sweep.executor.place)
-    rounds.begin(work, sweep.cells)
-    return sweep, work
+    runner = Runner(Store(tmp_path / "runs"), sweep.sweep_id, sweep.overrides, resources=sweep.executor.resources)
+    remote.begin(runner, sweep.cells)
+    return sweep, runner
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_what_sbatch_cannot_be_told_is_refused(given, message):
 
 def test_ids_hold_what_is_asked_for():
     asked = settings(partition="gpu", constraint="a100", cpus_per_task=8, gpus_per_node=1)
-    assert asked.place == (place := type(asked.place)("slurm partition=gpu constraint=a100", 8, True))
-    assert settings(partition="gpu", constraint="a100", cpus_per_task=8, gres="gpu:1", qos="x").place.gpus
-    assert settings().place != place and settings().place.name == "slurm" and not settings().place.gpus
+    assert asked.resources == (resources := type(asked.resources)("slurm partition=gpu constraint=a100", 8, True))
+    assert settings(partition="gpu", constraint="a100", cpus_per_task=8, gres="gpu:1", qos="x").resources.gpus
+    assert settings().resources != resources and settings().resources.name == "slurm" and not settings().resources.gpus
 
 
 def test_cells_of_different_partitions_are_different_and_those_of_one_are_the_same(tmp_path):
@@ -99,7 +99,6 @@ def test_cells_of_different_partitions_are_different_and_those_of_one_are_the_sa
 
 
 def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
-    pytest.importorskip("submitit")
     folder = tmp_path / "50% of $HOME"
     asked = settings(
         partition="a b;$(touch x)",
@@ -110,8 +109,7 @@ def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
         array_parallelism=3,
         additional_parameters={"nice": 5, "exclusive": True},
     )
-    jobs = Jobs(asked, folder, SWEEP)
-    lines = jobs._script("name", folder / "name.json", 5).splitlines()
+    lines = batch_script(asked, "name", folder / "name.json", 5).splitlines()
     told = {line for line in lines if line.startswith("#SBATCH")}
     assert told >= {
         "#SBATCH --array=0-4%3",
@@ -130,14 +128,14 @@ def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
     }
     assert "module load x" in lines
     (run,) = (line for line in lines if line.startswith("exec "))
-    assert shlex.split(run)[-3:] == ["-m", "bench.execution.job", str(folder / "name.json")]
+    assert shlex.split(run)[-3:] == ["-m", "bench.execution.executors.slurm_job", str(folder / "name.json")]
 
 
 def test_a_queue_is_read_by_name(tools, tmp_path, capsys):
-    jobs = Jobs(settings(), tmp_path / "slurm", SWEEP)
-    assert jobs.living() == set()  # nobody is asked
+    queue = Queue(settings(), tmp_path / "slurm", SWEEP)
+    assert queue.active() == set()  # nobody is asked
     name = f"attention-zoo-{SWEEP}-abc"
-    (jobs.folder / f"{name}.json").write_text('[["a", "b"], ["c"]]')
+    (queue.folder / f"{name}.json").write_text('[["a", "b"], ["c"]]')
     lines = [
         f"7_0|{name}|RUNNING|None",
         f"7_1|{name}|PENDING|JobHeldUser",
@@ -145,34 +143,32 @@ def test_a_queue_is_read_by_name(tools, tmp_path, capsys):
         f"8|{name}|RUNNING|None",
     ]
     tool(tools, "squeue", "".join(f"echo '{line}';" for line in lines))
-    assert jobs.living() == {Task(name, 0), Task(name, 1)} == jobs.chunks().keys()
-    assert jobs.chunks()[Task(name, 0)] == ["a", "b"]
-    jobs.living()
+    assert queue.active() == {Task(name, 0), Task(name, 1)} == queue.cells_of_tasks().keys()
+    assert queue.cells_of_tasks()[Task(name, 0)] == ["a", "b"]
+    queue.active()
     assert capsys.readouterr().err.count("job 7_1 does not start, JobHeldUser") == 1
     tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
     with pytest.raises(SubmissionError, match="slurm_load_jobs error: Unable to contact"):
-        jobs.living()
+        queue.active()
 
 
 def test_an_array_is_known_before_it_is_submitted_and_forgotten_where_it_was_refused(tools, tmp_path):
-    pytest.importorskip("submitit")
     sweep = planned(tmp_path, "seed=1,2,3")
-    jobs = Jobs(settings(), tmp_path / "slurm", SWEEP)
-    tool(tools, "sbatch", f'ls {jobs.folder} > {tmp_path}/listed; echo "12;cluster"')
-    tasks = jobs.submit([sweep.cells[:2], sweep.cells[2:]])
+    queue = Queue(settings(), tmp_path / "slurm", SWEEP)
+    tool(tools, "sbatch", f'ls {queue.folder} > {tmp_path}/listed; echo "12;cluster"')
+    tasks = queue.submit([sweep.cells[:2], sweep.cells[2:]])
     assert f"{tasks[0].name}.json" in (tmp_path / "listed").read_text().split()
-    assert list(jobs.chunks().values()) == [[c.cell_id for c in sweep.cells[:2]], [sweep.cells[2].cell_id]]
+    assert list(queue.cells_of_tasks().values()) == [[c.cell_id for c in sweep.cells[:2]], [sweep.cells[2].cell_id]]
     tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     with pytest.raises(SubmissionError, match="invalid partition"):
-        jobs.submit([sweep.cells])
-    assert jobs.names() == [tasks[0].name]
+        queue.submit([sweep.cells])
+    assert queue.names() == [tasks[0].name]
     # A controller that was too late to say so, but has taken it.
     tool(tools, "squeue", "echo there")
-    assert len(jobs.submit([sweep.cells])) == 1 and len(jobs.names()) == 2
+    assert len(queue.submit([sweep.cells])) == 1 and len(queue.names()) == 2
 
 
 def test_what_cannot_run_is_refused_before_anything_is_submitted(tools, tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
     with pytest.raises(ConfigError, match=r"timeout=600: must be at most 540 seconds, what .*timeout_min=10 leaves"):
         api.launch(planned(tmp_path, "hydra.launcher.timeout_min=10"))
     tool(tools, "sbatch", "echo 'sbatch: error: no such partition' >&2; exit 1")
@@ -185,57 +181,57 @@ def test_what_cannot_run_is_refused_before_anything_is_submitted(tools, tmp_path
 
 
 def test_what_is_done_needs_no_slurm(tmp_path, monkeypatch):
-    sweep, work = begun(tmp_path)
-    work.measure(sweep.cells[0])
+    sweep, runner = begun(tmp_path)
+    runner.measure(sweep.cells[0])
     monkeypatch.setenv("PATH", "/nowhere")
     assert [record.status for record in api.launch(sweep)] == ["ok"]
-    assert not rounds.under_way(tmp_path / "runs", sweep.sweep_id)
+    assert not remote.in_progress(tmp_path / "runs", sweep.sweep_id)
 
 
 def test_no_gpu_here_says_nothing_of_the_gpus_there(tmp_path):
     typed = ["hydra.launcher.gpus_per_node=1", "attention=linformer", "causal=true", "device=cpu,cuda"]
     cells = planned(tmp_path, *typed).cells
     assert [cell.config["device"] for cell in cells] == ["cpu", "cuda:0"]
-    reasons = [cell.unsupported for cell in rehearse(cells, tmp_path, elsewhere=True)]
+    reasons = [cell.unsupported for cell in check_cells(cells, tmp_path, elsewhere=True)]
     assert reasons[0] and reasons[1] is None
 
 
 def test_a_job_measures_its_cells_once_as_often_as_it_runs(tmp_path):
-    sweep, work = begun(tmp_path, "seed=1,2")
+    sweep, runner = begun(tmp_path, "seed=1,2")
     file = tmp_path / "runs" / "sweeps" / sweep.sweep_id / "slurm" / "name.json"
     file.parent.mkdir()
     file.write_text(f'[[], ["{sweep.cells[1].cell_id}"]]')
-    assert job.main(file, 1) == 0 and job.main(file, 1) == 0
-    assert [record.config["seed"] for record in work.store.load()] == [2]
-    rounds.forget(work)
-    assert job.main(file, 1) == 1  # the sweep has ended
+    assert slurm_job.main(file, 1) == 0 and slurm_job.main(file, 1) == 0
+    assert [record.config["seed"] for record in runner.store.load()] == [2]
+    remote.finish(runner)
+    assert slurm_job.main(file, 1) == 1  # the sweep has ended
 
 
 def test_a_job_says_in_its_record_where_it_ran(tmp_path, monkeypatch):
-    sweep, work = begun(tmp_path)
+    sweep, runner = begun(tmp_path)
     for key, value in {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "n1"}.items():
         monkeypatch.setenv(key, value)
-    record = work.measure(sweep.cells[0])
+    record = runner.measure(sweep.cells[0])
     known = {"id": "9", "task": "1", "node": "n1"}
     assert record.machine["job"] == {"scheduler": "slurm", "host": socket.gethostname(), **known}
 
 
 def test_a_cell_given_up_has_a_record_unless_somebody_measured_it(tmp_path):
-    sweep, work = begun(tmp_path, "seed=1,2")
-    rounds.give_up(work, sweep.cells[0], "why")
-    rounds.give_up(work, sweep.cells[0], "again")
-    (record,) = work.store.load()
+    sweep, runner = begun(tmp_path, "seed=1,2")
+    remote.give_up(runner, sweep.cells[0], "why")
+    remote.give_up(runner, sweep.cells[0], "again")
+    (record,) = runner.store.load()
     assert (record.status, record.reason, record.cell_id) == ("crash", "why", sweep.cells[0].cell_id)
 
 
-class Queue(Jobs):
+class Pretended(Queue):
     """Jobs that end as soon as they are there; `measure` says what comes of their cells."""
 
     def __init__(self, folder, measure, size):
         super().__init__(settings(cells_per_job=size), folder, SWEEP)
         self.measure, self.sizes = measure, []
 
-    def living(self):
+    def active(self):
         return set()
 
     def submit(self, chunks):
@@ -246,7 +242,7 @@ class Queue(Jobs):
 
 
 class Quiet:
-    def ended(self, cell):
+    def on_cell_end(self, cell):
         pass
 
 
@@ -254,37 +250,37 @@ def run_head(tmp_path, measure, monkeypatch, cells):
     """The sizes of the tasks in each array, and what became of the cells."""
     monkeypatch.setattr(executor, "POLL_S", 0.0)
     monkeypatch.setattr(executor, "SHORTEST_PAUSE_S", 0.0)
-    sweep, work = begun(tmp_path, f"seed=range({cells})")
-    queue = Queue(tmp_path / "slurm", lambda chunk: measure(work, chunk), 5)
-    executor._Head(queue, work, sweep.cells, Quiet()).run()
-    return queue.sizes, work.store.load()
+    sweep, runner = begun(tmp_path, f"seed=range({cells})")
+    queue = Pretended(tmp_path / "slurm", lambda chunk: measure(runner, chunk), 5)
+    Submitter(queue, runner, sweep.cells, Quiet()).run()
+    return queue.sizes, runner.store.load()
 
 
-def record(work, cell, status):
+def record(runner, cell, status):
     """Write what a job would."""
-    rounds.give_up(work, cell, "as if")
-    for made in work.store.of_cell(cell.cell_id):
+    remote.give_up(runner, cell, "as if")
+    for made in runner.store.of_cell(cell.cell_id):
         if made.reason == "as if":
-            (work.store.records_dir / made.file_name).unlink()
-            work.store.write(replace(made, status=status, reason=None if status == "ok" else "why"))
+            (runner.store.records_dir / made.file_name).unlink()
+            runner.store.write(replace(made, status=status, reason=None if status == "ok" else "why"))
 
 
 def test_where_nothing_comes_of_any_job_a_few_try_before_all_is_given_up(tmp_path, monkeypatch):
-    sizes, records = run_head(tmp_path, lambda work, chunk: None, monkeypatch, 30)
+    sizes, records = run_head(tmp_path, lambda runner, chunk: None, monkeypatch, 30)
     assert sizes == [[5] * 6, [1] * 10, [1] * 10]
     assert {record.reason for record in records} == {"3 jobs ended without a record of it: it has no log"}
     assert len(records) == 30 and {record.status for record in records} == {"crash"}
 
 
 def test_a_cell_that_ends_its_jobs_is_alone_in_the_last_and_costs_no_other(tmp_path, monkeypatch):
-    def measure(work, chunk):
+    def measure(runner, chunk):
         for cell in chunk:
             if cell.config["seed"] == 1:
                 return
-            record(work, cell, "ok")
+            record(runner, cell, "ok")
 
-    def in_order(work, chunk):
-        measure(work, sorted(chunk, key=lambda cell: cell.config["seed"] != 1))
+    def in_order(runner, chunk):
+        measure(runner, sorted(chunk, key=lambda cell: cell.config["seed"] != 1))
 
     sizes, records = run_head(tmp_path, in_order, monkeypatch, 10)
     assert sizes == [[5, 5], [5], [1] * 5]
@@ -292,8 +288,8 @@ def test_a_cell_that_ends_its_jobs_is_alone_in_the_last_and_costs_no_other(tmp_p
 
 
 def test_a_cell_that_is_interrupted_without_end_is_given_up(tmp_path, monkeypatch):
-    def measure(work, chunk):
-        record(work, chunk[0], "interrupted")
+    def measure(runner, chunk):
+        record(runner, chunk[0], "interrupted")
 
     sizes, records = run_head(tmp_path, measure, monkeypatch, 1)
     assert sizes == [[1]] * 20
@@ -302,16 +298,16 @@ def test_a_cell_that_is_interrupted_without_end_is_given_up(tmp_path, monkeypatc
 
 
 def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
-    sweep, work = begun(tmp_path, "seed=1,2")
+    sweep, runner = begun(tmp_path, "seed=1,2")
     with pytest.raises(ConfigError, match="no plan in"):
         wait.run(["fedcba9876543210", "--results", str(tmp_path)])
-    work.measure(sweep.cells[0])
-    rounds.forget(work)
+    runner.measure(sweep.cells[0])
+    remote.finish(runner)
     arguments = [sweep.sweep_id, "--results", f"{tmp_path}/runs"]
     assert wait.run(arguments) == 1
     said = capsys.readouterr()
     assert said.out.count("| ok") == 1 and "error: 1 of 2 cells have no record, and no job" in said.err
-    work.measure(sweep.cells[1])
+    runner.measure(sweep.cells[1])
     assert wait.run(arguments) == 0
     figures = f"figures: python -m analysis figures --results {tmp_path}/runs --sweep {sweep.sweep_id}"
     assert capsys.readouterr().out.splitlines()[-1] == figures

@@ -11,10 +11,11 @@ from command import ROOT, TINY, bench, command, environment, fake_config_dir, fa
 from filelock import FileLock
 from synthetic_records import everything
 
-from bench.execution import runner, sweep, work
+from bench.execution import runner, sweep
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.config import Config
-from bench.records.store import Store, latest
+from bench.records.store import Store
 
 pytestmark = pytest.mark.commands
 
@@ -87,15 +88,6 @@ def test_resume_measures_again_only_what_failed(endings):
     assert result.returncode == 1
 
 
-def test_rerun_all_measures_afresh_and_the_newest_record_stands(tmp_path):
-    arguments = ["attention=v_mean", "tracking=none", f"results_dir={tmp_path}", *TINY]
-    first, second = bench(*arguments), bench(*arguments, "rerun=all")
-    assert first.returncode == second.returncode == 0
-    records = Store(tmp_path).load()
-    assert [record.attempt for record in records] == [1, 2]
-    assert latest(records)[records[0].cell_id].attempt == 2
-
-
 def test_a_finished_sweep_starts_no_process(tmp_path):
     conf = fake_config_dir(tmp_path, ["fake_counted"])
     counter = tmp_path / "counter"
@@ -151,33 +143,6 @@ def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
     assert len(counter.read_text().split()) == 4
 
 
-def test_two_sweeps_at_once_share_the_work(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_counted"])
-    counter = tmp_path / "counter"
-    arguments = ["--config-dir", str(conf), "attention=fake_counted", "seed=0,1,2", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    env = environment(FAKE_COUNTER=str(counter), **FAKES)
-    both = [subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
-    assert len(set(counter.read_text().split())) == 3
-    assert len(Store(tmp_path / "runs").load()) == 3
-
-
-def test_kill_9_of_a_sweep_ends_what_its_mechanism_started(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_daemon_and_hang"])
-    arguments = ["--config-dir", str(conf), "attention=fake_daemon_and_hang", "tracking=none"]
-    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
-    process = subprocess.Popen(
-        command(*arguments, f"results_dir={tmp_path / 'runs'}", *TINY), cwd=ROOT, env=env, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(lambda: "sleep" in [member.name() for member in family(str(tmp_path))])
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: not family(str(tmp_path)), 10)
-
-
 def a_cell_and_its_record():
     record = everything()[0]
     return Cell(record.config, record.cell_id, timeout=60.0), record
@@ -192,14 +157,14 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     cell, record = a_cell_and_its_record()
     Store(tmp_path).write(record)
 
-    def interrupted(*args, attempt, **kwargs):
+    def interrupted(self, cell, attempt, options):
         interrupt = KeyboardInterrupt()
         interrupt.record = dataclasses.replace(
             record, record_id="f" * 32, attempt=attempt, status="interrupted", measurements={}
         )
         raise interrupt
 
-    monkeypatch.setattr(work, "run_cell", interrupted)
+    monkeypatch.setattr(Runner, "run_cell", interrupted)
     told = []
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(a_sweep(tmp_path, cell, rerun="all"), told.append)
@@ -211,16 +176,16 @@ def test_a_cell_that_claims_to_have_measured_what_cannot_be_is_measured_again(me
     cell, good = a_cell_and_its_record()
     bad = dataclasses.replace(good, record_id="b" * 32, attempt=2, measurements=measured)
     Store(tmp_path).write(bad)
-    monkeypatch.setattr(work, "run_cell", lambda cell, *args, attempt, **kwargs: good)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(Runner, "run_cell", lambda self, cell, attempt, options: good)
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
     assert sweep.run_sweep(a_sweep(tmp_path, cell)) == [good]
 
 
 def test_a_measurement_that_cannot_be_is_an_error():
     _, good = a_cell_and_its_record()
-    kept = runner._readable(dataclasses.replace(good, measurements={}))
+    kept = runner.readable(dataclasses.replace(good, measurements={}))
     assert kept.status == "error" and kept.reason.startswith("what was measured is no record: ")
-    assert runner._readable(good) is good
+    assert runner.readable(good) is good
 
 
 def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_path):
@@ -255,7 +220,7 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
     record = a_cell_and_its_record()[1]
     store, measured, interrupted_at = Store(tmp_path), [], [2]
 
-    def run(cell, *args, attempt, **kwargs):
+    def run(self, cell, attempt, options):
         if len(measured) in interrupted_at:
             interrupted_at.clear()
             raise KeyboardInterrupt
@@ -269,8 +234,8 @@ def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(t
         }
         return dataclasses.replace(record, attempt=attempt, **changes)
 
-    monkeypatch.setattr(work, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(Runner, "run_cell", run)
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
     of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
     with pytest.raises(KeyboardInterrupt):
         sweep.run_sweep(of_all)
@@ -288,7 +253,7 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
     said = {"1": [[]], "2": [["heat"], ["heat"], []], "3": [["heat"], []], "4": [None, []]}
     measured, numbers = [], itertools.count(1)
 
-    def run(cell, *args, attempt, **kwargs):
+    def run(self, cell, attempt, options):
         measured.append(cell.cell_id[0])
         reasons = said[measured[-1]].pop(0)
         now = datetime.now(UTC).isoformat()
@@ -302,8 +267,8 @@ def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, mo
             changes |= {"status": "crash", "measurements": {}}
         return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
 
-    monkeypatch.setattr(work, "run_cell", run)
-    monkeypatch.setattr(sweep, "rehearse", lambda cells, cache_dir, **more: list(cells))
+    monkeypatch.setattr(Runner, "run_cell", run)
+    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
 
     def again(rerun):
         measured.clear()

@@ -16,7 +16,7 @@ import attention_zoo
 import bench.inputs
 from bench import models, saved, tasks
 from bench.errors import ConfigError
-from bench.execution.rehearsal import rehearse
+from bench.execution.precheck import check_cells
 from bench.inputs.base import inputs_seed
 from bench.measures.context import CellContext
 from bench.measures.sketch_error import SketchError
@@ -444,14 +444,14 @@ def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tm
     assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
 
 
-def test_a_rehearsal_finds_what_does_not_fit_and_writes_nothing(decoder, tmp_path):
+def test_a_check_finds_what_does_not_fit_and_writes_nothing(decoder, tmp_path):
     cells = [reading(decoder, seed=seed) for seed in range(3)]
-    assert rehearse(cells, tmp_path / "inputs") == cells
+    assert check_cells(cells, tmp_path / "inputs") == cells
     with pytest.raises(ConfigError, match=r"^seq_len=13: must be at most 12, as in inputs.model="):
-        rehearse([reading(decoder, seq_len=13)], tmp_path / "inputs")
+        check_cells([reading(decoder, seq_len=13)], tmp_path / "inputs")
     cut(decoder)
     with pytest.raises(ConfigError, match=r"^inputs.model='.*': model.safetensors cannot be read: "):
-        rehearse([reading(decoder)], tmp_path / "inputs")
+        check_cells([reading(decoder)], tmp_path / "inputs")
     assert not (tmp_path / "inputs").exists()
 
 

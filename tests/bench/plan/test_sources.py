@@ -8,7 +8,8 @@ import pytest
 from command import HERE, ROOT, TINY, bench, fake_config_dir
 from hydra import compose, initialize_config_dir
 
-from bench.execution import sweep, work
+from bench.execution import sweep
+from bench.execution.runner import Runner
 from bench.measures.context import CellContext
 from bench.plan import cell, sources
 from bench.plan.compose import compose_jobs, expand
@@ -187,7 +188,7 @@ def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_pa
         return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
 
     ran = []
-    monkeypatch.setattr(work, "run_cell", lambda cell, *args, **more: ran.append(cell.cell_id) or record(cell))
+    monkeypatch.setattr(Runner, "run_cell", lambda self, cell, *args: ran.append(cell.cell_id) or record(cell))
     (before,) = plan().cells
     Store(tmp_path / "runs").write(record(before, "incorrect"))
     assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.execution.folder import prepare_folder
+from bench.execution.results_folder import prepare_folder
 from bench.tasks import Batch
 from bench.training import checkpoint
 from bench.training.loop import Trainer

@@ -4,7 +4,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -16,9 +15,9 @@ import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
 from bench.errors import ConfigError
-from bench.execution import slots as slots_module
+from bench.execution import device_locks
+from bench.execution.device_locks import hold_device, lock_folder, memory_share, needs_quiet, pin_to_free_cores
 from bench.execution.locks import holder
-from bench.execution.slots import hold_device, needs_quiet, seat, share_of, slots
 from bench.plan.cell import Cell
 from bench.records.store import Store
 
@@ -57,29 +56,6 @@ def test_two_sweeps_with_folders_of_their_own_take_turns(tmp_path):
     ]
     assert [process.wait(200) for process in both] == [0, 0]
     assert_one_at_a_time(log, 4)
-
-
-@pytest.mark.commands
-def test_sweeps_in_threads_of_one_process_take_turns(tmp_path):
-    log = tmp_path / "log"
-    code = """
-import sys, threading
-from bench import api
-from bench.execution.sweep import run_sweep
-sweeps = []
-api._run = lambda sweep: sweeps.append(sweep)
-for seed in ("0", "1", "2"):
-    api.run([*sys.argv[2:], f"seed={seed}", f"results_dir={sys.argv[1]}/{seed}"])
-threads = [threading.Thread(target=run_sweep, args=(sweep,)) for sweep in sweeps]
-for thread in threads:
-    thread.start()
-"""
-    arguments = [sys.executable, "-c", code, str(tmp_path), *LOGGED]
-    env = environment(FAKE_LOG=str(log), **FAKES)
-    result = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    assert [record.status for seed in "012" for record in Store(tmp_path / seed).load()] == ["ok"] * 3
-    assert_one_at_a_time(log, 3)
 
 
 def start_and_read_who_is_waited_for(results):
@@ -123,7 +99,7 @@ def held(device_id, **options):
     """The locks that a cell holds, by name: whether it is the only one that does."""
     with hold_device(device_id, **{"alone": False, "what": "it", **options}, say=print) as descriptors:
         names = [Path(os.readlink(f"/proc/self/fd/{each}")).name.removesuffix(".lock") for each in descriptors]
-        return {name: holder(slots() / f"{name}.lock") is not None for name in names}
+        return {name: holder(lock_folder() / f"{name}.lock") is not None for name in names}
 
 
 @pytest.fixture
@@ -203,18 +179,18 @@ def test_who_sits_on_cores_keeps_others_from_choosing_them(own_slots, monkeypatc
     bound = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 4, 7, 9})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(set(cores)))
-    monkeypatch.setattr("bench.execution.slots._last", None)
-    with seat(2, "it") as first:
-        with seat(2, "it") as second, seat(2, "it") as third:
+    monkeypatch.setattr("bench.execution.device_locks._last_cores", None)
+    with pin_to_free_cores(2, "it") as first:
+        with pin_to_free_cores(2, "it") as second, pin_to_free_cores(2, "it") as third:
             pass
         # The seat of before is free again, and so it is taken again.
         with monkeypatch.context() as patch:
-            patch.setattr("bench.execution.slots._last", second)
-            with seat(2, "it") as again:
+            patch.setattr("bench.execution.device_locks._last_cores", second)
+            with pin_to_free_cores(2, "it") as again:
                 pass
     assert (first, second, third, again) == ((1, 2), (4, 7), (1, 2), (4, 7))
     assert bound[:2] == [{1, 2}, {4, 7}] and bound[-1] == {1, 2, 4, 7, 9}
-    with pytest.raises(ConfigError, match=r"^it=6: must be at most 5"), seat(6, "it"):
+    with pytest.raises(ConfigError, match=r"^it=6: must be at most 5"), pin_to_free_cores(6, "it"):
         pass
 
 
@@ -227,7 +203,7 @@ def test_every_user_may_wait(own_slots):
 
 def test_a_lock_is_not_followed_elsewhere(own_slots):
     for link in (own_slots / "machine.lock", own_slots):
-        slots()
+        lock_folder()
         if link == own_slots:
             own_slots.rename(own_slots.with_name("elsewhere"))
         link.symlink_to(own_slots.with_name("precious"))
@@ -303,5 +279,5 @@ def test_cells_side_by_side_share_the_memory(tmp_path):
 
 
 def test_who_runs_on_some_cores_has_their_share(monkeypatch):
-    monkeypatch.setattr(slots_module, "_AT_FIRST", frozenset({3, 4, 7, 8}))
-    assert [share_of(cores) for cores in (None, (3,), (4, 7), (3, 4, 7, 8), range(8))] == [1, 0.25, 0.5, 1, 1]
+    monkeypatch.setattr(device_locks, "_ALL_CORES", frozenset({3, 4, 7, 8}))
+    assert [memory_share(cores) for cores in (None, (3,), (4, 7), (3, 4, 7, 8), range(8))] == [1, 0.25, 0.5, 1, 1]

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from synthetic_records import everything
 
-from bench.execution import work
-from bench.execution.work import Work
+from bench.execution import runner
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.records.store import Store
 
@@ -23,7 +23,7 @@ def test_a_cell_that_was_measured_while_this_waited_for_the_device_is_not_measur
         store.write(theirs)
         yield ()
 
-    monkeypatch.setattr(work, "hold_device", another_has_it)
-    monkeypatch.setattr(work, "run_cell", lambda *cell, **options: pytest.fail("measured twice"))
-    record = Work(store, "0" * 16, (), frozenset()).measure(Cell(theirs.config, theirs.cell_id, 1.0))
+    monkeypatch.setattr(runner, "hold_device", another_has_it)
+    monkeypatch.setattr(Runner, "run_cell", lambda *args: pytest.fail("measured twice"))
+    record = Runner(store).measure(Cell(theirs.config, theirs.cell_id, 1.0))
     assert record.record_id == theirs.record_id

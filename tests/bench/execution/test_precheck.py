@@ -10,7 +10,7 @@ from command import HERE
 import attention_zoo
 from attention_zoo import registry
 from bench.errors import ConfigError
-from bench.execution import processes, rehearsal
+from bench.execution import precheck, processes
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 
@@ -33,25 +33,25 @@ def a_cell(attention, bench="latency", inputs=None, **changes):
     return make_cell(check({**SETTINGS, **of, **changes}), Variant(attention["name"], attention))
 
 
-def rehearsed(tmp_path, *cells):
-    return rehearsal.rehearse(cells, tmp_path / "inputs")
+def checked(tmp_path, *cells):
+    return precheck.check_cells(cells, tmp_path / "inputs")
 
 
 def test_what_can_be_built_stays_as_it_was_and_nothing_is_written(tmp_path):
     cells = [a_cell("fake_fine"), a_cell("polysketch"), a_cell("fake_init_prints")]
-    assert rehearsed(tmp_path, *cells) == cells
+    assert checked(tmp_path, *cells) == cells
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_reason_why_a_mechanism_does_not_support_a_cell_is_told(tmp_path):
-    linformer, flash = rehearsed(tmp_path, a_cell("linformer", causal=True), a_cell("flash", causal=True))
+    linformer, flash = checked(tmp_path, a_cell("linformer", causal=True), a_cell("flash", causal=True))
     assert linformer.unsupported == "causal=true: linformer cannot hide the future from the past"
     assert flash.unsupported is None
 
 
 def test_a_comparison_names_which_of_its_mechanisms_is_unsupported(tmp_path):
     cells = merge_compared([a_cell(name, bench="compare", causal=True) for name in ("flash", "linformer")])
-    (cell,) = rehearsed(tmp_path, *cells)
+    (cell,) = checked(tmp_path, *cells)
     assert cell.unsupported == "linformer: causal=true: linformer cannot hide the future from the past"
 
 
@@ -64,16 +64,16 @@ def test_a_comparison_names_which_of_its_mechanisms_is_unsupported(tmp_path):
 )
 def test_what_a_constructor_refuses_is_one_line_with_its_key(attention, line, tmp_path):
     with pytest.raises(ConfigError) as refused:
-        rehearsed(tmp_path, a_cell("flash"), a_cell(attention))
+        checked(tmp_path, a_cell("flash"), a_cell(attention))
     assert str(refused.value) == line
 
 
 @pytest.mark.parametrize("ending", ["error", "exit", "oom", "segfault", "dies", "interrupts", "hang"])
 def test_a_constructor_that_takes_its_process_along_is_passed_over(ending, tmp_path, monkeypatch):
-    monkeypatch.setitem(rehearsal.PATIENCE_S, "attention", 1.0)
+    monkeypatch.setitem(precheck.ANSWERS_WITHIN_S, "attention", 1.0)
     bad = [a_cell(f"fake_init_{ending}", seq_len=length) for length in range(10, 110, 10)]
     began = time.monotonic()
-    *passed, linformer = rehearsed(tmp_path, *bad, a_cell("linformer", causal=True))
+    *passed, linformer = checked(tmp_path, *bad, a_cell("linformer", causal=True))
     assert passed == bad
     assert linformer.unsupported
     # Nobody waits ten times for the same constructor.
@@ -101,7 +101,7 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, changes, line, tmp_path
     os.mkfifo(tmp_path / "fifo")
     inputs = {key: str(tmp_path / value) if value in LOCAL else value for key, value in inputs.items()}
     with pytest.raises(ConfigError) as refused:
-        rehearsed(tmp_path, a_cell("flash", inputs={"name": "pretrained", **inputs}, **changes))
+        checked(tmp_path, a_cell("flash", inputs={"name": "pretrained", **inputs}, **changes))
     assert str(refused.value).startswith(line.format(tmp_path))
 
 
@@ -113,8 +113,8 @@ def test_inputs_of_other_types_are_no_plan(inputs):
 
 def test_one_look_does_for_all_seeds(tmp_path, monkeypatch):
     asked = []
-    real = processes.Child.tell
-    monkeypatch.setattr(processes.Child, "tell", lambda child, line: asked.append(line) or real(child, line))
+    real = processes.Child.send_line
+    monkeypatch.setattr(processes.Child, "send_line", lambda child, line: asked.append(line) or real(child, line))
     cells = [a_cell("flash", seed=seed) for seed in range(20)]
-    assert rehearsed(tmp_path, *cells) == cells
+    assert checked(tmp_path, *cells) == cells
     assert len(asked) == 1

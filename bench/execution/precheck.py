@@ -1,7 +1,7 @@
-"""A look at cells before anything is measured: what cannot be built or read is found in a child, not in the sweep.
+"""Cells are checked before anything is measured: a child builds their mechanisms and reads their inputs.
 
-The child answers one question after the other. One that it does not survive, or that takes too long, is passed over:
-the cell itself will meet it too, and it ends that cell only.
+The child answers one question after the other. If it does not survive one, or takes too long, the question is passed
+over: the cell itself will meet the same, and it ends that cell only.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from typing import Any
 import attention_zoo
 from bench import inputs
 from bench.errors import ConfigError, one_line
-from bench.execution import child, family, processes
-from bench.execution.runner import child_environment
+from bench.execution import child, process_group, processes
+from bench.execution.cell_process import child_environment
 from bench.mechanism import build_attention
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 from bench.plan.sources import Source
 
-PATIENCE_S = {"attention": 10.0, "inputs": 60.0}
-# What a mechanism is built from; a seed decides nothing about whether it can be.
-BUILT_FROM = ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl")
-READ_FROM = ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed")
-
-# What refuses a setting names it first; other mistakes are the cell's own.
-KEY = re.compile(r"[\w.]+[=:]")
+ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0}
+# What an answer depends on; a seed does not decide whether a mechanism can be built.
+KEYS = {
+    "attention": ("attention", "head_dim", "num_heads", "causal", "seq_len", "impl"),
+    "inputs": ("inputs", "head_dim", "num_heads", "seq_len", "batch_size", "seed"),
+}
+# An error that refuses a setting names it first; other errors are the cell's own.
+SETTING = re.compile(r"[\w.]+[=:]")
 
 Answer = dict[str, str]
+"""`{"refused": line}`, `{"unsupported": reason}`, or empty where nothing is wrong or nothing is known."""
 
 
-def rehearse(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
-    """The cells, those that a mechanism does not support with the reason why.
+def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
+    """The cells; those that a mechanism does not support have the reason why.
 
     Args:
         cells: of a plan.
@@ -49,22 +51,22 @@ def rehearse(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False)
     Raises:
         ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
     """
-    with contextlib.closing(_Rehearsal(cache_dir, elsewhere)) as rehearsal:
-        return [rehearsal.of(cell) for cell in cells]
+    with contextlib.closing(_Checker(cache_dir, elsewhere)) as checker:
+        return [checker.check(cell) for cell in cells]
 
 
-class _Rehearsal:
+class _Checker:
     def __init__(self, cache_dir: Path, elsewhere: bool) -> None:
         self._cache_dir, self._elsewhere = str(cache_dir.absolute()), elsewhere
         self._answers: dict[str, Answer] = {}
-        self._hopeless: set[str] = set()
+        self._unanswered: set[str] = set()
         self._child: processes.Child | None = None
 
-    def of(self, cell: Cell) -> Cell:
+    def check(self, cell: Cell) -> Cell:
         against = cell.config["bench"].get("against", ())
         reasons = []
         for config in (cell.config, *({**cell.config, **other} for other in against)):
-            answer = self._ask("attention", BUILT_FROM, config, cell.sources)
+            answer = self._ask("attention", config, cell.sources)
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
@@ -73,29 +75,29 @@ class _Rehearsal:
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
-            answer = self._ask("inputs", READ_FROM, cell.config, cell.sources)
+            answer = self._ask("inputs", cell.config, cell.sources)
             if "refused" in answer:
                 raise ConfigError(answer["refused"])
         return cell
 
-    def _ask(self, kind: str, keys: Sequence[str], config: dict[str, Any], sources: Sequence[Source]) -> Answer:
-        asked = {key: config[key] for key in keys}
-        question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **asked}, sort_keys=True)
+    def _ask(self, kind: str, config: dict[str, Any], sources: Sequence[Source]) -> Answer:
+        settings = {key: config[key] for key in KEYS[kind]}
+        question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **settings}, sort_keys=True)
         name = f"{kind} {config[kind]['name']}"
         if question not in self._answers:
-            answer = None if name in self._hopeless else self._answer(question, kind, config["device"], sources)
-            if answer is None:  # nobody waits for the same hanging constructor at every length
-                self._hopeless.add(name)
+            answer = None if name in self._unanswered else self._answer(question, kind, config["device"], sources)
+            if answer is None:  # the same hanging constructor is not waited for at every length
+                self._unanswered.add(name)
             self._answers[question] = answer or {}
         return self._answers[question]
 
     def _answer(self, question: str, kind: str, device: str, sources: Sequence[Source]) -> Answer | None:
         try:
             if self._child is None:
-                self._open(device, sources)
+                self._start(device, sources)
             assert self._child is not None
-            self._child.tell(question.encode())
-            if select.select([self._replies], [], [], PATIENCE_S[kind])[0] and (line := self._replies.readline()):
+            self._child.send_line(question.encode())
+            if select.select([self._replies], [], [], ANSWERS_WITHIN_S[kind])[0] and (line := self._replies.readline()):
                 answer: Answer = json.loads(line)
                 return answer
         except (processes.LostServer, ValueError):  # a mechanism may even have written there
@@ -103,7 +105,7 @@ class _Rehearsal:
         self.close()
         return None
 
-    def _open(self, device: str, sources: Sequence[Source]) -> None:
+    def _start(self, device: str, sources: Sequence[Source]) -> None:
         replies, stdout = os.pipe()
         self._replies = os.fdopen(replies, "rb")
         try:
@@ -124,15 +126,15 @@ def main() -> None:
     # Mechanisms may print.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    family.adopt_orphans()
-    family.limit_processes()
+    process_group.become_subreaper()
+    process_group.limit_threads()
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:
-        print(json.dumps(_tried(json.loads(line))), file=replies, flush=True)
+        print(json.dumps(_try(json.loads(line))), file=replies, flush=True)
 
 
-def _tried(question: dict[str, Any]) -> Answer:
+def _try(question: dict[str, Any]) -> Answer:
     builds = question["kind"] == "attention"
     try:
         if builds:
@@ -144,6 +146,6 @@ def _tried(question: dict[str, Any]) -> Answer:
     except BaseException as error:  # a constructor may raise what it likes
         refusals = ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)
         line = one_line(error)
-        if isinstance(error, refusals) and KEY.match(line):
+        if isinstance(error, refusals) and SETTING.match(line):
             return {"refused": line}
     return {}

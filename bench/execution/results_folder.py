@@ -1,10 +1,9 @@
-"""The results folder before a sweep: can it be one, is all there, and what killed sweeps have left in it."""
+"""The results folder before a sweep: it is checked, made, and cleared of what killed sweeps have left in it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -12,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import ConfigError
-from bench.execution.filesystems import require_locks
+from bench.execution.locks import open_lock, try_lock
 from bench.records import own, plans
 from bench.records.disk import folders, unfinished
 from bench.records.own import FOLDERS, RESULTS, TRAINED
 from bench.records.store import Store
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# What a sweep writes, by its name: at the top, the folder of a cell, and in `inputs` its tensors and texts.
-AT_THE_TOP = re.compile(rf"index\.json|{re.escape(own.MARKER)}")
+# The names of what a sweep writes at the top, of a cell's folder, and of anything.
+TOP = re.compile(rf"index\.json|{re.escape(own.MARKER)}")
 CELL = re.compile("[0-9a-f]{16}")
 ANY = re.compile(".+")
 
@@ -45,14 +44,10 @@ def check_folder(results_dir: str) -> None:
         raise _unusable(results_dir, error) from None
 
 
-def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
+def prepare_folder(results_dir: str) -> None:
     """Make the folders that a sweep writes to, and clear what killed ones left there.
 
     Others may be writing meanwhile: what they write is locked.
-
-    Args:
-        results_dir: the folder.
-        shared: whether other nodes write there, too.
 
     Raises:
         ConfigError: it is somebody else's, a folder cannot be made, or its file system does not lock files.
@@ -63,14 +58,15 @@ def prepare_folder(results_dir: str, *, shared: bool = False) -> None:
         own.claim(root, RESULTS, "results_dir")
         for name in FOLDERS:
             (root / name).mkdir(exist_ok=True)
-        require_locks(root / "locks", f"results_dir={results_dir!r}", shared=shared)
+        with try_lock(open_lock(root / "locks" / ".probe")):  # a file system without locks is refused
+            pass
     except OSError as error:
         if error.errno in FULL:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
     written = [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
-    written += [(root, AT_THE_TOP)]
+    written += [(root, TOP)]
     written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
     for path in (path for folder, form in written for path in unfinished(folder, form)):
         with _if_free(path) as free:
@@ -106,12 +102,5 @@ def _if_free(path: Path) -> Iterator[bool]:
     except OSError:
         yield False
         return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
+    with try_lock(descriptor) as free:
+        yield free

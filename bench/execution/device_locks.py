@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from bench import measures
 from bench.errors import ConfigError
-from bench.execution.filesystems import require_locks
-from bench.execution.locks import hold, open_lock
+from bench.execution.locks import hold, open_lock, try_lock
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 from bench.records import own
@@ -20,8 +18,8 @@ from bench.records import own
 # Not the folder for temporary files, which may differ between users and between jobs.
 FOLDER = "/tmp/attention-zoo-slots"
 # A child inherits each lock, and a message to the process that forks it takes 253 descriptors.
-MOST_CORES = 240
-_last: tuple[int, ...] | None = None  # seat of this process
+MAX_CORE_LOCKS = 240
+_last_cores: tuple[int, ...] | None = None  # those that `pin_to_free_cores` chose
 
 
 def needs_quiet(cell: Cell) -> bool:
@@ -59,7 +57,7 @@ def hold_device(
     Raises:
         ConfigError: the folder of the locks cannot be used.
     """
-    folder = slots()
+    folder = lock_folder()
     with contextlib.ExitStack() as stack:
         yield tuple(
             stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared))
@@ -67,9 +65,9 @@ def hold_device(
         )
 
 
-def share_of(cores: Collection[int] | None) -> float:
-    """What part of this machine belongs to who runs on some of the cores that this process began with; None: all."""
-    return 1.0 if cores is None else min(1.0, len(cores) / len(_AT_FIRST))
+def memory_share(cores: Collection[int] | None) -> float:
+    """What part of this machine's memory is for a cell on some of the cores that this process began with; None: all."""
+    return 1.0 if cores is None else min(1.0, len(cores) / len(_ALL_CORES))
 
 
 def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
@@ -85,33 +83,30 @@ def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def seat(size: int, setting: str) -> Iterator[tuple[int, ...]]:
-    """Run on a set of cores of this machine that nobody else sits on; on the first one where all are taken.
+def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
+    """Run on a set of cores of this machine that no other process has chosen; on the first one where all are taken.
 
     It only chooses: what keeps others from a core is a device's lock.
 
     Raises:
-        ConfigError: as `core_sets` and `slots`.
+        ConfigError: as `core_sets` and `lock_folder`.
     """
-    global _last
+    global _last_cores
     before, sets = _usable(), core_sets(size, setting)
     with contextlib.ExitStack() as stack:
         # The same as before, if it is free: there is a server of children for it.
-        for cores in sorted(sets, key=lambda cores: cores != _last):
-            descriptor = open_lock(slots() / f"seat-{cores[0]}.lock")
-            stack.callback(os.close, descriptor)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for cores in sorted(sets, key=lambda cores: cores != _last_cores):
+            if stack.enter_context(try_lock(open_lock(lock_folder() / f"seat-{cores[0]}.lock"))):
                 break
         else:
             cores = sets[0]
-        _last = cores
+        _last_cores = cores
         stack.callback(os.sched_setaffinity, 0, before)
         os.sched_setaffinity(0, cores)
         yield cores
 
 
-def slots() -> Path:
+def lock_folder() -> Path:
     """The folder of the devices' locks, for all users, sweeps and results folders.
 
     ATTENTION_ZOO_SLOTS names another one, for jobs that are known not to disturb each other.
@@ -119,16 +114,17 @@ def slots() -> Path:
     Raises:
         ConfigError: it cannot be used.
     """
-    named = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
-    folder = Path(named)
+    name = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
+    folder = Path(name)
     try:
-        if not named or folder.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, "a link" if named else "empty")
+        if not name or folder.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "a link" if name else "empty")
         own.claim(folder, own.SLOTS, "ATTENTION_ZOO_SLOTS")
-        require_locks(folder, f"ATTENTION_ZOO_SLOTS={folder}")
+        with try_lock(open_lock(folder / ".probe")):  # a file system without locks is refused
+            pass
     except OSError as error:
         raise ConfigError(
-            f"ATTENTION_ZOO_SLOTS={named}: {error.strerror}; must be a folder that every user may write to"
+            f"ATTENTION_ZOO_SLOTS={name}: {error.strerror}; must be a folder that every user may write to"
         ) from None
     return folder
 
@@ -138,11 +134,11 @@ def _locks(
 ) -> Iterator[tuple[str, bool]]:
     """The locks of a cell, by name, and whether it shares them, in the one order that all take them in.
 
-    Nothing keeps others out while one that must be alone waits: behind a training of hours, all other devices would
+    A cell that must be alone keeps nobody out while it waits: behind a training of hours, all other devices would
     stand idle. It waits for a moment in which nothing is measured, at the latest the end of the sweeps that run.
     """
     used = sorted(_usable() if cores is None else cores)
-    if alone or (device_id == "cpu" and len(used) > MOST_CORES):
+    if alone or (device_id == "cpu" and len(used) > MAX_CORE_LOCKS):
         yield "machine", False
         return
     yield "machine", True
@@ -158,5 +154,5 @@ def _usable() -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
-# A worker keeps to some of them later.
-_AT_FIRST = frozenset(_usable())
+# Those that this process began with; a worker keeps to some of them later.
+_ALL_CORES = frozenset(_usable())

@@ -1,4 +1,4 @@
-"""A task of an array of Slurm jobs: measures the cells that a file names, and that lack a record of the round.
+"""A task of an array of Slurm jobs: measures those cells of its list that lack a new record.
 
 Slurm may run it again at any moment, as often as it likes.
 """
@@ -14,13 +14,11 @@ import sys
 from pathlib import Path
 
 from bench.errors import ConfigError, one_line, say, without_credentials
-from bench.execution import rounds
-from bench.execution.executors import cells as in_turn
-from bench.execution.executors import devices
+from bench.execution.executors import devices, remote, run_in_turn
 from bench.execution.interrupts import Interrupts
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
-from bench.plan.executors import Cells, Devices, Slurm, check
+from bench.plan.executors import Devices, Slurm, check
 from bench.plan.machine import is_gpu, visible_gpus
 from bench.records import plans
 from bench.records.store import Store
@@ -45,8 +43,8 @@ def main(file: Path, index: int) -> int:
             measure(results_dir, sweep_id, chunk, interrupts)
     except KeyboardInterrupt:
         print("interrupted: the next job goes on", file=sys.stderr)
-        if interrupts.arrived == signal.SIGUSR2:
-            _queue_again(results_dir, sweep_id)
+        if interrupts.first == signal.SIGUSR2:
+            _requeue(results_dir, sweep_id)
         return TRY_AGAIN
     except (ConfigError, OSError, plans.PlanError) as error:
         print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
@@ -59,21 +57,21 @@ def measure(results_dir: Path, sweep_id: str, chunk: list[str], interrupts: Inte
 
     Raises:
         ConfigError: cells need a GPU, and the node shows none.
-        PlanError: there is no round.
+        PlanError: there is nothing to do.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
-    work, cells = rounds.current(results_dir, sweep_id)
-    arrivals = rounds.Arrivals(work, [cell for cell in cells if cell.cell_id in chunk])
-    arrivals.new()
-    todo = list(arrivals.missing.values())
+    runner, cells = remote.load(results_dir, sweep_id)
+    records = remote.NewRecords(runner, [cell for cell in cells if cell.cell_id in chunk])
+    records.poll()
+    todo = list(records.missing.values())
     gpus = len(visible_gpus()) if any(is_gpu(cell.config["device"]) for cell in todo) else None
     if gpus == 0:
         raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
-    work = dataclasses.replace(work, saving=interrupts.held_back)
+    runner = dataclasses.replace(runner, defer_interrupts=interrupts.deferred)
     if gpus is not None and gpus > 1:
-        devices.run(Devices(timings_alone=work.timings_alone), work, todo, _Log(work.store))
+        devices.run(Devices(timings_alone=runner.timings_alone), runner, todo, _Log(runner.store))
     else:
-        in_turn.run(Cells(), work, todo, _Log(work.store))
+        run_in_turn(runner, todo, _Log(runner.store))
 
 
 class _Log:
@@ -82,21 +80,19 @@ class _Log:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def started(self, cell: Cell) -> None:
-        """Say so."""
+    def on_cell_start(self, cell: Cell) -> None:
         say(f"{cell.title} begins")
 
-    def told(self, cell: Cell, now: Progress) -> None:
-        """Curves are mirrored by whoever sees the records."""
+    def on_progress(self, cell: Cell, progress: Progress) -> None:
+        """Nothing is said of it; curves are mirrored by the process that sees the records."""
 
-    def ended(self, cell: Cell) -> None:
-        """Say how."""
+    def on_cell_end(self, cell: Cell) -> None:
         for record in self._store.of_cell(cell.cell_id)[-1:]:
             say(line(record))
 
 
-def _queue_again(results_dir: Path, sweep_id: str) -> None:
-    """Go on in a job of the same number, so that no head need be there when the time of this one is over."""
+def _requeue(results_dir: Path, sweep_id: str) -> None:
+    """Go on in a job of the same number: the process that submitted this one may be gone."""
     settings = check(plans.load(results_dir, sweep_id).launcher)
     assert isinstance(settings, Slurm)
     if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < settings.max_num_timeout:

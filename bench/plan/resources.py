@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class Resources:
     """This machine, or what a scheduler is asked for.
 
     Attributes:
@@ -21,4 +21,4 @@ class Place:
     gpus: bool = False
 
 
-HERE = Place()
+THIS_MACHINE = Resources()
