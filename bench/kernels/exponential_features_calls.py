@@ -40,7 +40,10 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Cal
         from attention_zoo.ops.exponential_features import triton
         from attention_zoo.ops.feature_product.triton import padded
 
-        arguments, d_features = given(device), _normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
+        arguments, d_features = (
+            (*given(device), 1e-6, padded(m)),
+            _normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype),
+        )
         d_log_scale = _normal(device, 1, HEADS, SEQ_LEN)
         return lambda: triton.launch_backward(d_features, d_log_scale, *arguments)
 

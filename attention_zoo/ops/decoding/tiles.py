@@ -51,7 +51,7 @@ def holds(matrices: Tensor) -> bool:
     return matrices.shape[1] * matrices.shape[3] <= LARGEST_MATRIX
 
 
-def refusal_of(query: Tensor, features: int = 1) -> str | None:
+def why_unsupported(query: Tensor, features: int = 1) -> str | None:
     """Why no kernel steps by such a token, `(batch, heads, 1, head_dim)`; None if one does.
 
     Args:
@@ -64,4 +64,7 @@ def refusal_of(query: Tensor, features: int = 1) -> str | None:
         return f"its steps take a head_dim that is a multiple of {FEWEST_ROWS}, the input has {query.shape[-1]}"
     if features > MOST_FEATURES:
         return f"its steps make at most {MOST_FEATURES} features, there are {features}"
-    return launching.refusal_of(query)
+    return launching.why_unsupported(query)
+
+
+refusal_of = why_unsupported

@@ -41,7 +41,7 @@ ENTRIES = 2**20
 CHUNK = 2**18
 
 
-def refusal_of(query: Tensor) -> str | None:
+def why_unsupported(query: Tensor) -> str | None:
     """Why such an input is not for this; None if it is."""
     return None if query.device.type == "cpu" else f"its blocks are made for a CPU, the input is on {query.device.type}"
 

@@ -5,6 +5,9 @@ The first sizes come from the machine code (`docs/kernels.md`); `python -m bench
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration, Row
 
 OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
@@ -76,6 +79,12 @@ ROWS = (
     Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
     Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
+
+
+def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
+    """The tiles of a kernel for tensors like x, by sizes that the table names."""
+    return launching.configuration(ROWS, kernel, x, **dims)
+
 
 # What `python -m bench.kernels.tune` tries on a GPU.
 CANDIDATES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.layer_norm_kernels import affine, pull_back, standardised
+from attention_zoo.ops.kernels import affine, pull_back, standardised
 
 # Of a degree.
 BITS = tl.constexpr(16)

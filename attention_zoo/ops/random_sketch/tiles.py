@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Row, why_not_among
 
 ROWS = (
     Row("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16),
@@ -28,9 +28,9 @@ CANDIDATES = {
 COLUMNS = (16, 32, 64, 128)
 
 
-def refusal_of(x: Tensor, sketch_size: int) -> str | None:
+def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
     """Why the kernels do not take such rows; None if they do."""
-    for name, size in (("width", x.shape[-1]), ("sketch_size", sketch_size)):
-        if size not in COLUMNS:
-            return f"the kernels take a {name} of {', '.join(map(str, COLUMNS))}, this is {size}"
-    return None
+    return why_not_among("width", x.shape[-1], COLUMNS) or why_not_among("sketch_size", sketch_size, COLUMNS)
+
+
+refusal_of = why_unsupported

@@ -8,11 +8,12 @@ from attention_zoo.ops.launching import Configuration, Row
 WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
 
 
-def refusal_of(x: Tensor, sketch_size: int) -> str | None:
+def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
     """Why no kernel takes `(batch, heads, seq_len, width)` inputs like x; None if one does."""
-    if sketch_size not in SKETCH_SIZES:
-        return f"the kernels take a sketch_size of {', '.join(map(str, SKETCH_SIZES))}, it is {sketch_size}"
-    return launching.refusal_of(x, WIDTHS)
+    return launching.why_not_among("sketch_size", sketch_size, SKETCH_SIZES) or launching.why_unsupported(x, WIDTHS)
+
+
+refusal_of = why_unsupported
 
 
 def _tiles(block_m: int, block_hidden: int, num_warps: int, num_stages: int) -> Configuration:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import attention_zoo
 from attention_zoo import UnsupportedError
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import launches, triton
+from attention_zoo.ops.feature_product import outputs, sums, triton
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -105,10 +105,10 @@ class TestOf16Bits:
 @pytest.mark.parametrize(
     ("name", "given", "dtype", "reason"),
     [
-        ("linear", {"head_dim": 48}, torch.float32, "take a head_dim of 16, 32, 64, 128, the input has 48"),
+        ("linear", {"head_dim": 48}, torch.float32, "take a head_dim of 16, 32, 64, 128, not 48"),
         ("performer", {"block_size": 8}, torch.float32, "take a block_size of at least 16, this is 8"),
         ("performer", {"causal_algorithm": "cumulative_sum"}, torch.float32, "block_size of at least 16, this is 1"),
-        ("polysketch", {"sketch_size": 24}, torch.float32, "square 16, 32, 64, 128 features, these are 24"),
+        ("polysketch", {"sketch_size": 24}, torch.float32, "square 16, 32, 64, 128 features, not 24"),
         ("polysketch", {"sketch_size": 16}, torch.float64, "torch.float32, the input is torch.float64"),
         ("linear", {}, torch.float64, "torch.float32, the input is torch.float64"),
     ],
@@ -214,7 +214,7 @@ def test_operators(case):
     torch.library.opcheck(triton.attend, given)
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
     out, *kept = triton.attend(*given)
-    torch.library.opcheck(triton.attend_backward, (*given, out, *kept, torch.ones_like(out)))
+    torch.library.opcheck(triton.attend_backward, (torch.ones_like(out), *given[:6], out, *kept, *given[6:]))
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,7 @@ def test_twice_in_one_graph():
 
 # --- Launches and memory --------------------------------------------------------------------------
 
-KERNELS = {
-    name.removesuffix("_kernel"): name for name, x in vars(launches).items() if name.endswith("_kernel") and callable(x)
-}
+KERNELS = [(module, name) for module in (sums, outputs) for name in vars(module) if name.endswith("_kernel")]
 
 
 class Recorded:
@@ -274,8 +272,8 @@ def dtypes(arguments):
 def launched(monkeypatch):
     """The launches, none of which is done."""
     made = []
-    for name, kernel in KERNELS.items():
-        monkeypatch.setattr(launches, kernel, Recorded(name, made))
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, Recorded(name.removesuffix("_kernel"), made))
     return made
 
 
@@ -287,10 +285,10 @@ def names(launched):
 
 def passes(given):
     """Both, on tensors without memory: nothing there can wait for a device, or look at a number."""
-    inputs = triton._Inputs(*given)
-    out, *kept = triton._forward(inputs)
+    inputs = triton.Inputs(*given)
+    out, *kept = triton.forward(inputs)
     yield
-    gradients = triton._backward(inputs, out, triton._Kept(*kept), torch.empty_like(out))
+    gradients = triton.backward(torch.empty_like(out), inputs, out, triton.Residuals(*kept))
     assert [x.shape for x in gradients[:3]] == [x.shape for x in given[:3]]
     yield
 
@@ -398,14 +396,14 @@ def test_memory(case, r, block, forward, kept, backward, launched):
     length, heads, h = 32768, 12, 64
     given = arguments(case, "meta", length=length, batch=1, heads=heads, r=r, h=h, dtype=torch.bfloat16, block=block)
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    inputs, size = triton._Inputs(*given), heads * length * h * 2
+    inputs, size = triton.Inputs(*given), heads * length * h * 2
     with Memory(tensors) as memory:
-        out, *left = triton._forward(inputs)
+        out, *left = triton.forward(inputs)
     extra = memory.peak - size
     assert extra <= min(2 * 4 * size, forward * MEGABYTE)
     assert sum(x.nbytes for x in left) <= kept * MEGABYTE
     d_out = torch.empty_like(out)
     with Memory([*tensors, out, *left, d_out]) as memory:
-        gradients = triton._backward(inputs, out, triton._Kept(*left), d_out)
+        gradients = triton.backward(d_out, inputs, out, triton.Residuals(*left))
     assert len(gradients) == 6 and memory.peak <= backward * MEGABYTE
     assert memory.largest <= heads * length * r**2 * 2 / 8

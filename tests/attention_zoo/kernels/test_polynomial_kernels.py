@@ -435,7 +435,7 @@ def test_the_operators_keep_pytorch_s_rules(causal):
         with torch.no_grad():
             out, *passed = polynomial.attend(*given)
             saved = [None if x is None else x.detach() for x in (query, key, value, weight, offset)]
-            arguments = torch.ones_like(out), *saved, out, *passed, eps, 2, 1.0, causal
+            arguments = torch.ones_like(out), *saved, None, out, *passed, eps, 2, 1.0, 1.0, causal
             torch.library.opcheck(polynomial.attend_backward, arguments, test_utils=tests)
 
 
@@ -474,7 +474,7 @@ def test_autocast_is_heeded():
     [
         ({"degree": 3}, "^degree=3: must be even"),
         ({"degree": 0}, "^degree=0: must be even"),
-        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, the input has 16"),
+        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, not 16"),
         ({"query": torch.ones(1, 1, 3, 32).double()}, "the input is torch.float64"),
         ({"value": torch.ones(1, 1, 4, 32)}, r"^shapes=\(1, 1, 3, 32\), \(1, 1, 3, 32\), \(1, 1, 4, 32\)"),
         ({"key": torch.ones(1, 1, 4, 32), "value": torch.ones(1, 1, 4, 32), "causal": True}, "^causal=True: 3 queries"),

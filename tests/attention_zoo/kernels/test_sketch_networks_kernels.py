@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.sketch_networks import triton as networks
-from attention_zoo.ops.sketch_networks.tiles import ROWS, SKETCH_SIZES, WIDTHS, refusal_of
+from attention_zoo.ops.sketch_networks.tiles import ROWS, SKETCH_SIZES, WIDTHS, why_unsupported
 from attention_zoo.polysketch import LearnedSketch
 
 HAS_GPU = torch.cuda.is_available()
@@ -192,10 +192,10 @@ def test_autocast_casts_inputs_and_keeps_weights_exact():
 
 
 def test_what_no_kernel_takes_is_refused_by_name():
-    assert refusal_of(torch.empty(1, 1, 5, 64), 32) is None
-    assert refusal_of(torch.empty(1, 1, 5, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, it is 24"
-    assert "head_dim of 16, 32, 64, 128, the input has 48" in refusal_of(torch.empty(1, 1, 5, 48), 32)
-    assert "the input is torch.float64" in refusal_of(torch.empty(1, 1, 5, 64).double(), 32)
+    assert why_unsupported(torch.empty(1, 1, 5, 64), 32) is None
+    assert why_unsupported(torch.empty(1, 1, 5, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, not 24"
+    assert "head_dim of 16, 32, 64, 128, not 48" in why_unsupported(torch.empty(1, 1, 5, 48), 32)
+    assert "the input is torch.float64" in why_unsupported(torch.empty(1, 1, 5, 64).double(), 32)
 
 
 # --- The mechanism's module -----------------------------------------------------------------------
