@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attention_zoo.ops.launching import Configuration, Row, why_not_among
+from attention_zoo.ops.launching import Configuration, Row, configurations, why_not_among
 
 ROWS = (
     Row("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16),
@@ -17,11 +17,8 @@ ROWS = (
 
 # What `python -m bench.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    kernel: tuple(Configuration({"BLOCK_T": block_t}, warps, 1) for block_t, warps in tried)
-    for kernel, tried in {
-        "sketch": ((64, 4), (128, 4), (128, 8), (256, 8)),
-        "gradient": ((32, 4), (64, 4), (64, 8), (128, 8)),
-    }.items()
+    "sketch": configurations("BLOCK_T", (64, 4, 1), (128, 4, 1), (128, 8, 1), (256, 8, 1)),
+    "gradient": configurations("BLOCK_T", (32, 4, 1), (64, 4, 1), (64, 8, 1), (128, 8, 1)),
 }
 
 # Columns of inputs and sketches that a tile can have.

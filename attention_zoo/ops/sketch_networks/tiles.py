@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Row, configurations
 
 WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
 
@@ -39,13 +39,13 @@ ROWS = (
 
 # What `python -m bench.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    "networks": tuple(
-        _tiles(*sizes) for sizes in ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2))
+    "networks": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2)
     ),
-    "input_gradient": tuple(
-        _tiles(*sizes) for sizes in ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2))
+    "input_gradient": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)
     ),
-    "weight_gradients": tuple(
-        _tiles(*sizes) for sizes in ((32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2))
+    "weight_gradients": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2)
     ),
 }

@@ -14,7 +14,7 @@ from attention_zoo.ops.feature_product.reference import Local
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 # Tiles of float32 have 32 or 64 rows: chunks of several tiles and a part of one, a tile and its neighbours, one row.
-LENGTHS = [150, 65, 64, 63, 2, 1]
+LENGTHS = [150, 64, 63, 1]
 SQUARES = {"degree": 2, "bias": 1.0}
 FEATURES = {"degree": 1, "bias": 0.0}
 every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
@@ -118,7 +118,7 @@ def test_every_length(length, given, causal):
 
 
 @every_degree
-@pytest.mark.parametrize(("block_size", "length"), [(16, 60), (40, 100), (50, 120), (100, 130), (128, 150), (256, 270)])
+@pytest.mark.parametrize(("block_size", "length"), [(16, 60), (50, 120), (128, 150)])
 def test_every_block_size(block_size, length, given):
     """Multiples of tiles and others, the last chunk being a part of one."""
     assert_equals_formula(
@@ -139,16 +139,15 @@ def test_any_number_of_features(m, h, causal):
     assert_equals_formula(inputs(50, m=m, h=h), causal=causal, block_size=40, **FEATURES)
 
 
-@pytest.mark.parametrize(("r", "chunks"), [(16, 7), (32, 6)])
-def test_parts_of_a_sequence_of_few_heads(r, chunks):
-    """So few programs that each sequence is walked along in parts, the last of which may be shorter."""
-    length = 64 * chunks - 5
-    assert sums.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=r, h=16).count == 3
-    assert_equals_formula(inputs(length, r=r), causal=True, block_size=64, **SQUARES)
+def test_parts_of_a_sequence_of_few_heads():
+    """So few programs that each sequence is walked along in parts, the last of which is shorter."""
+    length = 64 * 7 - 5
+    assert sums.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=16, h=16).count == 3
+    assert_equals_formula(inputs(length), causal=True, block_size=64, **SQUARES)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("length", "size", "r"), [(150, 40, 16), (64, 64, 32), (16 * 70 - 3, 16, 16), (100, 100, 64)])
+@pytest.mark.parametrize(("length", "size", "r"), [(150, 40, 16), (64, 64, 32), (16 * 35 - 3, 16, 16), (100, 100, 64)])
 def test_columns_and_norms_of_chunks(length, size, r, reverse):
     x = inputs(length, r=r, batch=2, heads=2)[0].transpose(1, 2).contiguous().transpose(1, 2)
     weights = torch.randn(4, length, generator=torch.Generator().manual_seed(5)).to(DEVICE)
@@ -217,7 +216,7 @@ def test_exact_weights_inside_blocks(length, block_size, local_degree):
     assert_equals_formula(tensors, causal=True, block_size=block_size, local_degree=local_degree, **SQUARES)
 
 
-@pytest.mark.parametrize(("r", "h"), [(16, 32), (32, 64), (16, 128), (32, 16)])
+@pytest.mark.parametrize(("r", "h"), [(16, 32), (16, 128), (32, 16)])
 def test_exact_weights_of_other_columns_than_features(r, h):
     tensors = [*inputs(60, r=r, h=h), *exact(60, h)]
     assert_equals_formula(tensors, causal=True, block_size=48, local_degree=4, **SQUARES)
@@ -255,12 +254,12 @@ def test_a_row_of_almost_nothing_is_zero_and_has_no_gradient(given):
 
 @every_mask
 @every_degree
-@pytest.mark.parametrize("where", ["first", "last", "scattered", "all"])
+@pytest.mark.parametrize("where", ["first", "scattered", "all"])
 def test_keys_without_features_are_not_seen(where, given, causal):
     """That is how padding is hidden: rows that see nothing else are zeros."""
     length = 100
     hidden = torch.zeros(length, dtype=torch.bool, device=DEVICE)
-    hidden[{"first": slice(70), "last": slice(50, None), "scattered": slice(0, None, 3)}.get(where, slice(64))] = True
+    hidden[{"first": slice(70), "scattered": slice(0, None, 3)}.get(where, slice(64))] = True
     tensors = inputs(length, m=16 if given is FEATURES else None)
     tensors[1][:, :, hidden | (where == "all")] = 0
     tensors[2][:, :, hidden] *= 50
@@ -291,8 +290,10 @@ def log_scales(kind, length):
     return scales[kind].to(DEVICE, torch.float32)
 
 
-@pytest.mark.parametrize("bias", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["random", "growing", "shrinking", "up", "down", "huge", "hidden"])
+@pytest.mark.parametrize(
+    ("kind", "bias"),
+    [("random", 1.0), *((kind, 0.0) for kind in ("growing", "shrinking", "up", "down", "huge", "hidden"))],
+)
 def test_log_scales(kind, bias):
     length = 100
     left, right, value = inputs(length, m=16)
@@ -303,7 +304,7 @@ def test_log_scales(kind, bias):
     assert_equals_formula(tensors, causal=True, block_size=32, degree=1, bias=bias)
 
 
-@pytest.mark.parametrize(("length", "block_size"), [(1, 64), (2, 16), (64, 64), (65, 64), (100, 40), (60, 16)])
+@pytest.mark.parametrize(("length", "block_size"), [(1, 64), (64, 64), (65, 64), (100, 40)])
 def test_log_scales_of_every_length(length, block_size):
     tensors = *inputs(length, m=16), None, None, log_scales("random", length)
     assert_equals_formula(tensors, causal=True, block_size=block_size, **FEATURES)
@@ -482,7 +483,7 @@ def test_larger_tiles_of_more_features(m, r, larger_tiles):
     assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
 
 
-@pytest.mark.parametrize(("size", "length", "r"), [(64, 443, 16), (128, 7 * 128 - 5, 32), (128, 7 * 128, 64)])
+@pytest.mark.parametrize(("size", "length", "r"), [(64, 443, 16), (128, 7 * 128 - 5, 32)])
 def test_larger_tiles_of_parts(size, length, r, larger_tiles):
     x = torch.ones(1, device=DEVICE)
     assert sums.segments_of(x, Chunks.of(length, size), rows=1, r=r, h=16).count == 3

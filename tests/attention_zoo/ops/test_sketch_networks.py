@@ -89,15 +89,14 @@ def assert_equals_formula(tensors, parameters, *tolerances, function=by_kernels)
 
 @pytest.mark.parametrize(
     ("bits", "n"),
-    [(16, 1), (16, 2), (16, 63), (16, 64), (16, 65), (16, 150), (32, 1), (32, 15), (32, 16), (32, 17), (32, 40)],
+    [(16, 1), (16, 63), (16, 64), (16, 150), (32, 1), (32, 16), (32, 40)],
     indirect=["bits"],
 )
 def test_networks_and_gradients_equal_the_formula(bits, n):
     assert_equals_formula([x[:, :2] for x in inputs(n, 32, batch=1)], parameters(32, 16))
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize("r", [16, 32, 64])
+@pytest.mark.parametrize(("width", "r"), [(32, 64), (64, 16), (64, 32), (128, 32)])
 def test_every_size_equals_the_formula(width, r):
     assert_equals_formula([x[:, :1] for x in inputs(9, width, batch=1)], parameters(width, r))
 
@@ -116,7 +115,7 @@ def test_every_size_has_tiles_that_divide_its_hidden_units(kernel, dtype, width,
 
 @pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
 @pytest.mark.parametrize("count", [1, 2], ids=["one_input", "two_inputs"])
-@pytest.mark.parametrize("programs", [1, 8])
+@pytest.mark.parametrize("programs", [1, 8], ids=["shared_rows", "split_rows"])
 def test_groups_and_inputs_in_any_number_equal_the_formula(groups, count, programs, monkeypatch):
     # One program for all rows of a weight, and several, of several tiles each.
     monkeypatch.setattr(networks, "PROGRAMS", programs)
