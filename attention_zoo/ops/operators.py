@@ -53,7 +53,7 @@ def register_with_gradient(
     Args:
         name: of the operator.
         forward: runs the kernels of the forward pass.
-        backward: runs those of the backward pass; the gradient of an output that nobody uses is None.
+        backward: runs those of the backward pass; the gradient of an output that is not used is None.
         shapes: as in `register`, of the forward pass.
         tensors: types and names of the arguments that are tensors, as in `Tensor x, Tensor? bias`.
         settings: likewise of the others, as in `float eps, bool causal`.
@@ -61,12 +61,11 @@ def register_with_gradient(
         outputs: how many results the forward pass has.
         differentiable: how many of them, from the first on, have a gradient.
         saves_outputs: whether the backward pass reads the results.
-        saved: what the backward pass reads, from the arguments and the results of the forward pass; None is all
-            tensors, and behind them the results if it reads them. Their number is the same.
+        saved: takes the arguments and the results and returns other tensors to save, as many as there are.
     """
-    count, names = tensors.count("Tensor"), [f"output{i}" for i in range(outputs if saves_outputs else 0)]
+    count = tensors.count("Tensor")
     d_outputs = ", ".join(f"Tensor? d_output{i}" for i in range(differentiable))
-    of_outputs = "".join(f"Tensor {output}, " for output in names)
+    of_outputs = "".join(f"Tensor output{i}, " for i in range(outputs if saves_outputs else 0))
     operator = register(name, forward, shapes, schema=f"({tensors}, {settings}) -> {_results(outputs)}")
 
     def shapes_of_gradients(*arguments: Any) -> Any:
@@ -88,9 +87,9 @@ def register_with_gradient(
 
     def differentiate(ctx: Any, *d_results: Tensor | None) -> tuple[Tensor | None, ...]:
         made = operator_backward(*d_results[:differentiable], *ctx.saved_tensors, *ctx.settings)
-        needed = zip(made if gradients > 1 else (made,), ctx.needs_input_grad[:gradients], strict=True)
-        others = len(ctx.needs_input_grad) - gradients
-        return *(gradient if is_needed else None for gradient, is_needed in needed), *[None] * others
+        made = list(made) if gradients > 1 else [made]
+        made += [None] * (len(ctx.needs_input_grad) - gradients)
+        return tuple(x if is_needed else None for x, is_needed in zip(made, ctx.needs_input_grad, strict=True))
 
     operator.register_autograd(differentiate, setup_context=setup)
     return operator, operator_backward

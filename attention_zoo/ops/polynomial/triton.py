@@ -13,7 +13,7 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.launching import Rows
 from attention_zoo.ops.operators import like, register_with_gradient
-from attention_zoo.ops.polynomial import kernels
+from attention_zoo.ops.polynomial import input_kernels, kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
 
 # Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
@@ -153,7 +153,7 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
         padding = padding.expand(batch, keys).contiguous()
     normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
-    launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
+    launching.launcher(input_kernels.prepare_keys, key, *_grid(key, m))(
         *(Rows.of(key), norm, padding, Rows.of(normed), sizes, largest, heads, keys),
         HEAD_DIM=head_dim,
         **chosen.options,
@@ -175,7 +175,7 @@ def _prepare_queries(
     chosen = _configuration("prepare_inputs", query)
     (m,) = chosen.tiles.values()
     in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
+    launching.launcher(input_kernels.prepare_queries, query, *_grid(query, m))(
         *(Rows.of(query), norm, sizes, largest, Rows.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
         scale,
         scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree),
@@ -236,7 +236,7 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     programs = [_grid(x, m)[0] for x, _ in pairs]
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
     for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
-        launching.launcher(kernels.pull_norm, x, own.shape[1])(
+        launching.launcher(input_kernels.pull_norm, x, own.shape[1])(
             *(Rows.of(x), norm, Rows.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
         )
     d_weight, d_bias = (
