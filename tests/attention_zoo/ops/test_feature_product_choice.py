@@ -13,6 +13,7 @@ import attention_zoo
 from attention_zoo import UnsupportedError
 from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product import outputs, sums, tiles, triton
+from attention_zoo.ops.sketch_networks import triton as networks
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -25,7 +26,9 @@ def chosen(monkeypatch):
     """Kernels are chosen wherever tensors are; the tiles of 16 bits, which are larger, are interpreted sooner."""
     monkeypatch.setattr(launching, "is_gpu", lambda device: True)
     if not HAS_GPU:
-        monkeypatch.setattr(tiles, "ROWS", tuple(x._replace(bits=None) for x in tiles.ROWS if x.bits in (None, 16)))
+        for table in (tiles, networks):
+            rows = tuple(row._replace(bits=None) for row in table.ROWS if row.bits in (None, 16))
+            monkeypatch.setattr(table, "ROWS", rows)
 
 
 def qkv(length=LENGTH, head_dim=16, dtype=torch.float32, batch=3):
