@@ -100,13 +100,29 @@ def _block(
 
 @triton.jit
 def networks(
-    x,  # Rows (outer, inner, rows, WIDTH)
-    y,  # the same
-    weights,  # of the first block, w_in, bias and w_out, and of the second
+    x_ptr,
+    y_ptr,
+    w1_ptr,
+    b1_ptr,
+    w2_ptr,
+    w3_ptr,
+    b3_ptr,
+    w4_ptr,
     out_ptr,
     d_out_ptr,
-    between,  # triton.Between, or None
+    hats_ptr,
+    rstds_ptr,
+    inner_hats_ptr,
+    inner_rstds_ptr,
+    d_networks_ptr,
+    x_outer,
+    x_inner,
+    x_row,
+    y_outer,
+    y_inner,
+    y_row,
     inner,
+    rows,
     total,
     groups,
     eps,
@@ -125,8 +141,6 @@ def networks(
     That is both `hat`s of each network (of the first one only if `DISTINCT` is 1: x is y), one over their standard
     deviations, and the gradients of the networks' results.
     """
-    w1_ptr, b1_ptr, w2_ptr, w3_ptr, b3_ptr, w4_ptr = weights
-    rows = x.rows
     tiles = tl.cdiv(rows, BLOCK_M)
     sequence = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tl.program_id(0) % tiles) * BLOCK_M
@@ -142,31 +156,27 @@ def networks(
     f2 = tl.zeros([BLOCK_M, R], tl.float32)
     for network in range(2):
         if network == 0:
-            u_ptr = x.data + (sequence // inner) * x.batch_stride + (sequence % inner) * x.head_stride
-            u_row = x.row_stride
+            u_ptr = x_ptr + (sequence // inner) * x_outer + (sequence % inner) * x_inner + first.to(tl.int64) * x_row
+            u_row = x_row
         else:
-            u_ptr = y.data + (sequence // inner) * y.batch_stride + (sequence % inner) * y.head_stride
-            u_row = y.row_stride
-        u = tl.load(
-            u_ptr + first.to(tl.int64) * u_row + in_tile[:, None] * u_row + features[None, :],
-            mask=inside[:, None],
-            other=0,
-        )
+            u_ptr = y_ptr + (sequence // inner) * y_outer + (sequence % inner) * y_inner + first.to(tl.int64) * y_row
+            u_row = y_row
+        u = tl.load(u_ptr + in_tile[:, None] * u_row + features[None, :], mask=inside[:, None], other=0)
         which = network * groups + group
         hat, rstd = _hat(u.to(tl.float32), eps)
         if RECOMPUTE:
             if network < DISTINCT:
                 at = network * of_a_network + row
-                tl.store(between.hats + at[:, None] * WIDTH + features[None, :], hat, mask=inside[:, None])
-                tl.store(between.rstds + at, rstd, mask=inside)
+                tl.store(hats_ptr + at[:, None] * WIDTH + features[None, :], hat, mask=inside[:, None])
+                tl.store(rstds_ptr + at, rstd, mask=inside)
         f1 = f2
         w_in, bias, w_out = w1_ptr + which * WIDTH * HIDDEN, b1_ptr + which * HIDDEN, w2_ptr + which * HIDDEN * R
-        first_out = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
-        hat, rstd = _hat(first_out, eps)
+        between = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
+        hat, rstd = _hat(between, eps)
         if RECOMPUTE:
             at = network * of_a_network + row
-            tl.store(between.inner_hats + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])
-            tl.store(between.inner_rstds + at, rstd, mask=inside)
+            tl.store(inner_hats_ptr + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])
+            tl.store(inner_rstds_ptr + at, rstd, mask=inside)
         w_in, bias, w_out = w3_ptr + which * R * HIDDEN, b3_ptr + which * HIDDEN, w4_ptr + which * HIDDEN * R
         f2 = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
     root: tl.constexpr = R**0.5
@@ -175,8 +185,8 @@ def networks(
     if RECOMPUTE:
         d_out = tl.load(d_out_ptr + at, mask=inside[:, None], other=0).to(tl.float32)
         d_product = d_out * (1 - bounded * bounded)
-        tl.store(between.d_networks + at, d_product * f2, mask=inside[:, None])
-        tl.store(between.d_networks + of_a_network * R + at, d_product * f1, mask=inside[:, None])
+        tl.store(d_networks_ptr + at, d_product * f2, mask=inside[:, None])
+        tl.store(d_networks_ptr + of_a_network * R + at, d_product * f1, mask=inside[:, None])
     else:
         tl.store(out_ptr + at, root * bounded, mask=inside[:, None])
 
@@ -218,7 +228,11 @@ def input_gradient(
         which = of_group + other
         d_out_row = which.to(tl.int64) * rows + in_group
         d_out = tl.load(d_out_ptr + d_out_row[:, None] * R + columns[None, :], mask=inside[:, None], other=0)
-        w_in, bias, w_out = w_in_ptr + which * WIDTH * HIDDEN, bias_ptr + which * HIDDEN, w_out_ptr + which * HIDDEN * R
+        w_in, bias, w_out = (
+            w_in_ptr + which * WIDTH * HIDDEN,
+            bias_ptr + which * HIDDEN,
+            w_out_ptr + which * HIDDEN * R,
+        )
         for first in range(0, HIDDEN, BLOCK_HIDDEN):
             units = first + tl.arange(0, BLOCK_HIDDEN)
             into = tl.load(w_in + features[:, None] * HIDDEN + units[None, :])

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.launching import Rows
 from attention_zoo.ops.operators import register
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
@@ -119,15 +118,16 @@ def launch_networks(
     between: Between | None = None,
 ) -> None:
     """Write the sketch to `out`, or what its gradients need to `between`."""
-    tokens, x, y = inputs[0], Rows.of(inputs[0]), Rows.of(inputs[-1])
-    outer, inner, _, width = tokens.shape
+    x, y = map(launching.by_rows, (inputs[0], inputs[-1]))
+    outer, inner, n, width = x.shape
     r, groups = weights[2].shape[-1], weights[0].shape[1]
-    kind = torch.float32 if tokens.dtype == torch.float32 else torch.float16
-    chosen = launching.configuration(ROWS, "networks", tokens, r=r, width=width, recompute=int(between is not None))
-    launching.launcher(kernels.networks, tokens, outer * inner * triton.cdiv(x.rows, chosen.tiles["BLOCK_M"]))(
-        *(x, y, tuple(_operands(weights, kind)), out, d_out, between, inner, outer * inner * x.rows, groups, EPS),
+    kind = torch.float32 if x.dtype == torch.float32 else torch.float16
+    chosen = launching.configuration(ROWS, "networks", x, r=r, width=width, recompute=int(between is not None))
+    launching.launcher(kernels.networks, x, outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]))(
+        *(x, y, *_operands(weights, kind), out, d_out, *([None] * 5 if between is None else between)),
+        *(*x.stride()[:3], *y.stride()[:3], inner, n, outer * inner * n, groups, EPS),
         RECOMPUTE=between is not None,
-        **_constants(tokens, width, r, len(inputs)),
+        **_constants(x, width, r, len(inputs)),
         **chosen.options,
     )
 
