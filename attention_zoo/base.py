@@ -12,7 +12,7 @@ from attention_zoo.checks import check_bool, check_indices, check_int, check_ten
 from attention_zoo.choice import ImplementationChoice
 from attention_zoo.info import Executed, UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache, State
-from attention_zoo.ops.fused_softmax import refusal_of
+from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
 
 ALL = slice(None)
@@ -87,7 +87,7 @@ class Attention(ImplementationChoice):
 
     def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
         """Why the fast path cannot take this input; None if it can. By default the fast path is `ops.fused_softmax`."""
-        return refusal_of(query)
+        return why_unsupported(query)
 
     def _fuses_here(self, seq_len: int) -> bool:
         """Whether `forward` of such a sequence, unpadded, on the module's device and in its dtype, would run fused."""

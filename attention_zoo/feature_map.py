@@ -14,7 +14,7 @@ from attention_zoo.ops.chunks import by_keys
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.feature_product.blocks import LEAST, Features
-from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, refusal_of
+from attention_zoo.ops.feature_product.choice import fused_flops, normalised_product, why_unsupported
 from attention_zoo.ops.feature_product.reference import (
     Local,
     default_block_size,
@@ -106,7 +106,7 @@ class FeatureMapAttention(Attention):
         )
 
     def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:
-        return refusal_of(query, self.num_features, block_size=self.block_size, degree=self.feature_degree)
+        return why_unsupported(query, self.num_features, block_size=self.block_size, degree=self.feature_degree)
 
     def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Any:
         sizes = batch_size, self.num_heads, self.num_features, self.head_dim
@@ -138,7 +138,7 @@ class FeatureMapAttention(Attention):
         raise NotImplementedError
 
     def _why_no_fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
-        return tiles.refusal_of(query)
+        return tiles.why_unsupported(query)
 
     def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
         return state.read(self._scaled_features(query)[0], self.bias)

@@ -191,7 +191,7 @@ class Performer(FeatureMapAttention):
         return step_exponential(state, query, key, value, **options), "triton"
 
     def _why_no_fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
-        return tiles.refusal_of(query, self.num_features)
+        return tiles.why_unsupported(query, self.num_features)
 
     def _feature_flops(self) -> int:
         return 2 * self.num_features * self.head_dim

@@ -68,7 +68,7 @@ class Polynomial(NormedDotProducts):
         return self.degree
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
-        if not launching.on_gpu(query) or launching.refusal_of(query, HEAD_DIMS) is not None:
+        if not launching.on_gpu(query) or launching.why_unsupported(query, HEAD_DIMS) is not None:
             return super()._fused(query, key, value, padding)
         from attention_zoo.ops.polynomial.triton import polynomial_attention
 

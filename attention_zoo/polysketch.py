@@ -22,8 +22,8 @@ from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.masking import zero_padding
-from attention_zoo.ops.random_sketch.tiles import refusal_of as refusal_of_sketch
-from attention_zoo.ops.sketch_networks.tiles import refusal_of as refusal_of_networks
+from attention_zoo.ops.random_sketch.tiles import why_unsupported as why_no_sketch
+from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_networks
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 from attention_zoo.registry import register
 
@@ -126,7 +126,7 @@ class LearnedSketch(Sketch):
 
     def forward_fused(self, x: Tensor) -> Tensor:
         """`forward`, each level by one kernel where a GPU has it for such an input."""
-        if not launching.on_gpu(x) or refusal_of_networks(x, self.sketch_size) is not None:
+        if not launching.on_gpu(x) or why_no_networks(x, self.sketch_size) is not None:
             return self(x)
         from attention_zoo.ops.sketch_networks.triton import sketch_networks
 
@@ -287,7 +287,7 @@ class Polysketch(FeatureMapAttention):
     def _features_by_kernels(self, x: Tensor) -> Tensor:
         """`features` on a GPU, as far as there are kernels."""
         norm = self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None
-        if isinstance(self.sketch, RandomSketch) and refusal_of_sketch(x, self.sketch_size) is None:
+        if isinstance(self.sketch, RandomSketch) and why_no_sketch(x, self.sketch_size) is None:
             return self.sketch.forward_fused(x, norm, self.scale)
         if isinstance(self.sketch, LearnedSketch):
             return self.sketch.forward_fused(x if self.scale == 1 else x * math.sqrt(self.scale))
@@ -364,7 +364,7 @@ class Polysketch(FeatureMapAttention):
         return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
 
     def _why_no_fused_read(self, state: BlockState, query: Tensor) -> str | None:
-        return tiles.refusal_of(query)
+        return tiles.why_unsupported(query)
 
     def _row_weights(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         weights = super()._row_weights(query, key, visible, positions)

@@ -44,7 +44,7 @@ TESTS = (
     "tests/bench/measures/test_spectral_norm.py",
     "tests/bench/training/test_loop.py",
 )
-KERNELS = "tests/attention_zoo/kernels"
+KERNELS = "tests/attention_zoo/ops"
 # Beyond this, what is allowed is chance or a difference of functions, not rounding.
 COARSE = 0.03
 

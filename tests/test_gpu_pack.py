@@ -64,7 +64,7 @@ def test_each_call_names_what_is_in_the_pack(pack, call):
         assert (python, flag) == ("python3", "-m")
         if module == "pytest":
             paths = [argument for argument in arguments if argument.startswith("tests/")]
-            assert all((pack / "project" / path).exists() for path in paths if path != "tests/attention_zoo/kernels")
+            assert all((pack / "project" / path).exists() for path in paths if path != "tests/attention_zoo/ops")
             assert paths
         elif module == "bench":
             assert api.planned(Loader(), arguments).cells

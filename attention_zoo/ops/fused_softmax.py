@@ -100,7 +100,7 @@ def hidden_by(padding: Tensor | None) -> Tensor | None:
     return None if padding is None else padding[:, None, None]
 
 
-def refusal_of(query: Tensor) -> str | None:
+def why_unsupported(query: Tensor) -> str | None:
     """Why no kernel takes such an input; None if one does."""
     if query.device.type != "cpu" and query.dtype == torch.float64:
         return f"PyTorch's kernels take no {query.dtype} on {query.device.type}"

@@ -50,6 +50,15 @@ class Configuration(NamedTuple):
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
+def configurations(names: str, *rows: tuple[int, ...]) -> tuple[Configuration, ...]:
+    """One of each row: sizes in the order of their names, which spaces separate, then warps and stages."""
+    sizes = names.split()
+    return tuple(
+        Configuration(dict(zip(sizes, row, strict=False)), *row[len(sizes) :])  # type: ignore[arg-type]
+        for row in rows
+    )
+
+
 class Row(NamedTuple):
     """A configuration of a kernel and where it is used: architectures, bits of a number, the most each size may be.
 
@@ -70,6 +79,25 @@ class Row(NamedTuple):
         return first <= arch <= last and self.bits in (None, bits) and fitting
 
 
+class Rows(NamedTuple):
+    """A tensor `(batch, heads, rows, width)` as kernels take it whose loads are number by number.
+
+    The numbers of a row are side by side, the other strides are any.
+    """
+
+    data: Tensor
+    batch_stride: int
+    head_stride: int
+    row_stride: int
+    rows: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """x, or a copy of it if the numbers of its rows lie apart."""
+        x = by_rows(x)
+        return cls(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
+
+
 def is_gpu(device: torch.device) -> bool:
     """Whether kernels are for this device."""
     return device.type == "cuda"
@@ -80,7 +108,7 @@ def on_gpu(x: Tensor) -> bool:
     return is_gpu(x.device)
 
 
-def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
+def why_unsupported(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
     """Why no kernel takes `(batch, heads, seq_len, head_dim)` tensors like x; None if one does.
 
     Args:
@@ -94,8 +122,15 @@ def refusal_of(x: Tensor, head_dims: tuple[int, ...] = ()) -> str | None:
     if x.dtype not in DTYPES:
         return f"the kernels take {', '.join(str(dtype) for dtype in DTYPES)}, the input is {x.dtype}"
     if head_dims and x.shape[-1] not in head_dims:
-        return f"the kernels take a head_dim of {', '.join(map(str, head_dims))}, the input has {x.shape[-1]}"
+        return why_not_among("head_dim", x.shape[-1], head_dims)
     return None
+
+
+def why_not_among(name: str, size: int, sizes: tuple[int, ...]) -> str | None:
+    """Why kernels that are made for some sizes do not take this one; None if they do."""
+    if size in sizes:
+        return None
+    return f"the kernels take a {name} of {', '.join(map(str, sizes))}, not {size}"
 
 
 @functools.cache
@@ -164,7 +199,7 @@ def by_tiles(x: Tensor) -> Tensor:
 
 
 def _strides(x: Tensor) -> list[int] | None:
-    """Strides by which tiles can be loaded; None if these cannot. That of a single row is nobody's business."""
+    """Strides by which tiles can be loaded, None if there are none; that of a dimension of one does not matter."""
     unit, sizes, strides = ALIGNED // x.element_size(), x.shape, list(x.stride())
     if (strides[-1] != 1 and sizes[-1] != 1) or x.data_ptr() % ALIGNED:
         return None

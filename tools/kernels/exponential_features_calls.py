@@ -39,7 +39,8 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Cal
         from attention_zoo.ops.exponential_features import triton
         from attention_zoo.ops.feature_product.triton import padded
 
-        arguments, d_features = given(device), normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
+        arguments = (*given(device), 1e-6, padded(m))
+        d_features = normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
         d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
         return lambda: triton.launch_backward(d_features, d_log_scale, *arguments)
 

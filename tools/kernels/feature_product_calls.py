@@ -56,7 +56,7 @@ class Case:
         """Whether there is more than one chunk, or none."""
         return not self.causal or self.rows < self.length
 
-    def inputs(self, device: torch.device) -> triton._Inputs:
+    def inputs(self, device: torch.device) -> triton.Inputs:
         """What the operator is given."""
         features, values = ((self.batch, HEADS, self.length, columns) for columns in (self.r, self.h))
 
@@ -68,20 +68,20 @@ class Case:
         scale = torch.randn(features[:3], device=device) if self.scaled else None
         log_degree = 2 if self.local else self.degree - 1
         settings = 1.0, self.causal, min(self.rows, self.length), self.degree, log_degree
-        return triton._Inputs(drawn(features), drawn(features), drawn(values), query, key, scale, *settings)
+        return triton.Inputs(drawn(features), drawn(features), drawn(values), query, key, scale, *settings)
 
     def forward(self, device: torch.device) -> Callable[[], Any]:
         """The launches of the forward pass."""
         given = self.inputs(device)
-        return lambda: triton._forward(given)
+        return lambda: triton.forward(given)
 
     def backward(self, device: torch.device) -> Callable[[], Any]:
         """Those of the backward pass."""
         given = self.inputs(device)
         # What the forward pass leaves behind, without running it: it may be compiled by itself.
         out, d_out = torch.rand_like(given.value), torch.rand_like(given.value)
-        kept = triton._Kept(*map(torch.ones_like, triton._empty_kept(given)))
-        return lambda: triton._backward(given, out, kept, d_out)
+        residuals = triton.Residuals(*map(torch.ones_like, triton.empty_residuals(given)))
+        return lambda: triton.backward(d_out, given, out, residuals)
 
 
 CASES = (

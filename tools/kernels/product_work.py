@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from attention_zoo.ops.feature_product.launches import MULTIPROCESSORS, WARPS, packed_products, steps_of_a_part
+from attention_zoo.ops.feature_product.chunks import MULTIPROCESSORS, WARPS, packed_products, steps_of_a_part
 from tools.kernels.clocks import Code, Kernel, Loop
 from tools.kernels.work import Codes, Compiled, H, Operations, Work
 

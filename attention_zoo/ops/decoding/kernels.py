@@ -104,6 +104,25 @@ def _write(out, head, first_row, stepped, HEAD_DIM: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
+def _begin(
+    sums,
+    value,
+    value_batch,
+    value_head,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The program's head, the first of its rows, its part of the state, the first tile of this and its values."""
+    head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
+    tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
+    v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
+    return head, first_row, part, tile, normaliser, v
+
+
+@triton.jit
 def featured_step(
     sums,
     query,
@@ -127,10 +146,10 @@ def featured_step(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A step of features that are given, or of `elu(x) + 1` with ELU."""
-    head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
-    tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
-    v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
+    """A step of features x, or of `elu(x) + 1` with ELU."""
+    head, first_row, part, tile, normaliser, v = _begin(
+        sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
+    )
     q = _vector(_of_head(query, query_batch, query_head, head, HEADS), SIZE, PADDED_SIZE)
     k = _vector(_of_head(key, key_batch, key_head, head, HEADS), SIZE, PADDED_SIZE)
     if ELU:
@@ -182,9 +201,9 @@ def sketched_step(
     BLOCK: tl.constexpr,
 ):
     """A step of `scale (x G1) o (x G2)` tensored with itself, x normed with NORMED."""
-    head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
-    tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
-    v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
+    head, first_row, part, tile, normaliser, v = _begin(
+        sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
+    )
     q = _vector(_of_head(query, query_batch, query_head, head, HEADS), HEAD_DIM, PADDED_HEAD_DIM)
     k = _vector(_of_head(key, key_batch, key_head, head, HEADS), HEAD_DIM, PADDED_HEAD_DIM)
     index, column = tl.arange(0, PADDED_HEAD_DIM), tl.arange(0, PADDED_SIZE)
@@ -230,10 +249,10 @@ def exponential_step(
     BLOCK_DIM: tl.constexpr,
 ):
     """A step of `exp(w x root - |x root|^2 / 2)`, relative to its largest, plus eps; the sums to the largest so far."""
-    head, first_row, part = _place(sums, HEAD_DIM, SIZE, ROWS)
-    tile, normaliser = _tile(part, part + ROWS * SIZE, 0, SIZE, ROWS, BLOCK)
+    head, first_row, part, tile, normaliser, v = _begin(
+        sums, value, value_batch, value_head, HEADS, HEAD_DIM, SIZE, ROWS, BLOCK
+    )
     before = tl.load(log_scale + tl.program_id(0))
-    v = _vector(_of_head(value, value_batch, value_head, head, HEADS) + first_row, ROWS, ROWS)
     column = tl.arange(0, PADDED_SIZE)
     inside = column < SIZE
     q = tl.zeros([PADDED_SIZE], tl.float32)
@@ -263,7 +282,9 @@ def exponential_step(
 
 
 @triton.jit
-def _far(values, total, features, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _inter_chunk(
+    values, total, features, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """The sums of some values and the normaliser, read by features of a query: `(ROWS,)` and a number."""
     out = tl.zeros([ROWS, BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
@@ -332,10 +353,12 @@ def block_read(
     )
     state = sums + head * (HEAD_DIM + 1) * WIDTH
     phi = _vector(features + head * SIZE, SIZE, PADDED_SIZE)
-    far, weight = _far(state + first_row * WIDTH, state + HEAD_DIM * WIDTH, phi, SIZE, WIDTH, ROWS, BLOCK)
+    inter_chunk, weight = _inter_chunk(
+        state + first_row * WIDTH, state + HEAD_DIM * WIDTH, phi, SIZE, WIDTH, ROWS, BLOCK
+    )
     q = _vector(query + head * HEAD_DIM, HEAD_DIM, PADDED_HEAD_DIM)
-    near = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    near_weight = tl.zeros([BLOCK_N], tl.float32)
+    intra_chunk = tl.zeros([BLOCK_N, ROWS], tl.float32)
+    intra_chunk_weight = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, length, BLOCK_N):
         next_keys, next_values = _keys_and_values(
             keys, values, start + BLOCK_N, length, key_row, HEAD_DIM, PADDED_HEAD_DIM, ROWS, BLOCK_N
@@ -343,9 +366,9 @@ def block_read(
         exact = tl.sum(some_keys.to(tl.float32) * q[None, :], 1)
         for _ in tl.static_range(SQUARINGS):
             exact *= exact
-        near += exact[:, None] * some_values.to(tl.float32)
-        near_weight += exact
+        intra_chunk += exact[:, None] * some_values.to(tl.float32)
+        intra_chunk_weight += exact
         some_keys, some_values = next_keys, next_values
-    denominator = bias + weight + tl.sum(near_weight, 0)
-    read = (far + tl.sum(near, 0)) / tl.where(denominator == 0, 1.0, denominator)
+    denominator = bias + weight + tl.sum(intra_chunk_weight, 0)
+    read = (inter_chunk + tl.sum(intra_chunk, 0)) / tl.where(denominator == 0, 1.0, denominator)
     _write(out, head, first_row, read, HEAD_DIM, ROWS)

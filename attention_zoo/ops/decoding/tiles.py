@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Row, configurations
 
 # A part's normaliser is read with it: parts of wide sums, long enough already, have fewer rows for more programs.
 WIDE = 256
@@ -28,15 +28,12 @@ ROWS: tuple[Row, ...] = (
 
 # What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    kernel: tuple(
-        Configuration({"BLOCK": block, **others}, warps, 1) for block, warps in ((64, 2), (64, 4), (128, 4), (256, 8))
-    )
-    for kernel, others in (
-        ("featured_step", {}),
-        ("sketched_step", {}),
-        ("exponential_step", {"BLOCK_DIM": 16}),
-        ("block_read", {"BLOCK_N": 64}),
-    )
+    "featured_step": configurations("BLOCK", (64, 2, 1), (64, 4, 1), (128, 4, 1), (256, 8, 1)),
+    "sketched_step": configurations("BLOCK", (64, 2, 1), (64, 4, 1), (128, 4, 1), (256, 8, 1)),
+    "exponential_step": configurations(
+        "BLOCK BLOCK_DIM", *((64, 16, 2, 1), (64, 16, 4, 1), (128, 16, 4, 1), (256, 16, 8, 1))
+    ),
+    "block_read": configurations("BLOCK BLOCK_N", (64, 64, 2, 1), (64, 64, 4, 1), (128, 64, 4, 1), (256, 64, 8, 1)),
 }
 
 
@@ -51,7 +48,7 @@ def holds(matrices: Tensor) -> bool:
     return matrices.shape[1] * matrices.shape[3] <= LARGEST_MATRIX
 
 
-def refusal_of(query: Tensor, features: int = 1) -> str | None:
+def why_unsupported(query: Tensor, features: int = 1) -> str | None:
     """Why no kernel steps by such a token, `(batch, heads, 1, head_dim)`; None if one does.
 
     Args:
@@ -64,4 +61,4 @@ def refusal_of(query: Tensor, features: int = 1) -> str | None:
         return f"its steps take a head_dim that is a multiple of {FEWEST_ROWS}, the input has {query.shape[-1]}"
     if features > MOST_FEATURES:
         return f"its steps make at most {MOST_FEATURES} features, there are {features}"
-    return launching.refusal_of(query)
+    return launching.why_unsupported(query)

@@ -17,6 +17,7 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import kernels
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums
 from attention_zoo.ops.decoding.tiles import ROWS, ROWS_OF_NARROW
+from attention_zoo.ops.operators import register
 
 
 def step_linear(state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, *, eps: float) -> Tensor:
@@ -35,7 +36,7 @@ def step_linear(state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, *
 
 
 def step_features(state: FeatureSums, both: Tensor, value: Tensor, *, bias: float) -> Tensor:
-    """`FeatureSums.next` with features of the query and the key that are given, `(batch, heads, 2, features)`."""
+    """`FeatureSums.next` with features of the query and the key, `(batch, heads, 2, features)`."""
     state.length += 1
     query, key = both.unbind(2)
     return _featured_step(state.sums, value, query, key, bias, state.rows, state.degree, False)
@@ -128,7 +129,7 @@ def launch_featured_step(
     degree: int,
     elu: bool,
 ) -> Tensor:
-    """A step of features that are given, `(batch, heads, ..., features)`, or of `elu(x) + 1` of those."""
+    """A step of features `(batch, heads, ..., features)`, or of `elu(x) + 1` of them."""
     value, query, key = map(launching.by_rows, (value, query, key))
     out, head_dim, size = _like(value), value.shape[-1], query.shape[-1]
     sizes = {"HEADS": value.shape[1], "HEAD_DIM": head_dim, "ROWS": rows, **_padded(SIZE=size)}
@@ -152,7 +153,7 @@ def launch_sketched_step(
     bias: float,
     rows: int,
 ) -> Tensor:
-    """A step of `scale (x G1) o (x G2)` of tokens that are normed if `norm_weight` is given."""
+    """A step of `scale (x G1) o (x G2)` of tokens, behind a layer norm unless `norm_weight` is None."""
     value, query, key = map(launching.by_rows, (value, query, key))
     out, (groups, head_dim, _, size) = _like(value), matrices.shape
     sizes = {"HEADS": value.shape[1], "ROWS": rows, **_padded(HEAD_DIM=head_dim, SIZE=size)}
@@ -217,10 +218,9 @@ def _like(x: Tensor) -> Tensor:
 # --- The operators ----------------------------------------------------------------------------------
 
 
-def _registered(name: str, launch: Callable[..., Tensor], *, mutates: Sequence[str]) -> Callable[..., Tensor]:
+def _register(name: str, launch: Callable[..., Tensor], *, mutates: Sequence[str]) -> Callable[..., Tensor]:
     """An operator for compilers; else the launch itself, which takes less time than PyTorch to look an operator up."""
-    operator = torch.library.custom_op(f"attention_zoo::{name}", launch, mutates_args=mutates)
-    operator.register_fake(lambda sums, token, *_: _like(token))
+    operator = register(name, launch, lambda sums, token, *_: _like(token), mutates=mutates)
 
     def call(*arguments: Any) -> Tensor:
         return (operator if torch.compiler.is_compiling() else launch)(*arguments)
@@ -228,7 +228,7 @@ def _registered(name: str, launch: Callable[..., Tensor], *, mutates: Sequence[s
     return call
 
 
-_featured_step = _registered("featured_step", launch_featured_step, mutates=["sums"])
-_sketched_step = _registered("sketched_step", launch_sketched_step, mutates=["sums"])
-_exponential_step = _registered("exponential_step", launch_exponential_step, mutates=["sums", "log_scale"])
-_block_read = _registered("block_read", launch_block_read, mutates=[])
+_featured_step = _register("featured_step", launch_featured_step, mutates=["sums"])
+_sketched_step = _register("sketched_step", launch_sketched_step, mutates=["sums"])
+_exponential_step = _register("exponential_step", launch_exponential_step, mutates=["sums", "log_scale"])
+_block_read = _register("block_read", launch_block_read, mutates=[])

@@ -6,9 +6,18 @@
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.kernels import rows_of
+from attention_zoo.ops.kernels import first_of_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _own_rows(x, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    """A program's head, its rows and what they hold."""
+    tiles = tl.cdiv(x.rows, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    source = first_of_rows(x, head, heads, rows) + tl.arange(0, WIDTH)[None, :]
+    return head, rows, tl.load(source, (rows < x.rows)[:, None], 0.0)
 
 
 @triton.jit
@@ -31,7 +40,7 @@ def _products(x, high, low, f, WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: 
 
 @triton.jit
 def features_kernel(
-    x,  # (batch, heads, n, width), of any strides but the last
+    x,  # Rows (batch, heads, n, width)
     high,  # (m, width), the projection in the dtype of x
     low,  # (m, width), what that leaves of it; None is nothing
     out,  # (batch * heads, n, columns)
@@ -39,10 +48,6 @@ def features_kernel(
     factor,
     eps,
     heads,
-    seq_len,
-    stride_batch,
-    stride_head,
-    stride_row,
     WIDTH: tl.constexpr,
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -51,16 +56,13 @@ def features_kernel(
     BLOCK_F: tl.constexpr,
 ):
     """The features of a tile of rows and zeros up to `COLUMNS`, and the logarithm of what was divided by."""
-    tiles = tl.cdiv(seq_len, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
-    d, visible = tl.arange(0, WIDTH), rows < seq_len
-    source = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
-    own = tl.load(source + d[None, :], visible[:, None], 0.0)
+    head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
+    visible = rows < x.rows
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     for f in range(0, M, BLOCK_F):
         weights = _weights(high, f, WIDTH, M, BLOCK_F)
         largest = tl.maximum(largest, tl.max(_products(own, weights, low, f, WIDTH, M, PRECISION, BLOCK_F), 1))
-    at = head.to(tl.int64) * seq_len + rows
+    at = head.to(tl.int64) * x.rows + rows
     squares = own.to(tl.float32) * own.to(tl.float32)
     tl.store(log_scale + at, factor * (largest - factor / 2 * tl.sum(squares, 1)), visible)
     for f in range(0, COLUMNS, BLOCK_F):
@@ -79,18 +81,11 @@ def features_gradient_kernel(
     x,
     high,
     low,
-    d_features,  # (batch, heads, n, columns), of any strides but the last
+    d_features,  # Rows (batch, heads, n, columns)
     d_log_scale,  # (batch * heads, n); None is zeros
     d_x,  # (batch * heads, n, width)
     factor,
     heads,
-    seq_len,
-    stride_x_batch,
-    stride_x_head,
-    stride_x_row,
-    stride_d_batch,
-    stride_d_head,
-    stride_d_row,
     WIDTH: tl.constexpr,
     M: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -98,11 +93,9 @@ def features_gradient_kernel(
     BLOCK_F: tl.constexpr,
 ):
     """The gradient of a tile of rows, summed relative to the largest exponent so far."""
-    tiles = tl.cdiv(seq_len, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
-    d, visible = tl.arange(0, WIDTH)[None, :], (rows < seq_len)[:, None]
-    own = tl.load(rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row) + d, visible, 0.0)
-    given = rows_of(d_features, head, heads, rows, stride_d_batch, stride_d_head, stride_d_row)
+    head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
+    d, visible = tl.arange(0, WIDTH)[None, :], (rows < x.rows)[:, None]
+    upstream = first_of_rows(d_features, head, heads, rows)
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     first = tl.zeros((BLOCK_T,), tl.int32)
     total = tl.zeros((BLOCK_T,), tl.float32)
@@ -115,17 +108,17 @@ def features_gradient_kernel(
         index = tl.min(tl.where(products < best[:, None], M, columns), 1)
         first = tl.where(best > largest, index, first)
         best = tl.maximum(largest, best)
-        d_exponents = tl.load(given + columns, visible & (columns < M), 0.0).to(tl.float32)
+        d_exponents = tl.load(upstream + columns, visible & (columns < M), 0.0).to(tl.float32)
         d_exponents *= tl.exp2((products - best[:, None]) * (factor * LOG2E))
         decay = tl.exp2((largest - best) * (factor * LOG2E))
         total = total * decay + tl.sum(d_exponents, 1)
         summed = tl.dot(d_exponents.to(own.dtype), weights, summed * decay[:, None], input_precision=PRECISION)
         largest = best
-    # A row's largest feature is a constant: what it was given has added to both, of `high` alone, and cancels.
+    # A row's largest feature is a constant: its gradient has added to both, of `high` alone, and cancels.
     d_largest, summed = -total * M**-0.5, summed * M**-0.5
-    at, of_first = head.to(tl.int64) * seq_len + rows, first[:, None] * WIDTH + d
+    at, of_first = head.to(tl.int64) * x.rows + rows, first[:, None] * WIDTH + d
     if d_log_scale is not None:
-        d_scale = tl.load(d_log_scale + at, rows < seq_len, 0.0)
+        d_scale = tl.load(d_log_scale + at, rows < x.rows, 0.0)
         d_largest += d_scale
         summed -= (factor * d_scale)[:, None] * own.to(tl.float32)
         if low is not None:

@@ -5,15 +5,14 @@ Choromanski et al. 2021 (Performer), section 2.4. The projection is drawn, and g
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.exponential_features.kernels import features_gradient_kernel, features_kernel
 from attention_zoo.ops.exponential_features.tiles import ROWS
-from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
+from attention_zoo.ops.launching import Rows, by_rows, configuration, launcher, precision
+from attention_zoo.ops.operators import register_with_gradient
 
 
 def exponential_features(
@@ -46,72 +45,49 @@ def parts(projection: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None
 def launch(
     x: Tensor, high: Tensor, low: Tensor | None, factor: float, eps: float, columns: int
 ) -> tuple[Tensor, Tensor]:
-    """The forward kernel."""
+    """As `exponential_features`, of `high + low` as W and of `factor x` as x'."""
     (batch, heads, seq_len, width), m = x.shape, len(high)
     tiles = configuration(ROWS, "features", x, width=width)
-    out = x.new_empty(batch, heads, seq_len, columns)
-    log_scale = x.new_empty(batch, heads, seq_len, dtype=torch.float32)
+    out, log_scale = _empty(x, high, low, factor, eps, columns)
     launcher(features_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(x, high, low, out, log_scale, factor, eps, heads, seq_len, *x.stride()[:3]),
-        *(width, m, columns, precision(x)),
-        **tiles.options,
+        *(Rows.of(x), high, low, out, log_scale, factor, eps, heads, width, m, columns, precision(x)), **tiles.options
     )
     return out, log_scale
 
 
-@torch.library.custom_op("attention_zoo::exponential_features", mutates_args=())
-def features(
-    x: Tensor, high: Tensor, low: Tensor | None, factor: float, eps: float, columns: int
-) -> tuple[Tensor, Tensor]:
-    """As `exponential_features`, of `high + low` as W and of `factor x` as x'."""
-    return launch(x, high, low, factor, eps, columns)
-
-
-@features.register_fake
-def _(x: Tensor, high: Tensor, low: Tensor | None, factor: float, eps: float, columns: int) -> tuple[Tensor, Tensor]:
+def _empty(x: Tensor, high: Tensor, low: Tensor | None, factor: float, eps: float, columns: int) -> tuple[Tensor, ...]:
     return x.new_empty(*x.shape[:3], columns), x.new_empty(x.shape[:3], dtype=torch.float32)
 
 
 def launch_backward(
-    d_features: Tensor, d_log_scale: Tensor | None, x: Tensor, high: Tensor, low: Tensor | None, factor: float
+    d_features: Tensor | None,
+    d_log_scale: Tensor | None,
+    x: Tensor,
+    high: Tensor,
+    low: Tensor | None,
+    factor: float,
+    eps: float,
+    columns: int,
 ) -> Tensor:
-    """The backward kernel."""
+    """The gradient of x; that of a largest exponent goes to the first feature that has it."""
     (batch, heads, seq_len, width), m = x.shape, len(high)
     tiles = configuration(ROWS, "gradient", x, width=width)
-    d_features, d_x = by_rows(d_features), x.new_empty(x.shape)
+    if d_features is None:
+        d_features = x.new_zeros(()).expand(*x.shape[:3], columns)
     d_log_scale = None if d_log_scale is None else d_log_scale.contiguous()
+    d_x = x.new_empty(x.shape)
     launcher(features_gradient_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(x, high, low, d_features, d_log_scale, d_x, factor, heads, seq_len),
-        *(*x.stride()[:3], *d_features.stride()[:3], width, m, precision(x)),
+        *(Rows.of(x), high, low, Rows.of(d_features), d_log_scale, d_x, factor, heads, width, m, precision(x)),
         **tiles.options,
     )
     return d_x
 
 
-@torch.library.custom_op("attention_zoo::exponential_features_backward", mutates_args=())
-def features_backward(
-    d_features: Tensor, d_log_scale: Tensor | None, x: Tensor, high: Tensor, low: Tensor | None, factor: float
-) -> Tensor:
-    """The gradient of x; that of a largest exponent goes to the first feature that has it."""
-    return launch_backward(d_features, d_log_scale, x, high, low, factor)
-
-
-@features_backward.register_fake
-def _(d_features: Tensor, d_log_scale: Tensor | None, x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, high, low, ctx.factor, _, ctx.columns = inputs
-    ctx.save_for_backward(x, high, low)
-    ctx.set_materialize_grads(False)
-
-
-def _pull(ctx: Any, d_features: Tensor | None, d_log_scale: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, high, low = ctx.saved_tensors
-    if d_features is None:
-        d_features = x.new_zeros(()).expand(*x.shape[:3], ctx.columns)
-    return features_backward(d_features, d_log_scale, x, high, low, ctx.factor), *(None for _ in range(5))
-
-
-features.register_autograd(_pull, setup_context=_setup)
+features, features_backward = register_with_gradient(
+    *("exponential_features", launch, launch_backward, _empty),
+    tensors="Tensor x, Tensor high, Tensor? low",
+    settings="float factor, float eps, SymInt columns",
+    gradients=1,
+    outputs=2,
+    differentiable=2,
+)

@@ -11,19 +11,19 @@ from torch import Tensor
 from attention_zoo.ops.feature_product.block_sums import (
     Scales,
     Sums,
-    near,
     next_scales,
     relative,
     scaled,
-    scales_within,
+    scales_inside_block,
     visible,
+    weight_factors,
 )
 from attention_zoo.ops.feature_product.blocks import Block, Chunk, Inputs, Settings
 from attention_zoo.ops.powers import power_
 
 
-class _Done(NamedTuple):
-    """What the queries of a causal block leave for its keys."""
+class _BlockResiduals(NamedTuple):
+    """What is computed with the queries of a causal block and read with its keys."""
 
     scales: Scales | None
     to_keys: Tensor  # from the weights inside the block to the keys' features
@@ -56,29 +56,29 @@ class Gradients:
         queries = Chunk(self.settings, self.inputs, rows_of[0], keys=False, with_pull=True)
         keys = Chunk(self.settings, self.inputs, rows_of[1], keys=True, with_pull=True)
         (left,), (right,) = queries.blocks(), keys.blocks()
-        to_left, to_right = self._near(left, right, scales_within(right.log_scale, self.settings.causal))
+        to_left, to_right = self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
         left.grad[:], right.grad[:] = to_left, to_right
         self._pull(queries, self.query)
         self._pull(keys, self.key)
 
-    def of_full(self, kept: Sequence[Tensor | None]) -> None:
-        """Every query sees every key: `kept` are the total and the norm of the keys, and their largest log scale."""
-        of_queries = self._of_full_queries(*kept[:2])
+    def of_full(self, residuals: Sequence[Tensor | None]) -> None:
+        """Every query sees every key: `residuals` are the sums and norms of the keys, their largest log scale."""
+        of_queries = self._of_full_queries(*residuals[:2])
         for rows in self.settings.chunks(self.inputs.key):
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
             for block in chunk.blocks():
-                scale = relative(block.log_scale, kept[2])
+                scale = relative(block.log_scale, residuals[2])
                 self.value[:, block.rows] = self._from_queries(of_queries, block, scale)
             self._pull(chunk, self.key)
 
     def of_causal(self) -> None:
         """Queries see the keys up to their own."""
-        done, of_queries = self._of_causal_queries(), None
+        residuals, of_queries = self._of_causal_queries(), None
         for rows in reversed(self.settings.chunks(self.inputs.key)):
             queries = Chunk(self.settings, self.inputs, rows, keys=False)
             chunk = Chunk(self.settings, self.inputs, rows, keys=True, with_pull=True)
             for left, right in zip(reversed(queries.blocks()), reversed(chunk.blocks()), strict=True):
-                of_queries = self._causal_keys(left, right, done.pop(), of_queries)
+                of_queries = self._causal_keys(left, right, residuals.pop(), of_queries)
             self._pull(chunk, self.key)
 
     def _of_full_queries(self, total: Tensor | None, norm: Tensor | None) -> Sums | None:
@@ -95,16 +95,16 @@ class Gradients:
             self._pull(chunk, self.query)
         return of_queries
 
-    def _of_causal_queries(self) -> list[_Done]:
+    def _of_causal_queries(self) -> list[_BlockResiduals]:
         sums, scales = None, None
-        done: list[_Done] = []
+        residuals: list[_BlockResiduals] = []
         for rows in self.settings.chunks(self.inputs.query):
             chunk = Chunk(self.settings, self.inputs, rows, keys=False, with_pull=True)
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
             for left, right in zip(chunk.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                to_left, to_right = self._near(left, right, scales and scales.within)
-                done.append(_Done(scales and scales._replace(within=None), to_right))
+                to_left, to_right = self._intra_block(left, right, scales and scales.intra_block)
+                residuals.append(_BlockResiduals(scales and scales._replace(intra_block=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
                     left.grad.copy_(to_left)
@@ -114,16 +114,18 @@ class Gradients:
                 if left.rows.stop < self.inputs.query.shape[1]:
                     sums.advance(right.features, self.inputs.value[:, left.rows], scales)
             self._pull(chunk, self.query)
-        return done
+        return residuals
 
-    def _causal_keys(self, left: Block, right: Block, done: _Done, of_queries: Sums | None) -> Sums | None:
+    def _causal_keys(
+        self, left: Block, right: Block, residuals: _BlockResiduals, of_queries: Sums | None
+    ) -> Sums | None:
         """Let a block of keys see the queries after it, and add its own queries for the keys before."""
-        scales, rows = done.scales, left.rows
+        scales, rows = residuals.scales, left.rows
         if of_queries is None:
-            right.grad.copy_(done.to_keys)
+            right.grad.copy_(residuals.to_keys)
         else:
             self.value[:, rows] += self._from_queries(of_queries, right, scales and scales.key)
-            right.grad.add_(done.to_keys)
+            right.grad.add_(residuals.to_keys)
             if scales is not None:
                 of_queries.decay(scales.decay)
         if not rows.start:
@@ -133,14 +135,14 @@ class Gradients:
         of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
-    def _near(self, left: Block, right: Block, within: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
         """From the weights inside a block to values, and to what makes the weights: zero where features do not."""
-        queries, keys, degree = near(self.settings, self.inputs, left, right)
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
         scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal
-        self.value[:, right.rows] = visible(power_(scores.clone(), degree), within, causal).mT @ grad
+        self.value[:, right.rows] = visible(power_(scores.clone(), degree), intra_block, causal).mT @ grad
         d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
         slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = visible(d_weights * slope, within, causal)
+        d_scores = visible(d_weights * slope, intra_block, causal)
         to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
         if self.local_query is None or self.local_key is None:
             return to_queries, to_keys

@@ -21,7 +21,7 @@ class Scales(NamedTuple):
     key: Tensor  # (heads, rows, 1)
     decay: Tensor  # (heads, 1, 1)
     largest: Tensor  # (heads, 1), of all rows so far
-    within: Tensor | None  # (heads, rows, rows), of each key for each query
+    intra_block: Tensor | None  # (heads, rows, rows), of each key for each query
 
 
 class Sums:
@@ -84,16 +84,16 @@ def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | Non
     running = torch.maximum(log_scale.cummax(-1).values, largest)
     after = running[:, -1:]
     # The exponents of the future are positive and would overflow before the triangle hides them.
-    within = (log_scale[:, None] - running[..., None]).clamp_(max=0).exp_()
+    intra_block = (log_scale[:, None] - running[..., None]).clamp_(max=0).exp_()
     query, key = (largest - running).exp()[..., None], (log_scale - after).exp()[..., None]
-    return Scales(query, key, (largest - after).exp()[..., None], after, within)
+    return Scales(query, key, (largest - after).exp()[..., None], after, intra_block)
 
 
-def scales_within(log_scale: Tensor | None, causal: bool) -> Tensor | None:
+def scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:
     """Of each key for each query where all are in one block, broadcastable to `(heads, queries, keys)`."""
     if causal or log_scale is None:
         scales = next_scales(log_scale, None)
-        return scales and scales.within
+        return scales and scales.intra_block
     return (log_scale - log_scale.amax(-1, keepdim=True)).exp()[:, None]
 
 
@@ -102,9 +102,9 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale.to(x.dtype)
 
 
-def visible(weights: Tensor, within: Tensor | None, causal: bool) -> Tensor:
+def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor:
     """Weights of a block, scaled and without those of the future, in place."""
-    weights = weights if within is None else weights.mul_(within.to(weights.dtype))
+    weights = weights if intra_block is None else weights.mul_(intra_block.to(weights.dtype))
     return weights.tril_() if causal else weights
 
 
@@ -119,7 +119,7 @@ def relative(log_scale: Tensor | None, largest: Tensor | None) -> Tensor | None:
     return None if log_scale is None or largest is None else (log_scale - largest).exp_()[..., None]
 
 
-def near(settings: Settings, inputs: Inputs, left: Block, right: Block) -> tuple[Tensor, Tensor, int]:
+def weight_factors(settings: Settings, inputs: Inputs, left: Block, right: Block) -> tuple[Tensor, Tensor, int]:
     """Whose products, to which degree, are the weights inside a block: the features', or exact ones."""
     if inputs.local_query is None or inputs.local_key is None:
         return left.features, right.features, settings.degree

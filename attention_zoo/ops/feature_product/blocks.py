@@ -202,8 +202,8 @@ def _by_autograd(function: Function, x: Tensor, parameters: Sequence[Tensor]) ->
     trained = [p for p in parameters if p.requires_grad]
 
     def of(x: Tensor, *trained: Tensor) -> tuple[Tensor, ...]:
-        given = iter(trained)
-        results = function(x, [next(given) if p.requires_grad else p for p in parameters])
+        parts = iter(trained)
+        results = function(x, [next(parts) if p.requires_grad else p for p in parameters])
         return tuple(result for result in results if result is not None)
 
     if torch.compiler.is_compiling():  # no autograd inside its backward passes

@@ -14,16 +14,15 @@ from attention_zoo.ops.feature_product.reference import Local, product_flops
 from attention_zoo.ops.masking import zero_padding
 
 
-def refusal_of(query: Tensor, features: int, *, block_size: int | None, degree: int = 1) -> str | None:
+def why_unsupported(query: Tensor, features: int, *, block_size: int | None, degree: int = 1) -> str | None:
     """Why no fast path takes such an input; None if one does."""
     if not launching.on_gpu(query):
-        return cpu.refusal_of(query)
-    refusal = launching.refusal_of(query)
-    if refusal is None:
-        from attention_zoo.ops.feature_product import triton
+        return cpu.why_unsupported(query)
+    if (reason := launching.why_unsupported(query)) is not None:
+        return reason
+    from attention_zoo.ops.feature_product import triton
 
-        refusal = triton.refusal_of(features, query.shape[-1], block_size, degree)
-    return refusal
+    return triton.why_unsupported(features, query.shape[-1], block_size, degree)
 
 
 def normalised_product(

@@ -23,12 +23,12 @@ from attention_zoo.ops.feature_product.block_sums import (
     Scales,
     Sums,
     denominator,
-    near,
     next_scales,
     relative,
     scaled,
-    scales_within,
+    scales_inside_block,
     visible,
+    weight_factors,
 )
 from attention_zoo.ops.feature_product.blocks import Block, Chunk, Features, Inputs, Settings, form_of
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
@@ -41,7 +41,7 @@ ENTRIES = 2**20
 CHUNK = 2**18
 
 
-def refusal_of(query: Tensor) -> str | None:
+def why_unsupported(query: Tensor) -> str | None:
     """Why such an input is not for this; None if it is."""
     return None if query.device.type == "cpu" else f"its blocks are made for a CPU, the input is on {query.device.type}"
 
@@ -118,25 +118,25 @@ class _BlockProduct(torch.autograd.Function):
     ) -> Tensor:
         inputs = Inputs(query, key, value, local_query, local_key, padding, parameters)
         product = _Product(settings, inputs)
-        kept: tuple[Tensor | None, ...] = ()
+        residuals: tuple[Tensor | None, ...] = ()
         if settings.quadratic:
             product.quadratic()
         elif settings.causal:
             product.causal()
         else:
-            kept = product.full()
-        ctx.settings, ctx.kept, ctx.autocast = settings, len(kept), _autocast(query.device.type)
-        ctx.save_for_backward(*kept, *inputs[:-1], product.out, product.total, *parameters)
+            residuals = product.full()
+        ctx.settings, ctx.num_residuals, ctx.autocast = settings, len(residuals), _autocast(query.device.type)
+        ctx.save_for_backward(*residuals, *inputs[:-1], product.out, product.total, *parameters)
         return product.out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors  # once: a checkpoint makes them anew at each look
-        kept, saved = tensors[: ctx.kept], tensors[ctx.kept :]
+        residuals, saved = tensors[: ctx.num_residuals], tensors[ctx.num_residuals :]
         inputs = Inputs(*saved[:6], saved[8:])  # type: ignore[call-arg]
         with torch.autocast(*ctx.autocast):  # a backward pass is called outside of it, and features are computed again
-            return None, *_gradients(ctx.settings, inputs, grads[0], saved[6], saved[7], kept)
+            return None, *_gradients(ctx.settings, inputs, grads[0], saved[6], saved[7], residuals)
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
@@ -146,7 +146,7 @@ def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
 
 
 def _gradients(
-    settings: Settings, inputs: Inputs, d_out: Tensor, out: Tensor, total: Tensor, kept: tuple[Tensor | None, ...]
+    settings: Settings, inputs: Inputs, d_out: Tensor, out: Tensor, total: Tensor, residuals: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     grad = (d_out / denominator(total, settings.bias)).to(inputs.value.dtype)
     d_total = -(grad * out).sum(-1, keepdim=True).masked_fill_(total + settings.bias == 0, 0)
@@ -156,7 +156,7 @@ def _gradients(
     elif settings.causal:
         gradients.of_causal()
     else:
-        gradients.of_full(kept)
+        gradients.of_full(residuals)
     return gradients.all
 
 
@@ -173,7 +173,9 @@ class _Product:
         """Every weight is computed; there is one block."""
         (left,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.query.shape[1]), keys=False).blocks()
         (right,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.key.shape[1]), keys=True).blocks()
-        self._divide(left.rows, *self._near(left, right, scales_within(right.log_scale, self.settings.causal)))
+        self._divide(
+            left.rows, *self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
+        )
 
     def full(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every query sees every key; returns the total and the norm of the keys, and their largest log scale."""
@@ -210,7 +212,7 @@ class _Product:
     def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
         """Let a block of queries see its own keys and what was summed, and add the keys."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
-        summed, total = self._near(left, right, scales and scales.within)
+        summed, total = self._intra_block(left, right, scales and scales.intra_block)
         if sums is None:
             sums = Sums(self.settings, right.features, self.inputs)
         else:
@@ -222,10 +224,10 @@ class _Product:
             sums.advance(right.features, values, scales)
         return sums
 
-    def _near(self, left: Block, right: Block, within: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
         """What a block of queries sees of a block of keys, weight by weight, and the sums of these weights."""
-        queries, keys, degree = near(self.settings, self.inputs, left, right)
-        weights = visible(power_(queries @ keys.mT, degree), within, self.settings.causal)
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
+        weights = visible(power_(queries @ keys.mT, degree), intra_block, self.settings.causal)
         return weights @ self.inputs.value[:, right.rows], weights.sum(-1, keepdim=True)
 
     def _divide(self, rows: slice, summed: Tensor, total: Tensor) -> None:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile, times_sums
 from attention_zoo.ops.feature_product.state_kernels import SIZES
-from attention_zoo.ops.kernels import rows_of
+from attention_zoo.ops.kernels import first_of_rows, rows_at
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -32,11 +32,11 @@ def divide_kernel(
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, H)[None, :], (rows < seq_len)[:, None]
-    given = rows_of(d_out, head, heads, rows, stride_batch, stride_head, stride_row)
+    upstream = rows_at(d_out, head, heads, rows, stride_batch, stride_head, stride_row)
     at = head.to(tl.int64) * seq_len + rows
     total = tl.load(totals + at, rows < seq_len, 0.0)
     factor = reciprocal(total)[:, None]
-    divided = tl.load(given + d, visible, 0.0).to(tl.float32) * factor
+    divided = tl.load(upstream + d, visible, 0.0).to(tl.float32) * factor
     result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
     tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)
     tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
@@ -56,21 +56,17 @@ def _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R: tl.con
 
 @triton.jit(do_not_specialize=SIZES)
 def square_gradient_kernel(
-    x,  # (batch, heads, n, r), of any strides but the last
+    x,  # Rows (batch, heads, n, r)
     y,  # descriptor (batch, heads, n, h)
     row_weights,  # (batch * heads, n), or None
     states,  # descriptor (batch * heads * chunks * r * h, r)
     norms,  # (batch * heads, chunks, r, r), float32
     out,  # (batch * heads, n, r)
     heads,
-    seq_len,
     chunk_size,
     chunks,
-    first_far,
-    last_far,
-    stride_batch,
-    stride_head,
-    stride_row,
+    first_reader,
+    last_reader,
     R: tl.constexpr,
     H: tl.constexpr,
     ADD: tl.constexpr,
@@ -79,32 +75,30 @@ def square_gradient_kernel(
 ):
     """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are made in registers, 128 at a time."""
     COLUMNS: tl.constexpr = 128 // H
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    chunk, t, _, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
-    is_far = (chunk >= first_far) & (chunk <= last_far)
+    head, chunk, t, _, end = rows_of_tile(x.rows, chunk_size, BLOCK_T)
+    reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
     if t >= end:
         return
     if ADD:
-        if not is_far:
+        if not reads_sums:
             return
     rows, r = t + tl.arange(0, BLOCK_T), tl.arange(0, R)
     visible = (rows < end)[:, None]
-    own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
+    own = first_of_rows(x, head, heads, rows)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, R), tl.float32)
     # Before the loop this would make products of 16 bits wait for each other, behind it those of 32 spill.
-    if PRECISION == "tf32x3" and is_far:
-        summed = _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R, PRECISION)
+    if PRECISION == "tf32x3" and reads_sums:
+        summed = _from_norms(own, norms, row_weights, at, head, rows, x.rows, end, R, PRECISION)
     right = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
-    for i in range(0, tl.where(is_far, R, 0), COLUMNS):
+    for i in range(0, tl.where(reads_sums, R, 0), COLUMNS):
         left = tl.load(own + (i + tl.arange(0, COLUMNS))[None, :], visible, 0.0)
         products = tl.reshape(left[:, :, None] * right[:, None, :], (BLOCK_T, 128))
         state = states.load([(at * R + i) * H, 0])
         summed = tl.dot(products, state, summed, input_precision=PRECISION)
-    if PRECISION != "tf32x3" and is_far:
-        summed += _from_norms(own, norms, row_weights, at, head, rows, seq_len, end, R, PRECISION)
-    place = out + (head.to(tl.int64) * seq_len + rows[:, None]) * R + r[None, :]
+    if PRECISION != "tf32x3" and reads_sums:
+        summed += _from_norms(own, norms, row_weights, at, head, rows, x.rows, end, R, PRECISION)
+    place = out + (head.to(tl.int64) * x.rows + rows[:, None]) * R + r[None, :]
     summed = 2 * summed
     if ADD:
         summed += tl.load(place, visible, 0.0).to(tl.float32)
@@ -123,8 +117,8 @@ def gradient_kernel(
     seq_len,
     chunk_size,
     chunks,
-    first_far,
-    last_far,
+    first_reader,
+    last_reader,
     M: tl.constexpr,
     H: tl.constexpr,
     ADD: tl.constexpr,
@@ -133,14 +127,12 @@ def gradient_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """`(y S^T + w z)` times the row's scale, for `BLOCK_M` features."""
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    chunk, t, _, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
-    is_far = (chunk >= first_far) & (chunk <= last_far)
+    head, chunk, t, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
+    reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
     if t >= end:
         return
     if ADD:
-        if not is_far:
+        if not reads_sums:
             return
     rows, m = t + tl.arange(0, BLOCK_T), tl.program_id(1) * BLOCK_M
     features = m + tl.arange(0, BLOCK_M)
@@ -148,7 +140,7 @@ def gradient_kernel(
     of_head = head.to(tl.int64) * seq_len + rows
     at = head * chunks + tl.minimum(chunk, chunks - 1)
     summed = tl.zeros((BLOCK_T, BLOCK_M), tl.float32)
-    if is_far:
+    if reads_sums:
         grad = tl.reshape(y.load([head // heads, head % heads, t, 0]), (BLOCK_T, H))
         state = states.load([at * M + m, 0])
         summed = tl.dot(grad, tl.trans(state), input_precision=PRECISION)

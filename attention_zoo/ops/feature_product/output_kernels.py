@@ -8,16 +8,18 @@ import triton
 import triton.language as tl
 
 from attention_zoo.ops.feature_product.state_kernels import SIZES, pair_of
-from attention_zoo.ops.kernels import rows_of
+from attention_zoo.ops.kernels import first_of_rows
 
 
 @triton.jit
-def rows_of_tile(index, seq_len, chunk_size, BLOCK_T: tl.constexpr):
-    """The chunk of a tile, counted along a sequence, its first row, the chunk's first row and its end."""
+def rows_of_tile(seq_len, chunk_size, BLOCK_T: tl.constexpr):
+    """The head and the chunk of a program's tile, the tile's first row, and the chunk's first row and its end."""
+    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
+    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     per_chunk = tl.cdiv(chunk_size, BLOCK_T)
     chunk = index // per_chunk
     begin = chunk * chunk_size
-    return chunk, begin + index % per_chunk * BLOCK_T, begin, tl.minimum(begin + chunk_size, seq_len)
+    return head, chunk, begin + index % per_chunk * BLOCK_T, begin, tl.minimum(begin + chunk_size, seq_len)
 
 
 @triton.jit
@@ -54,7 +56,7 @@ def times_sums(x, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _near_weights(
+def _intra_chunk_weights(
     scores,
     rows,
     columns,
@@ -105,7 +107,7 @@ def _scores(
 
 
 @triton.jit
-def _add_near(
+def _add_intra_chunk(
     summed,
     total,
     queries,
@@ -136,7 +138,7 @@ def _add_near(
     for s in range(begin, t, BLOCK_N):
         columns = s + tl.arange(0, BLOCK_N)
         scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
-        weights = _near_weights(scores, rows, columns, running, scales, head, seq_len, end, False, LOG_DEGREE)
+        weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, False, LOG_DEGREE)
         value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
         # Sums within a thread first: they need no shuffles.
         total += tl.sum(tl.reshape(weights, (BLOCK_T, BLOCK_N // 8, 8)), 1)
@@ -144,7 +146,7 @@ def _add_near(
     for s in range(t, tl.minimum(t + BLOCK_T, end), BLOCK_N):
         columns = s + tl.arange(0, BLOCK_N)
         scores = _scores(query, queries, keys, batch, own, t, s, INNER, BLOCK_INNER, BLOCK_T, BLOCK_N, PRECISION)
-        weights = _near_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
+        weights = _intra_chunk_weights(scores, rows, columns, running, scales, head, seq_len, end, True, LOG_DEGREE)
         value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
         if RAGGED:
             value = rows_before(value, s, end, BLOCK_N)
@@ -181,7 +183,7 @@ def _finish(
 
 @triton.jit(do_not_specialize=SIZES)
 def square_output_kernel(
-    x,  # (batch, heads, n, r), of any strides but the last
+    x,  # Rows (batch, heads, n, r)
     states,  # descriptor (batch * heads * chunks * width, h); None where there is one chunk
     norms,  # (batch * heads, chunks, r, r), float32
     queries,  # descriptor (batch, heads, n, inner)
@@ -191,14 +193,10 @@ def square_output_kernel(
     totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
     bias,
     heads,
-    seq_len,
     chunk_size,
     chunks,
-    first_far,
-    last_far,
-    stride_batch,
-    stride_head,
-    stride_row,
+    first_reader,
+    last_reader,
     R: tl.constexpr,
     H: tl.constexpr,
     INNER: tl.constexpr,
@@ -209,26 +207,24 @@ def square_output_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """`(x (x) x) S` of chunks from `first_far` to `last_far`, and with `keys` what a chunk's rows get of itself."""
+    """`(x (x) x) S` of chunks from `first_reader` to `last_reader`, and with `keys` the weights inside each chunk."""
     BLOCKS: tl.constexpr = R // 16
     WIDTH: tl.constexpr = 128 * BLOCKS * (BLOCKS + 1)
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    chunk, t, begin, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    head, chunk, t, begin, end = rows_of_tile(x.rows, chunk_size, BLOCK_T)
     if t >= end:
         return
     rows = t + tl.arange(0, BLOCK_T)
     visible = (rows < end)[:, None]
-    own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
+    own = first_of_rows(x, head, heads, rows)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
-    is_far = (chunk >= first_far) & (chunk <= last_far)
+    reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
     total = tl.zeros((BLOCK_T, 8), tl.float32)
     if keys is None:
-        if not is_far:
+        if not reads_sums:
             return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
     if states is not None:
-        for part in range(WIDTH // 128 if keys is None else tl.where(is_far, WIDTH // 128, 0)):
+        for part in range(WIDTH // 128 if keys is None else tl.where(reads_sums, WIDTH // 128, 0)):
             i, j = pair_of(part // 2, BLOCKS)
             left = tl.load(own + (16 * i + 8 * (part % 2) + tl.arange(0, 8))[None, :], visible, 0.0)
             right = tl.load(own + (16 * j + tl.arange(0, 16))[None, :], visible, 0.0)
@@ -236,18 +232,18 @@ def square_output_kernel(
             state = states.load([at * WIDTH + 128 * part, 0])
             summed = tl.dot(products, state, summed, input_precision=PRECISION)
     if keys is not None:
-        summed, total = _add_near(
-            *(summed, total, queries, keys, values, None, None, heads, head, seq_len, t, begin, end),
+        summed, total = _add_intra_chunk(
+            *(summed, total, queries, keys, values, None, None, heads, head, x.rows, t, begin, end),
             *(H, INNER, INNER, LOG_DEGREE, RAGGED, PRECISION, BLOCK_T, BLOCK_N),
         )
     if totals is not None and states is not None:
-        if is_far:
+        if reads_sums:
             r = tl.arange(0, R)
             whole = tl.load(own + r[None, :], visible, 0.0)
             norm = tl.load(norms + at.to(tl.int64) * R * R + r[:, None] * R + r[None, :])
-            seen = times_sums(whole, norm, PRECISION) * whole.to(tl.float32)
-            total += tl.sum(tl.reshape(seen, (BLOCK_T, R // 8, 8)), 1)
-    _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)
+            weights = times_sums(whole, norm, PRECISION) * whole.to(tl.float32)
+            total += tl.sum(tl.reshape(weights, (BLOCK_T, R // 8, 8)), 1)
+    _finish(out, totals, summed, total, bias, head, x.rows, rows, end, H, ADD)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -268,8 +264,8 @@ def output_kernel(
     seq_len,
     chunk_size,
     chunks,
-    first_far,
-    last_far,
+    first_reader,
+    last_reader,
     M: tl.constexpr,
     H: tl.constexpr,
     ADD: tl.constexpr,
@@ -280,22 +276,20 @@ def output_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
 ):
-    """`x S` of chunks from `first_far` to `last_far`, and with `keys` what a chunk's rows get of itself."""
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    chunk, t, begin, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    """`x S` of chunks from `first_reader` to `last_reader`, and with `keys` the weights inside each chunk."""
+    head, chunk, t, begin, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     if t >= end:
         return
     rows = t + tl.arange(0, BLOCK_T)
     at = head * chunks + tl.minimum(chunk, chunks - 1)
-    is_far = (chunk >= first_far) & (chunk <= last_far)
+    reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
     total = tl.zeros((BLOCK_T, 8), tl.float32)
     if keys is None:
-        if not is_far:
+        if not reads_sums:
             return
     summed = tl.zeros((BLOCK_T, H), tl.float32)
     if states is not None:
-        for m in range(0, M if keys is None else tl.where(is_far, M, 0), BLOCK_M):
+        for m in range(0, M if keys is None else tl.where(reads_sums, M, 0), BLOCK_M):
             own = tl.reshape(x.load([head // heads, head % heads, t, m]), (BLOCK_T, BLOCK_M))
             summed = tl.dot(own, states.load([at * M + m, 0]), summed, input_precision=PRECISION)
             if totals is not None:
@@ -304,16 +298,16 @@ def output_kernel(
     of_head = head.to(tl.int64) * seq_len + rows
     if keys is not None:
         # Sums of their own: what is multiplied between two loops of products makes each of these wait for the last.
-        near, near_total, highest = tl.zeros_like(summed), tl.zeros_like(total), tl.zeros((BLOCK_T,), tl.float32)
+        intra, intra_total, highest = tl.zeros_like(summed), tl.zeros_like(total), tl.zeros((BLOCK_T,), tl.float32)
         if running is not None:
             highest = tl.load(running + of_head, rows < end, 0.0)
-        near, near_total = _add_near(
-            *(near, near_total, queries, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
+        intra, intra_total = _add_intra_chunk(
+            *(intra, intra_total, queries, keys, values, highest, scales, heads, head, seq_len, t, begin, end),
             *(H, M, BLOCK_INNER, 0, RAGGED, PRECISION, BLOCK_T, BLOCK_N),
         )
     if row_scales is not None:
         factor = tl.load(row_scales + of_head, rows < end, 0.0)[:, None]
         summed, total = summed * factor, total * factor
     if keys is not None:
-        summed, total = summed + near, total + near_total
+        summed, total = summed + intra, total + intra_total
     _finish(out, totals, summed, total, bias, head, seq_len, rows, end, H, ADD)

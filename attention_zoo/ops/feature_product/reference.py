@@ -159,13 +159,16 @@ def _pull_back(state: Tensor, x: Tensor, grad: Tensor, degree: int) -> Tensor:
 
 
 class _Block(NamedTuple):
-    """One block of rows, its scales relative to the state before (`query`) and after it (`key`, `decay`)."""
+    """One block of rows, its scales relative to the state before (`query`) and after it (`key`, `decay`).
+
+    `key_scales` are those of each key for each query inside the block.
+    """
 
     rows: slice
     query_scale: Tensor | None
     key_scale: Tensor | None
     decay: Tensor | None
-    within: Tensor | None
+    key_scales: Tensor | None
 
 
 class _FeatureProduct(torch.autograd.Function):
@@ -200,10 +203,10 @@ class _FeatureProduct(torch.autograd.Function):
             if rows.start:
                 out[:, rows] = _scaled(expand(left[:, rows], degree), block.query_scale) @ state.to(left.dtype)
             if local_query is None or local_key is None:
-                weights = power_((left[:, rows] @ right[:, rows].mT), degree)
+                weights = power_(left[:, rows] @ right[:, rows].mT, degree)
             else:
                 weights = power_(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
-            out[:, rows] += _visible(weights, block.within) @ value[:, rows]
+            out[:, rows] += _visible(weights, block.key_scales) @ value[:, rows]
             if rows.stop < left.shape[1]:
                 _advance(state, right[:, rows], value[:, rows], block, degree)
         return out
@@ -214,61 +217,91 @@ class _FeatureProduct(torch.autograd.Function):
         left, right, value, local_query, local_key, log_scale = ctx.saved_tensors
         causal, block_size, degree, local_degree = ctx.settings
         grad = grads[0].to(value.dtype)
-        d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
         if not causal:
-            state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
-            for rows in slices(right.shape[1], block_size):
-                state += expand(right[:, rows], degree).mT @ value[:, rows]
-            for rows in slices(left.shape[1], block_size):
-                grad_state += expand(left[:, rows], degree).mT @ grad[:, rows]
-                d_left[:, rows] = _pull_back(state.to(left.dtype), left[:, rows], grad[:, rows], degree)
-            grad_state = grad_state.to(right.dtype)
-            for rows in slices(right.shape[1], block_size):
-                d_right[:, rows] = _pull_back(grad_state, right[:, rows], value[:, rows], degree)
-                d_value[:, rows] = expand(right[:, rows], degree) @ grad_state
-            return d_left, d_right, d_value, None, None, None, None, None, None, None
-
-        is_local = local_query is not None
-        near_left, near_right = (local_query, local_key) if is_local else (left, right)
-        near_degree = local_degree if is_local else degree
-        d_near_left = torch.zeros_like(near_left) if is_local else d_left
-        d_near_right = torch.zeros_like(near_right) if is_local else d_right
+            return *_full_gradients(left, right, value, grad, block_size, degree), *[None] * 7
         d_scale = None if log_scale is None else torch.zeros_like(log_scale)
         blocks = list(_blocks(left.shape[1], block_size, log_scale))
+        is_local = local_query is not None
+        exact = (local_query, local_key, local_degree) if is_local else (left, right, degree)
+        d_value, d_query, d_key = _intra_chunk_gradients(*exact, value, grad, blocks, d_scale)
+        d_left, d_right = (torch.zeros_like(left), torch.zeros_like(right)) if is_local else (d_query, d_key)
+        _add_inter_chunk_gradients(left, right, value, grad, blocks, degree, d_left, d_right, d_value, d_scale)
+        return d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale, *[None] * 4
 
-        state = _new_state(right, value, degree)
-        for block in blocks:
-            rows = block.rows
-            scaled_grad = _scaled(grad[:, rows], block.query_scale)
-            d_left[:, rows] += _pull_back(state.to(left.dtype), left[:, rows], scaled_grad, degree)
-            scores = near_left[:, rows] @ near_right[:, rows].mT
-            weights = _visible(power_(scores.clone(), near_degree), block.within)
-            d_weights = grad[:, rows] @ value[:, rows].mT
-            if d_scale is not None:
-                d_scale[:, rows] += (d_weights * weights).sum(-2)
-            slope = near_degree * power_(scores, near_degree - 1) if near_degree > 1 else 1
-            d_scores = _visible(d_weights * slope, block.within)
-            d_near_left[:, rows] += d_scores @ near_right[:, rows]
-            d_near_right[:, rows] += d_scores.mT @ near_left[:, rows]
-            d_value[:, rows] += weights.mT @ grad[:, rows]
-            _advance(state, right[:, rows], value[:, rows], block, degree)
 
-        state.zero_()
-        for block in reversed(blocks):
-            rows = block.rows
-            current = state.to(right.dtype)
-            pulled = _pull_back(current, right[:, rows], value[:, rows], degree)
-            d_right[:, rows] += _scaled(pulled, block.key_scale)
-            features = _scaled(expand(right[:, rows], degree), block.key_scale)
-            d_seen = features @ current
-            d_value[:, rows] += d_seen
-            if d_scale is not None:
-                d_scale[:, rows] += (d_seen * value[:, rows]).sum(-1)
-            if block.decay is not None:
-                state *= block.decay[:, None, None]
-            state += _scaled(expand(left[:, rows], degree), block.query_scale).mT @ grad[:, rows]
-        locals_ = (d_near_left, d_near_right) if is_local else (None, None)
-        return d_left, d_right, d_value, *locals_, d_scale, None, None, None, None
+def _full_gradients(
+    left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
+    state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
+    for rows in slices(right.shape[1], block_size):
+        state += expand(right[:, rows], degree).mT @ value[:, rows]
+    for rows in slices(left.shape[1], block_size):
+        grad_state += expand(left[:, rows], degree).mT @ grad[:, rows]
+        d_left[:, rows] = _pull_back(state.to(left.dtype), left[:, rows], grad[:, rows], degree)
+    grad_state = grad_state.to(right.dtype)
+    for rows in slices(right.shape[1], block_size):
+        d_right[:, rows] = _pull_back(grad_state, right[:, rows], value[:, rows], degree)
+        d_value[:, rows] = expand(right[:, rows], degree) @ grad_state
+    return d_left, d_right, d_value
+
+
+def _intra_chunk_gradients(
+    query: Tensor,
+    key: Tensor,
+    degree: int,
+    value: Tensor,
+    grad: Tensor,
+    blocks: list[_Block],
+    d_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of value, query and key, from the weights `<query, key>^degree` inside blocks; adds to `d_scale`."""
+    d_value, d_query, d_key = (torch.zeros_like(x) for x in (value, query, key))
+    for block in blocks:
+        rows = block.rows
+        scores = query[:, rows] @ key[:, rows].mT
+        weights = _visible(power_(scores.clone(), degree), block.key_scales)
+        d_weights = grad[:, rows] @ value[:, rows].mT
+        if d_scale is not None:
+            d_scale[:, rows] += (d_weights * weights).sum(-2)
+        slope = degree * power_(scores, degree - 1) if degree > 1 else 1
+        d_scores = _visible(d_weights * slope, block.key_scales)
+        d_query[:, rows], d_key[:, rows] = d_scores @ key[:, rows], d_scores.mT @ query[:, rows]
+        d_value[:, rows] = weights.mT @ grad[:, rows]
+    return d_value, d_query, d_key
+
+
+def _add_inter_chunk_gradients(
+    left: Tensor,
+    right: Tensor,
+    value: Tensor,
+    grad: Tensor,
+    blocks: list[_Block],
+    degree: int,
+    d_left: Tensor,
+    d_right: Tensor,
+    d_value: Tensor,
+    d_scale: Tensor | None,
+) -> None:
+    """Add what comes through the states: forward in time for left, reversed for right and value."""
+    state = _new_state(right, value, degree)
+    for block in blocks:
+        rows = block.rows
+        scaled_grad = _scaled(grad[:, rows], block.query_scale)
+        d_left[:, rows] += _pull_back(state.to(left.dtype), left[:, rows], scaled_grad, degree)
+        _advance(state, right[:, rows], value[:, rows], block, degree)
+    state.zero_()
+    for block in reversed(blocks):
+        rows, current = block.rows, state.to(right.dtype)
+        pulled = _pull_back(current, right[:, rows], value[:, rows], degree)
+        d_right[:, rows] += _scaled(pulled, block.key_scale)
+        d_read = _scaled(expand(right[:, rows], degree), block.key_scale) @ current
+        d_value[:, rows] += d_read
+        if d_scale is not None:
+            d_scale[:, rows] += (d_read * value[:, rows]).sum(-1)
+        if block.decay is not None:
+            state *= block.decay[:, None, None]
+        state += _scaled(expand(left[:, rows], degree), block.query_scale).mT @ grad[:, rows]
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
@@ -285,13 +318,13 @@ def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[_Block
     for rows in slices(length, size):
         after = running[:, rows.stop - 1]
         # The exponents of the future are positive and would overflow before the triangle hides them.
-        within = (log_scale[:, None, rows] - running[:, rows, None]).clamp(max=0).exp()
+        key_scales = (log_scale[:, None, rows] - running[:, rows, None]).clamp(max=0).exp()
         yield _Block(
             rows,
             query_scale=(before[:, None] - running[:, rows]).exp(),
             key_scale=(log_scale[:, rows] - after[:, None]).exp(),
             decay=(before - after).exp(),
-            within=within,
+            key_scales=key_scales,
         )
         before = after
 
@@ -316,5 +349,5 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else x * scale[..., None].to(x.dtype)
 
 
-def _visible(weights: Tensor, within: Tensor | None) -> Tensor:
-    return (weights if within is None else weights * within.to(weights.dtype)).tril()
+def _visible(weights: Tensor, key_scales: Tensor | None) -> Tensor:
+    return (weights if key_scales is None else weights * key_scales.to(weights.dtype)).tril()

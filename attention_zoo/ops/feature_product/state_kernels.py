@@ -10,10 +10,10 @@ one program that walks along a sequence would take longer than all the others.
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.kernels import rows_of
+from attention_zoo.ops.kernels import first_of_rows
 
 # A kernel compiled for one number of heads, or of chunks, is the kernel of all.
-SIZES = ("heads", "chunks", "first_chunk", "chunk_rows", "steps", "groups", "first_far", "last_far")
+SIZES = ("heads", "chunks", "first_chunk", "chunk_rows", "steps", "groups", "first_reader", "last_reader")
 
 
 @triton.jit
@@ -41,18 +41,14 @@ def _rows_of_step(step, group, steps, seq_len, chunk_size, SCAN: tl.constexpr, R
 
 @triton.jit(do_not_specialize=SIZES)
 def chunk_kernel(
-    x,  # (batch, heads, n, r), of any strides but the last
+    x,  # Rows (batch, heads, n, r)
     weights,  # (batch * heads, n), of the rows in `norms`; None is 1
     transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     norms,  # (batch * heads, chunks, r, r), float32, or None
     heads,
-    seq_len,
     chunk_size,
     chunks,
     chunk_rows,
-    stride_batch,
-    stride_head,
-    stride_row,
     R: tl.constexpr,
     SHIFT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -63,7 +59,7 @@ def chunk_kernel(
     WIDE: tl.constexpr = 64 if R < 64 else R
     head, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     begin = chunk * chunk_size
-    end = tl.minimum(begin + chunk_size, seq_len)
+    end = tl.minimum(begin + chunk_size, x.rows)
     i, j = tl.arange(0, WIDE), tl.arange(0, R)
     columns = transposed + ((head.to(tl.int64) * R + i) * chunks + chunk)[None, :] * chunk_rows
     total = tl.zeros((WIDE, R), tl.float32)
@@ -71,13 +67,13 @@ def chunk_kernel(
         place = t + tl.arange(0, BLOCK_T)
         rows = begin + place
         visible = (rows < end)[:, None]
-        own = rows_of(x, head, heads, rows, stride_batch, stride_head, stride_row)
+        own = first_of_rows(x, head, heads, rows)
         left = tl.load(own + i[None, :], visible & (i < R)[None, :], 0.0)
         tl.store(columns + place[:, None], left, (place < chunk_rows)[:, None] & (i < R)[None, :])
         if norms is not None:
             right = tl.load(own + j[None, :], visible, 0.0)
             if weights is not None:
-                weight = tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+                weight = tl.load(weights + head.to(tl.int64) * x.rows + rows, rows < end, 0.0)[:, None]
                 right = (right * weight).to(left.dtype)
             total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
     if norms is not None:
@@ -177,7 +173,7 @@ def square_state_kernel(
     first_i, first_j = block_i * 16 + tile % PARTS * BLOCK_I, block_j * 16
     total = tl.zeros((ROWS, H), tl.float32)
     if parts is not None:
-        # Nobody needs the sum of the last part, or of the first one in reverse.
+        # The sum of the last part is not read, in reverse that of the first one.
         first = tl.cast(head, tl.int64) * (groups - 1)
         offsets = tl.arange(0, ROWS)[:, None] * H + tl.arange(0, H)[None, :]
         for part in range(group if REVERSE else 0, groups - 1 if REVERSE else group):
@@ -254,9 +250,9 @@ def state_kernel(
             if RAGGED:
                 own = tl.where((rows < end)[:, None], own, 0.0)
             total = tl.dot(tl.trans(own), v, total, input_precision=PRECISION)
-            seen = own.to(tl.float32)
+            weighted = own.to(tl.float32)
             if weights is not None:
-                seen *= tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
-            norm += tl.sum(seen, 0)
+                weighted *= tl.load(weights + head.to(tl.int64) * seq_len + rows, rows < end, 0.0)[:, None]
+            norm += tl.sum(weighted, 0)
         if not SCAN:
             _store_features(states, norms, total, norm, at, features, M, H)

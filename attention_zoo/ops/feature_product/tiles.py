@@ -5,7 +5,10 @@ The first sizes come from the machine code (`docs/kernels.md`); `python -m tools
 
 from __future__ import annotations
 
-from attention_zoo.ops.launching import Configuration, Row
+from torch import Tensor
+
+from attention_zoo.ops import launching
+from attention_zoo.ops.launching import Configuration, Row, configurations
 
 OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
 # One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
@@ -77,47 +80,38 @@ ROWS = (
     Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
 
+
+def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
+    """The tiles of a kernel for tensors like x, by sizes that the table names."""
+    return launching.configuration(ROWS, kernel, x, **dims)
+
+
 # What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    **{
-        kernel: tuple(
-            Configuration({"BLOCK_I": block_i, "BLOCK_T": block_t}, warps, stages)
-            for block_i, block_t, warps, stages in (
-                *((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2)),
-                *((8, 128, 4, 3), (16, 64, 8, 3), (16, 128, 8, 2)),
-            )
-        )
-        for kernel in SQUARES
-    },
-    "chunk": tuple(Configuration({"BLOCK_T": block_t}, warps, 2) for block_t in (64, 128) for warps in (4, 8)),
-    "square_output": tuple(
-        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64}, warps, stages)
-        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3), (256, 8, 3))
+    **dict.fromkeys(
+        SQUARES,
+        configurations(
+            "BLOCK_I BLOCK_T",
+            *((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2), (8, 128, 4, 3), (16, 64, 8, 3), (16, 128, 8, 2)),
+        ),
     ),
-    "square_gradient": tuple(
-        Configuration({"BLOCK_T": block_t}, warps, stages)
-        for block_t, warps, stages in ((128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3))
+    "chunk": configurations("BLOCK_T", (64, 4, 2), (64, 8, 2), (128, 4, 2), (128, 8, 2)),
+    "square_output": configurations(
+        "BLOCK_T BLOCK_N", (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (256, 64, 8, 3)
     ),
-    "near_query": tuple(
-        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64}, warps, stages)
-        for block_t, warps, stages in ((64, 4, 2), (64, 4, 3), (128, 4, 2), (128, 4, 3), (128, 8, 2), (128, 8, 3))
+    "square_gradient": configurations("BLOCK_T", (128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3)),
+    "near_query": configurations(
+        "BLOCK_T BLOCK_N",
+        *((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)),
     ),
-    "near_key": tuple(
-        Configuration({"BLOCK_T": block_t, "BLOCK_N": block_n}, warps, stages)
-        for block_t, block_n, warps, stages in (
-            *((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)),
-            *((32, 128, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)),
-        )
+    "near_key": configurations(
+        "BLOCK_T BLOCK_N",
+        *((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3), (32, 128, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)),
     ),
-    "output": tuple(
-        Configuration({"BLOCK_T": block_t, "BLOCK_N": 64, "BLOCK_M": 64, "BLOCK_INNER": inner}, warps, stages)
-        for block_t, inner, warps, stages in ((128, 256, 8, 1), (128, 256, 8, 2), (64, 256, 4, 2), (128, 64, 8, 2))
+    "output": configurations(
+        "BLOCK_T BLOCK_N BLOCK_M BLOCK_INNER",
+        *((128, 64, 64, 256, 8, 1), (128, 64, 64, 256, 8, 2), (64, 64, 64, 256, 4, 2), (128, 64, 64, 64, 8, 2)),
     ),
-    "gradient": tuple(
-        Configuration({"BLOCK_T": 128, "BLOCK_M": block_m}, warps, stages)
-        for block_m, warps, stages in ((64, 4, 1), (64, 4, 2), (64, 8, 2), (128, 8, 2))
-    ),
-    "state": tuple(
-        Configuration({"BLOCK_M": block_m, "BLOCK_T": 64}, 4, stages) for block_m in (64, 128) for stages in (2, 3)
-    ),
+    "gradient": configurations("BLOCK_T BLOCK_M", (128, 64, 4, 1), (128, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2)),
+    "state": configurations("BLOCK_M BLOCK_T", (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3)),
 }

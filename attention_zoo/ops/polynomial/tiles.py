@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Row, configurations
 
 HEAD_DIMS = (32, 64, 128)
 
@@ -45,12 +45,15 @@ ROWS = (
 )
 
 # What `python -m tools.kernels.tune` tries on a GPU.
-_OVER_ROWS = tuple(Configuration({"BLOCK_M": m}, warps, 1) for m, warps in ((32, 2), (32, 4), (64, 4), (128, 8)))
+_OVER_ROWS = configurations("BLOCK_M", (32, 2, 1), (32, 4, 1), (64, 4, 1), (128, 8, 1))
 CANDIDATES = dict.fromkeys(("prepare_inputs", "prepare_gradients", "pull_norm"), _OVER_ROWS) | {
-    kernel: tuple(Configuration({"BLOCK_M": m, "BLOCK_N": n}, warps, stages) for m, n, warps, stages in tried)
-    for kernel, tried in {
-        "forward": ((64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)),
-        "backward_keys": ((32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (64, 128, 8, 2)),
-        "backward_queries": ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)),
-    }.items()
+    "forward": configurations(
+        "BLOCK_M BLOCK_N", (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)
+    ),
+    "backward_keys": configurations(
+        "BLOCK_M BLOCK_N", (32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (64, 128, 8, 2)
+    ),
+    "backward_queries": configurations(
+        "BLOCK_M BLOCK_N", (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)
+    ),
 }

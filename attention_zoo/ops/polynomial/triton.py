@@ -11,7 +11,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.polynomial import kernels
+from attention_zoo.ops.launching import Rows
+from attention_zoo.ops.operators import like, register_with_gradient
+from attention_zoo.ops.polynomial import input_kernels, kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
 
 # Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
@@ -20,16 +22,6 @@ LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
 LARGEST_IN_FLOAT16 = 4
 # The first with hardware that loads tiles.
 FIRST_WITH_TILES = 90
-
-
-class Rows(NamedTuple):
-    """A tensor `(batch, heads, rows, h)` by its first number, where tiles are loaded number by number."""
-
-    data: Tensor
-    batch_stride: int
-    head_stride: int
-    row_stride: int
-    rows: int
 
 
 class Norm(NamedTuple):
@@ -102,8 +94,8 @@ def polynomial_attention(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool, norm: torch.nn.LayerNorm | None
 ) -> None:
-    if (refusal := launching.refusal_of(query, HEAD_DIMS)) is not None:
-        raise ValueError(refusal)
+    if (reason := launching.why_unsupported(query, HEAD_DIMS)) is not None:
+        raise ValueError(reason)
     if degree < 2 or degree % 2:
         raise ValueError(f"degree={degree}: must be even, so that weights are not negative")
     if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
@@ -117,88 +109,6 @@ def _check(
         raise ValueError(f"norm over {norm.normalized_shape}: must be over {tuple(query.shape[3:])}")
 
 
-@torch.library.custom_op("attention_zoo::polynomial_attention", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    offset: Tensor | None,
-    padding: Tensor | None,
-    eps: float | None,
-    degree: int,
-    scale: float,
-    bias: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`Forward`, of which the output alone has a gradient; `weight`, `offset` and `eps` are the layer norm's."""
-    return launch_forward(query, key, value, _norm(weight, offset, eps), padding, degree, scale, bias, causal)
-
-
-@attend.register_fake
-def _(query: Tensor, key: Tensor, *_: Any) -> Forward:
-    denominator, unit = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2))
-    return Forward(
-        query.new_empty(query.shape), denominator, query.new_empty(query.shape), key.new_empty(key.shape), unit
-    )
-
-
-@torch.library.custom_op("attention_zoo::polynomial_attention_backward", mutates_args=())
-def attend_backward(
-    d_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    offset: Tensor | None,
-    out: Tensor,
-    denominator: Tensor,
-    in_units: Tensor,
-    normed: Tensor,
-    unit: Tensor,
-    eps: float | None,
-    degree: int,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value and the layer norm's parameters, empty where there are none.
-
-    `query` and `key` are what the norm was given; without one they are not read.
-    """
-    passed = Forward(out, denominator, in_units, normed, unit)
-    return launch_backward(d_out, query, key, value, _norm(weight, offset, eps), passed, degree, scale, causal)
-
-
-@attend_backward.register_fake
-def _(
-    d_out: Tensor, query: Tensor, key: Tensor, value: Any, weight: Tensor | None, offset: Tensor | None, *_: Any
-) -> tuple[Tensor, ...]:
-    of_norm = (d_out.new_empty(0) if x is None else x.new_empty(x.shape) for x in (weight, offset))
-    return query.new_empty(query.shape), key.new_empty(key.shape), key.new_empty(key.shape), *of_norm
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, key, value, weight, offset, _, eps, degree, scale, _, causal = inputs
-    before = output[2:4] if eps is None else (query, key)  # nothing is kept that nobody reads
-    ctx.save_for_backward(*before, value, weight, offset, *output)
-    ctx.settings = eps, degree, scale, causal
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pull(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *gradients, d_weight, d_offset = attend_backward(d_out, *ctx.saved_tensors, *ctx.settings)
-    of_norm = (d if needed else None for d, needed in zip((d_weight, d_offset), ctx.needs_input_grad[3:5], strict=True))
-    return *gradients, *of_norm, *[None] * 6
-
-
-attend.register_autograd(_pull, setup_context=_save)
-
-
-def _norm(weight: Tensor | None, offset: Tensor | None, eps: float | None) -> Norm | None:
-    return None if eps is None else Norm(weight, offset, eps)
-
-
 def launch_forward(
     query: Tensor,
     key: Tensor,
@@ -210,7 +120,7 @@ def launch_forward(
     bias: float,
     causal: bool,
 ) -> Forward:
-    """`attend`: a pass over the rows of the keys, one over those of the queries, one over tiles of queries."""
+    """Three passes: over the rows of the keys, those of the queries, and tiles of queries."""
     root = bias ** (1 / degree)
     normed, sizes, largest = _prepare_keys(key, norm, padding)
     in_units, unit = _prepare_queries(query, norm, sizes, largest, degree, scale, root, causal)
@@ -243,8 +153,10 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
         padding = padding.expand(batch, keys).contiguous()
     normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
-    launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
-        *(rows(key), norm, padding, rows(normed), sizes, largest, heads, keys), HEAD_DIM=head_dim, **chosen.options
+    launching.launcher(input_kernels.prepare_keys, key, *_grid(key, m))(
+        *(Rows.of(key), norm, padding, Rows.of(normed), sizes, largest, heads, keys),
+        HEAD_DIM=head_dim,
+        **chosen.options,
     )
     return normed, sizes, largest
 
@@ -263,8 +175,8 @@ def _prepare_queries(
     chosen = _configuration("prepare_inputs", query)
     (m,) = chosen.tiles.values()
     in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
-        *(rows(query), norm, sizes, largest, rows(in_units), unit, *query.shape[1:3], sizes.shape[2]),
+    launching.launcher(input_kernels.prepare_queries, query, *_grid(query, m))(
+        *(Rows.of(query), norm, sizes, largest, Rows.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
         scale,
         scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree),
         max(root, torch.finfo(torch.float32).tiny),
@@ -286,23 +198,27 @@ def launch_backward(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`attend_backward`: passes over the rows, over tiles of keys, over tiles of queries, over both's rows."""
+    """The gradients of query, key, value and the layer norm's parameters, empty where there are none.
+
+    Passes over the rows, over tiles of keys, over tiles of queries, over both's rows. `query` and `key` are the inputs
+    of the norm; without one they are not read.
+    """
     out, denominator, in_units, normed, unit = passed
     in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, degree)
-    given = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": out.shape[3]}
+    constants = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": out.shape[3]}
     d_query, d_key, d_value = _empty_like(out), _empty_like(value), _empty_like(value)
 
     chosen = _configuration("backward_keys", out)
     m, n = chosen.tiles.values()
     inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
     launching.launcher(kernels.backward_keys, out, *_grid(value, n))(
-        *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(out, value), **given, **chosen.options
+        *inputs, tiles(d_key, n), tiles(d_value, n), *_sizes(out, value), **constants, **chosen.options
     )
     chosen = _configuration("backward_queries", out)
     m, n = chosen.tiles.values()
     inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
     launching.launcher(kernels.backward_queries, out, *_grid(out, m))(
-        *inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), scale, **given, **chosen.options
+        *inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), scale, **constants, **chosen.options
     )
     if norm is None:
         return d_query, d_key, d_value, out.new_empty(0), out.new_empty(0)
@@ -320,8 +236,8 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     programs = [_grid(x, m)[0] for x, _ in pairs]
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
     for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
-        launching.launcher(kernels.pull_norm, x, own.shape[1])(
-            *(rows(x), norm, rows(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
+        launching.launcher(input_kernels.pull_norm, x, own.shape[1])(
+            *(Rows.of(x), norm, Rows.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
         )
     d_weight, d_bias = (
         x.new_empty(0) if parameter is None else of_programs.sum(0).to(parameter.dtype)
@@ -355,13 +271,7 @@ def tiles(x: Tensor, size: int) -> TensorDescriptor | Rows:
     """A tensor `(batch, heads, rows, h)` as the kernels take it, in tiles of so many rows."""
     if loads_tiles(x):
         return launching.descriptor(x, (1, 1, size, x.shape[3]))
-    return rows(launching.by_tiles(x))
-
-
-def rows(x: Tensor) -> Rows:
-    """A tensor `(batch, heads, rows, h)` as the kernels take it, number by number."""
-    x = launching.by_rows(x)
-    return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
+    return Rows.of(launching.by_tiles(x))
 
 
 def loads_tiles(x: Tensor) -> bool:
@@ -383,3 +293,49 @@ def _sizes(query: Tensor, key: Tensor) -> tuple[int, int, int]:
 
 def _empty_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    offset: Tensor | None,
+    padding: Tensor | None,
+    eps: float | None,
+    *settings: Any,
+) -> Forward:
+    return launch_forward(query, key, value, _norm(weight, offset, eps), padding, *settings)
+
+
+def _backward(d_out: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    query, key, value, weight, offset, _, *results, eps, degree, scale, _, causal = saved
+    norm = _norm(weight, offset, eps)
+    return launch_backward(d_out, query, key, value, norm, Forward(*results), degree, scale, causal)
+
+
+def _norm(weight: Tensor | None, offset: Tensor | None, eps: float | None) -> Norm | None:
+    return None if eps is None else Norm(weight, offset, eps)
+
+
+def _empty(query: Tensor, key: Tensor, *_: Any) -> Forward:
+    denominator, unit = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2))
+    out, in_units, normed = like(query, query, key)
+    return Forward(out, denominator, in_units, normed, unit)
+
+
+def _saved(inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Without a layer norm the queries and keys themselves are not read, and their memory may be freed."""
+    has_norm = inputs[6] is not None
+    return *(inputs[:2] if has_norm else results[2:4]), *inputs[2:6], *results
+
+
+attend, attend_backward = register_with_gradient(
+    *("polynomial_attention", _forward, _backward, _empty),
+    tensors="Tensor query, Tensor key, Tensor value, Tensor? weight, Tensor? offset, Tensor? padding",
+    settings="float? eps, SymInt degree, float scale, float bias, bool causal",
+    gradients=5,
+    outputs=5,
+    saves_outputs=True,
+    saved=_saved,
+)

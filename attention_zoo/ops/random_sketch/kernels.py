@@ -3,8 +3,40 @@
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.kernels import rows_of
-from attention_zoo.ops.layer_norm_kernels import affine, pull_back, standardised
+from attention_zoo.ops.kernels import affine, pull_back, rows_at, standardised
+
+
+@triton.jit
+def _inputs(
+    x,
+    y,
+    weight,
+    bias,
+    eps,
+    heads,
+    seq_len,
+    x_batch,
+    x_head,
+    x_row,
+    y_batch,
+    y_head,
+    y_row,
+    WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """A program's head and rows, both inputs of these, and what the layer norm of the first was made of."""
+    tiles = tl.cdiv(seq_len, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    d, visible = tl.arange(0, WIDTH), (rows < seq_len)[:, None]
+    first = tl.load(rows_at(x, head, heads, rows, x_batch, x_head, x_row) + d[None, :], visible, 0.0)
+    unit, rate = None, None
+    if weight is not None:
+        unit, rate = standardised(first.to(tl.float32), eps, WIDTH)
+        first = affine(unit, weight, bias, WIDTH).to(first.dtype)
+    second = first
+    if y is not None:
+        second = tl.load(rows_at(y, head, heads, rows, y_batch, y_head, y_row) + d[None, :], visible, 0.0)
+    return head, rows, first, second, unit, rate
 
 
 @triton.jit
@@ -32,19 +64,11 @@ def sketch_kernel(
     BLOCK_T: tl.constexpr,
 ):
     """`factor (x G1) o (y G2)` of a tile of rows."""
-    tiles = tl.cdiv(seq_len, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    head, rows, first, second, _, _ = _inputs(
+        *(x, y, weight, bias, eps, heads, seq_len, stride_x_batch, stride_x_head, stride_x_row),
+        *(stride_y_batch, stride_y_head, stride_y_row, WIDTH, BLOCK_T),
+    )
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
-    place = rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row)
-    first = tl.load(place + d[None, :], visible, 0.0)
-    second = first
-    if weight is not None:
-        unit, _ = standardised(first.to(tl.float32), eps, WIDTH)
-        first = affine(unit, weight, bias, WIDTH).to(first.dtype)
-        second = first
-    if y is not None:
-        place = rows_of(y, head, heads, rows, stride_y_batch, stride_y_head, stride_y_row)
-        second = tl.load(place + d[None, :], visible, 0.0)
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
     left = tl.dot(first, tl.load(matrix), input_precision=PRECISION)
     right = tl.dot(second, tl.load(matrix + R), input_precision=PRECISION)
@@ -84,26 +108,18 @@ def sketch_gradient_kernel(
     BLOCK_T: tl.constexpr,
 ):
     """The gradients of a tile of rows, and its share of those of the layer norm's parameters."""
-    tiles = tl.cdiv(seq_len, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    head, rows, first, second, unit, rate = _inputs(
+        *(x, y, weight, bias, eps, heads, seq_len, stride_x_batch, stride_x_head, stride_x_row),
+        *(stride_y_batch, stride_y_head, stride_y_row, WIDTH, BLOCK_T),
+    )
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < seq_len)[:, None]
-    place = rows_of(x, head, heads, rows, stride_x_batch, stride_x_head, stride_x_row)
-    first = tl.load(place + d[None, :], visible, 0.0)
-    second = first
-    if weight is not None:
-        unit, rate = standardised(first.to(tl.float32), eps, WIDTH)
-        first = affine(unit, weight, bias, WIDTH).to(first.dtype)
-        second = first
-    if y is not None:
-        place = rows_of(y, head, heads, rows, stride_y_batch, stride_y_head, stride_y_row)
-        second = tl.load(place + d[None, :], visible, 0.0)
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
     left_matrix, right_matrix = tl.load(matrix), tl.load(matrix + R)
     left = tl.dot(first, left_matrix, input_precision=PRECISION)
     right = tl.dot(second, right_matrix, input_precision=PRECISION)
-    place = rows_of(grad, head, heads, rows, stride_grad_batch, stride_grad_head, stride_grad_row)
-    given = tl.load(place + r[None, :], visible, 0.0).to(tl.float32) * factor
-    of_left, of_right = (given * right).to(first.dtype), (given * left).to(first.dtype)
+    place = rows_at(grad, head, heads, rows, stride_grad_batch, stride_grad_head, stride_grad_row)
+    upstream = tl.load(place + r[None, :], visible, 0.0).to(tl.float32) * factor
+    of_left, of_right = (upstream * right).to(first.dtype), (upstream * left).to(first.dtype)
     d_first = tl.dot(of_left, tl.trans(left_matrix), input_precision=PRECISION)
     of_head = (head.to(tl.int64) * seq_len + rows[:, None]) * WIDTH + d[None, :]
     if y is not None:

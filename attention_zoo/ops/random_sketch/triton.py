@@ -5,13 +5,12 @@ PolySketchFormer (ICML version), Algorithm 1. The matrices are drawn, and get no
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
+from attention_zoo.ops.operators import like, register_with_gradient
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
 
@@ -30,19 +29,9 @@ def random_sketch(
     Returns:
         `(batch, heads, n, r)`.
     """
-    given = (x,) if y is None else (x, y)
-    x, *others = map(by_rows, autocast(*given))
+    x, *others = map(by_rows, autocast(x) if y is None else autocast(x, y))
     weight, bias, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     return sketch(x, others[0] if others else None, weight, bias, matrices.to(x.dtype), factor, eps)
-
-
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
-
-
-def _sizes(x: Tensor, matrices: Tensor) -> tuple[int, int, int]:
-    """Heads, rows, and how far the matrices of a head are from those of the next."""
-    return x.shape[1], x.shape[2], matrices.stride(0) if len(matrices) > 1 else 0
 
 
 def launch(
@@ -53,24 +42,11 @@ def launch(
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
     launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(x, y, weight, bias, matrices, out, factor, eps, *_sizes(x, matrices), *_strides(x, y)),
-        *(width, r, precision(x)),
+        *(x, y, weight, bias, matrices, out, factor, eps, heads, seq_len, _stride_of_groups(matrices)),
+        *(*_strides(x, y), width, r, precision(x)),
         **tiles.options,
     )
     return out
-
-
-@torch.library.custom_op("attention_zoo::random_sketch", mutates_args=())
-def sketch(
-    x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, matrices: Tensor, factor: float, eps: float
-) -> Tensor:
-    """As `random_sketch`."""
-    return launch(x, y, weight, bias, matrices, factor, eps)
-
-
-@sketch.register_fake
-def _(x: Tensor, y: Any, weight: Any, bias: Any, matrices: Tensor, factor: float, eps: float) -> Tensor:
-    return x.new_empty(*x.shape[:3], matrices.shape[-1])
 
 
 def launch_backward(
@@ -82,57 +58,37 @@ def launch_backward(
     matrices: Tensor,
     factor: float,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The backward kernel, and the sums of what its programs have of the norm's gradients."""
+) -> tuple[Tensor, ...]:
+    """The gradients of x, y, weight and bias, empty for those that are None; of the last two, sums over programs."""
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "gradient", x, width=width, r=r)
     programs = batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"])
-    grad = by_rows(grad)
-    d_x, d_y = x.new_empty(x.shape), None if y is None else x.new_empty(y.shape)
-    d_norm = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
+    grad, (d_x, d_y, *d_norm) = by_rows(grad), like(x, y, weight, bias)
+    shares = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     launcher(sketch_gradient_kernel, x, programs)(
-        *(x, y, weight, bias, matrices, grad, d_x, d_y, *((None, None) if d_norm is None else d_norm)),
-        *(factor, eps, *_sizes(x, matrices), *_strides(x, y, grad), width, r, precision(x)),
+        *(x, y, weight, bias, matrices, grad, d_x, None if y is None else d_y),
+        *(*((None, None) if shares is None else shares), factor, eps, heads, seq_len, _stride_of_groups(matrices)),
+        *(*_strides(x, y, grad), width, r, precision(x)),
         **tiles.options,
     )
-    of_y = x.new_empty(0) if d_y is None else d_y
-    if d_norm is None or weight is None:
-        return d_x, of_y, x.new_empty(0), x.new_empty(0)
-    d_weight, d_bias = d_norm.sum(1).to(weight.dtype).unbind()
-    return d_x, of_y, d_weight.clone(), d_bias.clone()
+    if shares is not None:
+        d_norm = [share.sum(0).to(parameter.dtype) for parameter, share in zip(d_norm, shares, strict=True)]
+    return d_x, d_y, *d_norm
 
 
-@torch.library.custom_op("attention_zoo::random_sketch_backward", mutates_args=())
-def sketch_backward(
-    grad: Tensor,
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    matrices: Tensor,
-    factor: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, y, weight and bias; empty for those that are None."""
-    return launch_backward(grad, x, y, weight, bias, matrices, factor, eps)
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
 
 
-@sketch_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, *_: Any
-) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(0) if z is None else z.new_empty(z.shape) for z in (x, y, weight, bias))
+def _stride_of_groups(matrices: Tensor) -> int:
+    """How far the matrices of a head are from those of the next."""
+    return matrices.stride(0) if len(matrices) > 1 else 0
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.settings = inputs[5:]
-
-
-def _pull(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, matrices = ctx.saved_tensors
-    gradients = sketch_backward(grad, *inputs, matrices, *ctx.settings)
-    return *(None if z is None else d for z, d in zip(inputs, gradients, strict=True)), None, None, None
-
-
-sketch.register_autograd(_pull, setup_context=_setup)
+sketch, sketch_backward = register_with_gradient(
+    *("random_sketch", launch, launch_backward),
+    lambda x, y, weight, bias, matrices, *_: x.new_empty(*x.shape[:3], matrices.shape[-1]),
+    tensors="Tensor x, Tensor? y, Tensor? weight, Tensor? bias, Tensor matrices",
+    settings="float factor, float eps",
+    gradients=4,
+)

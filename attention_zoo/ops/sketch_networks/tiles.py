@@ -3,16 +3,14 @@
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.launching import Configuration, Row, configurations
 
 WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
 
 
-def refusal_of(x: Tensor, sketch_size: int) -> str | None:
+def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
     """Why no kernel takes `(batch, heads, seq_len, width)` inputs like x; None if one does."""
-    if sketch_size not in SKETCH_SIZES:
-        return f"the kernels take a sketch_size of {', '.join(map(str, SKETCH_SIZES))}, it is {sketch_size}"
-    return launching.refusal_of(x, WIDTHS)
+    return launching.why_not_among("sketch_size", sketch_size, SKETCH_SIZES) or launching.why_unsupported(x, WIDTHS)
 
 
 def _tiles(block_m: int, block_hidden: int, num_warps: int, num_stages: int) -> Configuration:
@@ -38,13 +36,13 @@ ROWS = (
 
 # What `python -m tools.kernels.tune` tries on a GPU.
 CANDIDATES = {
-    "networks": tuple(
-        _tiles(*sizes) for sizes in ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2))
+    "networks": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2)
     ),
-    "input_gradient": tuple(
-        _tiles(*sizes) for sizes in ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2))
+    "input_gradient": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)
     ),
-    "weight_gradients": tuple(
-        _tiles(*sizes) for sizes in ((32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2))
+    "weight_gradients": configurations(
+        "BLOCK_M BLOCK_HIDDEN", (32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2)
     ),
 }

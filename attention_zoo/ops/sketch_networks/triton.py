@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.autocast import autocast
+from attention_zoo.ops.operators import register
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 
@@ -54,7 +55,7 @@ def sketch_networks(
     ICML version, Algorithm 2 and Appendix D. Gradients flow to everything; no hidden unit is ever in memory.
 
     Args:
-        x: `(batch, heads, seq_len, width)`, of what `tiles.refusal_of` lets pass; so is y. None: y is x.
+        x: `(batch, heads, seq_len, width)`, of what `tiles.why_unsupported` lets pass; so is y. None: y is x.
         weights: the four Dense layers in their order, those of f1 and f2 stacked: `(2, groups, in, out)`; groups is 1
             (all heads share a network) or heads.
         norms: weight and bias of both LayerNorms, those of f1 and f2 stacked: `(2, width)`, `(2, r)`.
@@ -78,45 +79,6 @@ def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tens
     """
     gain, shift, into = gain.float()[:, None, :, None], shift.float()[:, None, :, None], into.float()
     return gain * into, (shift * into).sum(2), onto.float()
-
-
-@torch.library.custom_op("attention_zoo::sketch_networks", mutates_args=())
-def _networks(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Inputs `(outer, inner, seq_len, width)`, one or two; the groups of the weights are 1 or outer."""
-    out = inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
-    launch_networks(inputs, weights, out)
-    return out
-
-
-@_networks.register_fake
-def _(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    return inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
-
-
-@torch.library.custom_op("attention_zoo::sketch_networks_backward", mutates_args=())
-def _backward(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    return gradients(d_out, inputs, weights)
-
-
-@_backward.register_fake
-def _(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    d_inputs = inputs[0].new_empty(len(inputs), *inputs[0].shape)
-    return [d_inputs, *(torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights)]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tensors, weights = inputs
-    ctx.distinct = len(tensors)
-    ctx.save_for_backward(*tensors, *weights)
-
-
-def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors  # checkpointing allows to ask once
-    d_inputs, *d_weights = _backward(d_out, saved[: ctx.distinct], saved[ctx.distinct :])
-    return list(d_inputs.unbind(0)), d_weights
-
-
-_networks.register_autograd(_differentiate, setup_context=_save)
 
 
 def gradients(d_out: Tensor, inputs: Sequence[Tensor], weights: Weights) -> list[Tensor]:
@@ -162,19 +124,8 @@ def launch_networks(
     kind = torch.float32 if x.dtype == torch.float32 else torch.float16
     chosen = launching.configuration(ROWS, "networks", x, r=r, width=width, recompute=int(between is not None))
     launching.launcher(kernels.networks, x, outer * inner * triton.cdiv(n, chosen.tiles["BLOCK_M"]))(
-        x,
-        y,
-        *_operands(weights, kind),
-        out,
-        d_out,
-        *([None] * 5 if between is None else between),
-        *x.stride()[:3],
-        *y.stride()[:3],
-        inner,
-        n,
-        outer * inner * n,
-        groups,
-        EPS,
+        *(x, y, *_operands(weights, kind), out, d_out, *([None] * 5 if between is None else between)),
+        *(*x.stride()[:3], *y.stride()[:3], inner, n, outer * inner * n, groups, EPS),
         RECOMPUTE=between is not None,
         **_constants(x, width, r, len(inputs)),
         **chosen.options,
@@ -188,15 +139,7 @@ def launch_input_gradient(hats: Tensor, rstds: Tensor, d_out: Tensor, weights: W
     chosen = launching.configuration(ROWS, "input_gradient", hats, r=r, width=width)
     d_in = torch.empty_like(hats, dtype=dtype)
     launching.launcher(kernels.input_gradient, hats, distinct * groups * triton.cdiv(rows, chosen.tiles["BLOCK_M"]))(
-        hats,
-        rstds,
-        d_out,
-        *weights,
-        d_in,
-        rows,
-        groups,
-        **_constants(hats, width, r, distinct),
-        **chosen.options,
+        *(hats, rstds, d_out, *weights, d_in, rows, groups), **_constants(hats, width, r, distinct), **chosen.options
     )
     return d_in
 
@@ -219,15 +162,7 @@ def launch_weight_gradients(hats: Tensor, d_out: Tensor, weights: Weights) -> li
         # Products that add up 16 numbers, by three of tf32, take more registers than there are.
         constants["PRECISION"] = "ieee"
     launching.launcher(kernels.weight_gradients, hats, splits * programs)(
-        hats,
-        d_out,
-        *weights,
-        d_into,
-        d_bias,
-        d_onto,
-        rows,
-        groups,
-        share * chosen.tiles["BLOCK_M"],
+        *(hats, d_out, *weights, d_into, d_bias, d_onto, rows, groups, share * chosen.tiles["BLOCK_M"]),
         **constants,
         **chosen.options,
     )
@@ -249,3 +184,37 @@ def _constants(x: Tensor, width: int, r: int, distinct: int) -> dict[str, Any]:
         "FAST": x.element_size() == 2 and x.device.type != "cpu",
         "PRECISION": launching.precision(x),
     }
+
+
+def _empty(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    return inputs[0].new_empty(*inputs[0].shape[:3], weights[2].shape[-1])
+
+
+def _forward(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Inputs `(outer, inner, seq_len, width)`, one or two; the groups of the weights are 1 or outer."""
+    out = _empty(inputs, weights)
+    launch_networks(inputs, weights, out)
+    return out
+
+
+def _empty_gradients(d_out: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    d_inputs = inputs[0].new_empty(len(inputs), *inputs[0].shape)
+    return [d_inputs, *(torch.empty_like(w, memory_format=torch.contiguous_format) for w in weights)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, weights = inputs
+    ctx.distinct = len(tensors)
+    ctx.save_for_backward(*tensors, *weights)
+
+
+def _differentiate(ctx: Any, d_out: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors  # checkpointing allows to ask once
+    d_inputs, *d_weights = _backward(d_out, saved[: ctx.distinct], saved[ctx.distinct :])
+    return list(d_inputs.unbind(0)), d_weights
+
+
+# Not `register_with_gradient`: of two inputs the gradients lie in one tensor, and an operator may not return its parts.
+_networks = register("sketch_networks", _forward, _empty)
+_backward = register("sketch_networks_backward", gradients, _empty_gradients)
+_networks.register_autograd(_differentiate, setup_context=_save)

@@ -54,10 +54,10 @@ def test_every_launch_of_the_catalogue(stub):
 def test_the_stub_refuses_what_a_driver_refuses(stub):
     wrong = (
         "import runpy, sys; sys.argv = ['launch', 'nothing']; runpy.run_path({!r}); import torch;"
-        "from attention_zoo.ops.feature_product import launches;"
+        "from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel;"
         "from attention_zoo.ops.launching import launcher;"
         "x = torch.ones(1, 1, 16, 16); row = x[0, 0, 0];"
-        "launcher(launches.divide_kernel, x, 1, 65536)(x, x, row, x, row, 1, 16, 0, 0, 16, 16, BLOCK_T=64)"
+        "launcher(divide_kernel, x, 1, 65536)(x, x, row, x, row, 1, 16, 0, 0, 16, 16, BLOCK_T=64)"
     )
     command = [sys.executable, "-c", wrong.format(str(HERE / "launch.py"))]
     ran = subprocess.run(command, env=stub, capture_output=True, text=True)

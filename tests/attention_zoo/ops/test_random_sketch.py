@@ -9,7 +9,7 @@ from torch import nn
 import attention_zoo
 from attention_zoo.ops import launching
 from attention_zoo.ops.random_sketch import triton
-from attention_zoo.ops.random_sketch.tiles import refusal_of
+from attention_zoo.ops.random_sketch.tiles import why_unsupported
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
@@ -100,9 +100,9 @@ def test_the_operators_are_what_they_are_registered_as():
 
 
 def test_what_is_refused_is_named():
-    assert refusal_of(rows(4, 48), 16) == "the kernels take a width of 16, 32, 64, 128, this is 48"
-    assert refusal_of(rows(4, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, 128, this is 24"
-    assert refusal_of(rows(4, 64), 32) is None
+    assert why_unsupported(rows(4, 48), 16) == "the kernels take a width of 16, 32, 64, 128, not 48"
+    assert why_unsupported(rows(4, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, 128, not 24"
+    assert why_unsupported(rows(4, 64), 32) is None
 
 
 @pytest.mark.parametrize(

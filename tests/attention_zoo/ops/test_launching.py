@@ -8,7 +8,7 @@ import torch
 
 from attention_zoo import ops
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import launches, triton
+from attention_zoo.ops.feature_product import triton
 
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 
@@ -74,24 +74,22 @@ def test_no_kernel_is_launched_in_another_way():
 @pytest.mark.parametrize("is_interpreted", [False, True])
 def test_where_kernels_are_interpreted_none_is_for_a_gpu(is_interpreted, monkeypatch):
     monkeypatch.setattr(launching, "IS_INTERPRETED", is_interpreted)
-    refusal = launching.refusal_of(OnTheSecond())
-    assert (refusal is not None) == is_interpreted and (
-        refusal is None or refusal.startswith("TRITON_INTERPRET is set")
-    )
-    assert launching.refusal_of(torch.ones(1, 1, 16, 64)) is None
+    reason = launching.why_unsupported(OnTheSecond())
+    assert reason.startswith("TRITON_INTERPRET is set") if is_interpreted else reason is None
+    assert launching.why_unsupported(torch.ones(1, 1, 16, 64)) is None
 
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_million_tokens_in_blocks_of_sixteen_fit_a_grid(degree, monkeypatch):
     grids = []
-    monkeypatch.setattr(launches, "launcher", lambda kernel, x, *grid: lambda *_, **__: grids.append(grid))
+    monkeypatch.setattr(launching, "launcher", lambda kernel, x, *grid: lambda *_, **__: grids.append(grid))
 
     def rows(columns):
         return torch.empty(1, 1, 2**20 + 16, columns, device="meta", dtype=torch.bfloat16)
 
     settings = 1.0, True, 16, degree, degree - 1
-    given = triton._Inputs(rows(32), rows(32), rows(64), None, None, None, *settings)
-    out, *kept = triton._forward(given)
-    triton._backward(given, out, triton._Kept(*kept), torch.empty_like(out))
+    inputs = triton.Inputs(rows(32), rows(32), rows(64), None, None, None, *settings)
+    out, *residuals = triton.forward(inputs)
+    triton.backward(torch.empty_like(out), inputs, out, triton.Residuals(*residuals))
     assert len(grids) >= 10
     assert all(size <= most for grid in grids for size, most in zip(grid, LARGEST_GRID, strict=False))

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.sketch_networks import triton as networks
-from attention_zoo.ops.sketch_networks.tiles import ROWS, SKETCH_SIZES, WIDTHS, refusal_of
+from attention_zoo.ops.sketch_networks.tiles import ROWS, SKETCH_SIZES, WIDTHS, why_unsupported
 from attention_zoo.polysketch import LearnedSketch
 
 HAS_GPU = torch.cuda.is_available()
@@ -89,15 +89,14 @@ def assert_equals_formula(tensors, parameters, *tolerances, function=by_kernels)
 
 @pytest.mark.parametrize(
     ("bits", "n"),
-    [(16, 1), (16, 2), (16, 63), (16, 64), (16, 65), (16, 150), (32, 1), (32, 15), (32, 16), (32, 17), (32, 40)],
+    [(16, 1), (16, 63), (16, 64), (16, 150), (32, 1), (32, 16), (32, 40)],
     indirect=["bits"],
 )
 def test_networks_and_gradients_equal_the_formula(bits, n):
     assert_equals_formula([x[:, :2] for x in inputs(n, 32, batch=1)], parameters(32, 16))
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize("r", [16, 32, 64])
+@pytest.mark.parametrize(("width", "r"), [(32, 64), (64, 16), (64, 32), (128, 32)])
 def test_every_size_equals_the_formula(width, r):
     assert_equals_formula([x[:, :1] for x in inputs(9, width, batch=1)], parameters(width, r))
 
@@ -116,7 +115,7 @@ def test_every_size_has_tiles_that_divide_its_hidden_units(kernel, dtype, width,
 
 @pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
 @pytest.mark.parametrize("count", [1, 2], ids=["one_input", "two_inputs"])
-@pytest.mark.parametrize("programs", [1, 8])
+@pytest.mark.parametrize("programs", [1, 8], ids=["shared_rows", "split_rows"])
 def test_groups_and_inputs_in_any_number_equal_the_formula(groups, count, programs, monkeypatch):
     # One program for all rows of a weight, and several, of several tiles each.
     monkeypatch.setattr(networks, "PROGRAMS", programs)
@@ -192,10 +191,10 @@ def test_autocast_casts_inputs_and_keeps_weights_exact():
 
 
 def test_what_no_kernel_takes_is_refused_by_name():
-    assert refusal_of(torch.empty(1, 1, 5, 64), 32) is None
-    assert refusal_of(torch.empty(1, 1, 5, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, it is 24"
-    assert "head_dim of 16, 32, 64, 128, the input has 48" in refusal_of(torch.empty(1, 1, 5, 48), 32)
-    assert "the input is torch.float64" in refusal_of(torch.empty(1, 1, 5, 64).double(), 32)
+    assert why_unsupported(torch.empty(1, 1, 5, 64), 32) is None
+    assert why_unsupported(torch.empty(1, 1, 5, 64), 24) == "the kernels take a sketch_size of 16, 32, 64, not 24"
+    assert "head_dim of 16, 32, 64, 128, not 48" in why_unsupported(torch.empty(1, 1, 5, 48), 32)
+    assert "the input is torch.float64" in why_unsupported(torch.empty(1, 1, 5, 64).double(), 32)
 
 
 # --- The mechanism's module -----------------------------------------------------------------------

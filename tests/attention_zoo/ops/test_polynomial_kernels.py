@@ -19,7 +19,7 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 BATCH, HEADS = 2, 2
 # One tile and its neighbours, several tiles and a part of one, for tiles of 32 to 128 rows.
-LENGTHS = [1, 2, 63, 64, 65, 129]
+LENGTHS = [1, 63, 64, 129]
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -145,7 +145,7 @@ def test_every_kernel_has_tiles_everywhere(head_dim, dtype, arch, monkeypatch):
 
 
 @every_mask
-@pytest.mark.parametrize("degree", [2, 4, 6, 8, 10, 16])
+@pytest.mark.parametrize("degree", [2, 6, 10, 16])
 def test_every_even_degree(degree, causal):
     assert_equals_formula(qkv(40, batch=1), degree=degree, scale=0.3, causal=causal)
 
@@ -301,8 +301,7 @@ def normed(tensors, *affine, **given):
 
 
 @every_mask
-@pytest.mark.parametrize("affine", [0, 1, 2], ids=["plain", "weight", "weight and bias"])
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+@pytest.mark.parametrize(("length", "affine"), [(1, 2), (64, 2), (65, 0), (65, 1), (150, 2)])
 def test_a_layer_norm_before_it(length, affine, causal):
     """Of queries and keys, some so small that its epsilon counts, and padding hidden behind it."""
     query, key, value = qkv(length)
@@ -338,6 +337,12 @@ def forward(query, key, value, *, padding=None, degree=4, scale=1.0, bias=1.0, c
     return polynomial.launch_forward(query, key, value, None, padding, degree, scale, bias, causal)
 
 
+def units(query, key, *, degree=4, scale=1.0, bias=1.0, causal=False):
+    """Those of the rows of the queries, without a layer norm."""
+    _, sizes, largest = polynomial._prepare_keys(key, None, None)
+    return polynomial._prepare_queries(query, None, sizes, largest, degree, scale, bias ** (1 / degree), causal)[1]
+
+
 @every_mask
 @pytest.mark.parametrize(("bias", "scale"), [(1.0, 0.3), (0.0, 2.0)])
 def test_denominators_are_those_of_the_units(bias, scale, causal):
@@ -353,22 +358,22 @@ def test_denominators_are_those_of_the_units(bias, scale, causal):
 
 @pytest.mark.parametrize("later", [1e6, torch.inf, torch.nan])
 def test_units_know_nothing_of_the_future(later):
-    query, key, value = qkv(300)
-    units = forward(query, key, value, causal=True).unit
+    query, key, _ = qkv(300, batch=1)
+    seen = units(query, key, causal=True)
     for first in (1, 64, 100, 299):
         changed = key.clone()
         changed[:, :, first:] *= later
-        assert torch.equal(forward(query, changed, value, causal=True).unit[:, :, :first], units[:, :, :first])
+        assert torch.equal(units(query, changed, causal=True)[:, :, :first], seen[:, :, :first])
 
 
 def test_units_of_more_tiles_of_keys_than_are_read_together():
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(1, 1, 256 * 64 + 70, 32, generator=generator).to(DEVICE) for _ in range(2))
     key[:, :, 256 * 64 :] *= 100
-    _, sizes, largest = polynomial._prepare_keys(key, None, None)
+    norms = key.norm(dim=-1)
     for causal in (True, False):
-        _, unit = polynomial._prepare_queries(query, None, sizes, largest, 2, 1.0, 0.0, causal)
-        norms = key.norm(dim=-1)
+        query = query if causal else query[:, :, -70:]
+        unit = units(query, key, degree=2, bias=0.0, causal=causal)
         seen = norms.cummax(-1).values if causal else norms.amax(-1, keepdim=True)
         bound = query.norm(dim=-1) * seen / 2**30
         assert_near([unit], [bound / bound.frexp().mantissa], 1e-30)
@@ -379,7 +384,7 @@ def test_units_of_more_tiles_of_keys_than_are_read_together():
 
 @every_mask
 @pytest.mark.parametrize("bias", [0.0, 1.0])
-@pytest.mark.parametrize("degree", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("degree", [2, 8, 32])
 def test_rows_of_any_size_are_exact(degree, bias, causal):
     """Scores of 1e-3 to 1e3, the future's largest: their powers are no 32-bit floats."""
     _, key, value = qkv(64, head_dim=32)
@@ -397,11 +402,11 @@ def test_rows_of_any_size_are_exact(degree, bias, causal):
 
 
 @every_mask
-@pytest.mark.parametrize("degree", [2, 4, 6, 8, 16])
+@pytest.mark.parametrize("degree", [2, 6, 16])
 def test_units_are_powers_of_two_that_bound_weights_and_bias(degree, causal):
-    query, key, _ = (torch.linspace(0.01, 30, 300, device=DEVICE)[:, None] * x for x in qkv(300))
+    query, key, _ = (torch.linspace(0.01, 30, 300, device=DEVICE)[:, None] * x for x in qkv(300, batch=1))
     for scale, bias in ((1.0, 0.0), (0.3, 1.0), (2.0, 1e9)):
-        unit = forward(query, key, key, degree=degree, scale=scale, bias=bias, causal=causal).unit
+        unit = units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
         assert unit.dtype == torch.float32 and (unit.frexp().mantissa == 0.5).all()
         weights = (scale * query @ key.mT / unit[..., None]) ** degree
         assert (weights.tril() if causal else weights).max() <= 2**60
@@ -435,7 +440,7 @@ def test_the_operators_keep_pytorch_s_rules(causal):
         with torch.no_grad():
             out, *passed = polynomial.attend(*given)
             saved = [None if x is None else x.detach() for x in (query, key, value, weight, offset)]
-            arguments = torch.ones_like(out), *saved, out, *passed, eps, 2, 1.0, causal
+            arguments = torch.ones_like(out), *saved, None, out, *passed, eps, 2, 1.0, 1.0, causal
             torch.library.opcheck(polynomial.attend_backward, arguments, test_utils=tests)
 
 
@@ -474,7 +479,7 @@ def test_autocast_is_heeded():
     [
         ({"degree": 3}, "^degree=3: must be even"),
         ({"degree": 0}, "^degree=0: must be even"),
-        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, the input has 16"),
+        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, not 16"),
         ({"query": torch.ones(1, 1, 3, 32).double()}, "the input is torch.float64"),
         ({"value": torch.ones(1, 1, 4, 32)}, r"^shapes=\(1, 1, 3, 32\), \(1, 1, 3, 32\), \(1, 1, 4, 32\)"),
         ({"key": torch.ones(1, 1, 4, 32), "value": torch.ones(1, 1, 4, 32), "causal": True}, "^causal=True: 3 queries"),
@@ -519,7 +524,7 @@ def outcomes(attention, tensors, padding=None):
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("given", [{}, {"degree": 2, "scale": 0.4, "bias": 0.5, "qk_layernorm": False}], ids=str)
 def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu):
-    tensors, padding = qkv(130), padding_masks(130) if padded else None
+    tensors, padding = qkv(66), padding_masks(66) if padded else None
     fused = mechanism("fused", causal, **given)
     actual = outcomes(fused, tensors, padding)
     assert fused.executed == ("fused", "triton")
@@ -528,7 +533,7 @@ def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu
 
 
 def test_the_mechanism_across_lengths(as_on_gpu):
-    tensors = qkv(65, 130)
+    tensors = qkv(33, 66)
     exact = mechanism("reference").double()
     assert_near(outcomes(mechanism("auto"), tensors), outcomes(exact, [x.double() for x in tensors]))
 

@@ -260,4 +260,6 @@ def test_the_operators_are_what_they_are_registered_as():
     torch.library.opcheck(triton.features, (x.clone().requires_grad_(), high, None, 0.5, 1e-3, 32))
     torch.library.opcheck(triton.features, (x.clone().requires_grad_(), high, low, 0.5, 1e-3, 32))
     for d_log_scale in (None, drawn(2, HEADS, 20)):
-        torch.library.opcheck(triton.features_backward, (drawn(2, HEADS, 20, 32), d_log_scale, x, high, low, 0.5))
+        torch.library.opcheck(
+            triton.features_backward, (drawn(2, HEADS, 20, 32), d_log_scale, x, high, low, 0.5, 1e-3, 32)
+        )

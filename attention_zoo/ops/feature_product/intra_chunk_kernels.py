@@ -46,9 +46,7 @@ def near_query_kernel(
     BLOCK_INNER: tl.constexpr,
 ):
     """The gradient of `BLOCK_T` queries from the keys of their chunk."""
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_T)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    _, t, begin, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_T)
+    head, _, t, begin, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     if t >= end:
         return
     batch, own, m = head // heads, head % heads, tl.program_id(1) * BLOCK_INNER
@@ -107,9 +105,7 @@ def near_key_kernel(
     BLOCK_INNER: tl.constexpr,
 ):
     """The gradients of `BLOCK_N` keys and values from the queries of their chunk; weights are transposed."""
-    tiles = tl.cdiv(seq_len, chunk_size) * tl.cdiv(chunk_size, BLOCK_N)
-    head, index = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    _, s, _, end = rows_of_tile(index, seq_len, chunk_size, BLOCK_N)
+    head, _, s, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_N)
     if s >= end:
         return
     batch, own, m = head // heads, head % heads, tl.program_id(1) * BLOCK_INNER

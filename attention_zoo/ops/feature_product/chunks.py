@@ -1,0 +1,113 @@
+"""How the kernels cut a sequence into chunks, and chunks into parts that are walked along side by side."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_zoo.ops.launching import descriptor
+
+# Warps that walk along sequences on a multiprocessor at once, and multiprocessors where there are none: an H100's.
+WARPS, MULTIPROCESSORS = 8, 132
+# Parts of a sequence that are tried.
+MOST_PARTS = 12
+# Features that a tile has whole, and in parts.
+WIDEST, PART = 128, 64
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a sequence is cut, and which chunks read sums: those from `first_reader` to `last_reader`."""
+
+    size: int
+    count: int
+    first_reader: int = 0
+    last_reader: int = 0
+
+    @classmethod
+    def of(cls, seq_len: int, size: int) -> Chunks:
+        """Chunks of a causal product: all but the first read what is before them."""
+        count = -(-seq_len // size)
+        return cls(size, count, 1, count - 1)
+
+    @property
+    def reversed(self) -> Chunks:
+        """All but the last read what is after them."""
+        return Chunks(self.size, self.count, 0, self.count - 2)
+
+    def tiles(self, seq_len: int, block: int) -> int:
+        """Tiles of so many rows, none of which is in two chunks."""
+        return -(-seq_len // self.size) * -(-self.size // block)
+
+    def overlap(self, block: int) -> bool:
+        """Whether some tile of so many rows reaches into the next chunk."""
+        return self.count > 1 and self.size % block != 0
+
+    @property
+    def arguments(self) -> tuple[int, int, int, int]:
+        """As the kernels take them."""
+        return self.size, self.count, self.first_reader, self.last_reader
+
+
+class Scales(NamedTuple):
+    """Log scales of keys, and factors that keep the sums relative to the largest so far; without a mask, of all.
+
+    `key` is the factor of what a row adds, `query` that of what it reads, `decay` that of the sums at each chunk.
+    """
+
+    log: Tensor
+    key: Tensor
+    running: Tensor | None = None
+    query: Tensor | None = None
+    decay: Tensor | None = None
+
+
+class IntraChunk(NamedTuple):
+    """What the weights inside a chunk are made of: `<query, key>^(2^log_degree)`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_degree: int
+
+    def width(self, widest: int) -> int:
+        """Columns of queries and keys in a tile: all where they are a power of two that fits."""
+        inner = self.query.shape[-1]
+        return inner if inner <= widest and inner & (inner - 1) == 0 else PART
+
+    def descriptors(self, block_t: int, block_n: int, width: int) -> tuple[Any, Any, Any]:
+        """Of query, key and value."""
+        rows = ((self.query, block_t, width), (self.key, block_n, width), (self.value, block_n, self.value.shape[-1]))
+        return tuple(descriptor(x, (1, 1, block, columns)) for x, block, columns in rows)  # type: ignore[return-value]
+
+
+@functools.cache
+def programs_at_once(device: torch.device, num_warps: int) -> int:
+    """How many programs of so many warps walk along sequences at once."""
+    is_gpu = device.type == "cuda"
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else MULTIPROCESSORS
+    return WARPS // num_warps * multiprocessors
+
+
+def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
+    """The chunks of each part of a sequence, parts being walked along side by side: few programs leave a device idle.
+
+    What a part begins with is summed before, by programs for all parts but one. Programs come in waves, each of which
+    takes as long as a part is.
+    """
+
+    def time(steps: int) -> int:
+        parts = -(-chunks // steps)
+        return steps * sum(-(-programs * each // at_once) for each in (parts, parts - 1))
+
+    most = max(1, min(MOST_PARTS, chunks // 2))
+    return min((-(-chunks // parts) for parts in range(1, most + 1)), key=time)
+
+
+def packed_products(r: int) -> int:
+    """Products of r numbers, without the blocks of 16 x 16 below the diagonal."""
+    return 256 * (r // 16 * (r // 16 + 1) // 2)
