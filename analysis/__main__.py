@@ -16,11 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import table
-from analysis.frame import MissingRecords, choose, load, turn
+from analysis import formats, table
+from analysis.frame import load
 from analysis.plots import compare, files
-from analysis.plots.page import WIDTHS, Picture, inches, page, shown
+from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
+from analysis.selection import MissingRecords, choose, position
 from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own, plans
 from bench.records.disk import is_file, write_atomically
@@ -67,7 +68,7 @@ def _parser() -> Parser:
     tables = commands.add_parser("tables", parents=[shared, chosen], help="write every paper's table")
     tables.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/tables")
     tables.add_argument("--table", choices=TABLES, help="only this one")
-    tables.add_argument("--formats", **_some_of(tuple(table.FORMATS), table.DEFAULT))
+    tables.add_argument("--formats", **_some_of(tuple(formats.FORMATS), formats.DEFAULT))
     tables.set_defaults(run=_tables)
     cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
     cells.add_argument("--csv", type=named_path, metavar="FILE", help="also write every number, unrounded")
@@ -115,7 +116,7 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     def write(made: pd.DataFrame, out: Path, name: str) -> list[Path]:
-        return table.write(_called(made, options), out, name, options.formats)
+        return formats.write(_called(made, options), out, name, options.formats)
 
     with page(names=options.names):
         return _write(_chosen(frame, options), TABLES, options.table, write, _Out(options, "tables", TABLES))
@@ -126,7 +127,7 @@ def _called(made: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     if "attention" not in made:
         return made
     if options.mechanisms:
-        places = made["attention"].map(lambda label: turn(label, options.mechanisms))
+        places = made["attention"].map(lambda label: position(label, options.mechanisms))
         made = made.loc[places.sort_values(kind="stable").index]
     return made.assign(attention=made["attention"].map(shown))
 
@@ -182,10 +183,10 @@ def _write(
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     for _, cells in frame.groupby("bench", sort=True):
-        print(table.markdown(table.by_cell(cells)), end="\n\n")
+        print(formats.markdown(table.by_cell(cells)), end="\n\n")
     if "compare" in set(frame.loc[frame["status"] == "ok", "bench"]):
         crossovers = compare.crossovers(frame)
-        print("Crossovers:", "none" if crossovers.empty else f"\n\n{table.markdown(crossovers)}")
+        print("Crossovers:", "none" if crossovers.empty else f"\n\n{formats.markdown(crossovers)}")
     if options.csv:
         _write_csv(options.csv, frame.drop(columns="raw"))
     return 0

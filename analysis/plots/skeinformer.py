@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import MissingRecords, by_what, marked, newest, series, settle_each
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords, disturbance, newest, require_ok, series, settle_each, with_disturbance
 
 PAPER_LENGTHS = (1024, 4096)
 ORDER = ("initialised", "pretrained")
@@ -62,12 +62,6 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
 
     A row per mechanism and length, of what was measured at the paper's p = 32 and d = 256. The paper leaves Reformer
     out, whose cost depends on the input.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no mechanism of the table was counted at that size.
     """
     cells = frame[(frame["bench"] == "flops") & (frame["status"] == "ok") & (frame["head_dim"] == PAPER_HEAD_DIM)]
     cells = cells[cells["mechanism"].isin(TABLE_3) & cells["features"].fillna(PAPER_FEATURES).eq(PAPER_FEATURES)]
@@ -93,11 +87,11 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
                     "what ours counts": paper.ours,
                 }
             )
-            disturbed.append(by_what(cell))
-    return marked(pd.DataFrame(rows), disturbed)
+            disturbed.append(disturbance(cell))
+    return with_disturbance(pd.DataFrame(rows), disturbed)
 
 
-@style.literal
+@layout.styled
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
     """Section 5, Figure 1: spectral norm error over the number of features d.
 
@@ -119,7 +113,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     recorded = sorted(set(measured["seq_len"]))
     lengths = [length for length in recorded if length in PAPER_LENGTHS] or recorded
     data = data[data["seq_len"].isin(lengths)]
-    properties = looks.styles(data, data["series"])
+    properties = style.of_series(data)
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
     far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
@@ -127,27 +121,25 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
 
-    figure, axes = page.panels(len(kinds), len(lengths), share_y=False)
+    figure, axes = layout.panels(len(kinds), len(lengths), share_y=False)
     for i, kind in enumerate(kinds):
         for j, length in enumerate(lengths):
             panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
             if (panel["status"] != "ok").all():
                 axes[i, j].set_axis_off()
                 continue
-            page.title(axes[i, j], f"{kind}, n = {length}")
+            layout.title(axes[i, j], f"{kind}, n = {length}")
             room = max((count for (row, _), count in lines.items() if row == kind), default=0)
             _draw(axes[i, j], panel, sizes, properties, room, far[kind])
-            style.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
-    page.legend(figure, properties)
+            marks.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
     text = [
         f"Approximations of softmax attention: mean {intervals.over(measured)}, of each over its heads and draws. "
         f"Bars: {intervals.bars(measured)}. A mechanism without a size d is a horizontal line.",
-        *([_FAR_ABOVE] if any(far.values()) else []),
-        style.conditions(data),
+        _FAR_ABOVE if any(far.values()) else "",
+        captions.conditions(data),
         *notes,
     ]
-    page.caption(figure, " ".join(text))
-    return figure
+    return layout.finish(figure, properties, *text)
 
 
 def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
@@ -155,9 +147,7 @@ def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
     # What computes softmax itself has no place on a logarithmic axis of errors.
     data = data[(data["function"] == "softmax") & ~data["exact"]]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=spectral_norm for an approximation of softmax")
-    data, notes = settle_each(data)
+    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
     names = series(data, apart_from_size=True)
     data, older = newest(data.assign(series=names), ["series", "features", "seq_len", "kind"])
     return data, notes + older
@@ -190,9 +180,9 @@ def _draw(
     for name, rows in panel[panel["status"] == "ok"].groupby("series"):
         sized = rows["features"].notna()
         if sized.any():
-            style.errorbar(axes, rows[sized], "features", properties[name])
+            marks.errorbar(axes, rows[sized], "features", properties[name])
         for row in rows[~sized].itertuples():
-            style.level(axes, row, {**properties[name], "marker": None})
+            marks.level(axes, row, {**properties[name], "marker": None})
         if name in far:
             low, high = (f"{end:.3g}" for end in (rows["value"].min(), rows["value"].max()))
             beyond[name] = (rows["features"].fillna(sizes[-1]).to_numpy(float), f"↑ {low} to {high}")
@@ -203,5 +193,5 @@ def _draw(
     failed = panel[panel["status"] != "ok"].astype({"features": object})
     # What has no size is missing all along the axis.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
-    style.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
-    style.length_axis(axes, sizes, "number of features d")
+    marks.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
+    marks.length_axis(axes, sizes, "number of features d")

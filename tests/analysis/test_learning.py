@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from synthetic_records import config, latency, record, train
 
-from analysis.frame import MissingRecords, tidy
+from analysis.frame import tidy
 from analysis.plots import learning
-from analysis.trained import trained
+from analysis.selection import MissingRecords
+from analysis.tables.trained import trained
 
 
 def lines(figure):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from synthetic_records import flops, largest_batch, latency, sketch_error
 
-from analysis import batches
-from analysis.frame import MissingRecords, tidy
+from analysis.frame import tidy
 from analysis.plots import skeinformer
 from analysis.plots import sketch_error as theorem
+from analysis.selection import MissingRecords
+from analysis.tables import largest_batch as batches
 
 SIZES = (8, 32, 128)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, by_what, marked
+from analysis.selection import MissingRecords, disturbance, with_disturbance
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,5 +37,5 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
                 "of": most["attention"],
             }
         )
-        disturbed.append(by_what(group))
-    return marked(pd.DataFrame(rows), disturbed)
+        disturbed.append(disturbance(group))
+    return with_disturbance(pd.DataFrame(rows), disturbed)
