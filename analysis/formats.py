@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.errors import bounded
+from bench.errors import bounded, in_cell
 from bench.records.disk import write_atomically
-from bench.table import in_cell
 
 LINES = 48
 """Of text in one `tabular`: no higher than a page."""

@@ -16,7 +16,6 @@ import pandas as pd
 from analysis import selection
 from analysis.selection import MissingRecords
 from bench.errors import one_line
-from bench.measures.summary import Results, benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
@@ -111,7 +110,7 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
         MissingRecords: there are none.
         OSError: the folder cannot be read.
     """
-    standing = latest(Results(results_dir).load())
+    standing = latest(_summary().Results(results_dir).load())
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
     if not chosen:
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"
@@ -139,10 +138,17 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     return frame.astype(numbers | counts | {"disturbed": bool})
 
 
+def _summary() -> Any:
+    """What computes metrics from a record's samples: its benchmark, which may load torch, and so only once it reads."""
+    from bench.measures import summary
+
+    return summary
+
+
 def _rows(record: Record) -> Iterator[Row]:
     config, against = record.config, record.config["bench"].get("against", ())
     common = _conditions(record)
-    measured = [_of_quantity(quantity) for quantity in quantities(record)]
+    measured = [_of_quantity(quantity) for quantity in _summary().quantities(record)]
     # A cell that says nothing has a row, and a comparison that does not one for each of its candidates.
     silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
     labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
@@ -190,7 +196,7 @@ def _conditions(record: Record) -> Row:
 
 
 def _not_conditions(record: Record) -> set[str]:
-    fields = dataclasses.fields(benchmark(record))
+    fields = dataclasses.fields(_summary().benchmark(record))
     return {"against", "name", *(field.name for field in fields if not field.metadata.get("condition", True))}
 
 
@@ -210,7 +216,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "function": facts.get("approximates") or name,
         "exact": bool(facts.get("exact")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
-        "features": features(record, cell["label"]),
+        "features": _summary().features(record, cell["label"]),
         # An entry of an older comparison is as the cell is.
         **{key: cell.get(key, record.config.get(key)) for key in ("impl", "dtype")},
         "sized_by": facts.get("size"),

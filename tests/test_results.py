@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import analysis
 from analysis.__main__ import main
 from bench.records.store import Store
 
@@ -21,7 +20,7 @@ def rounded(svg):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_figures_are_made_from_the_records(folder, tmp_path):
-    analysis.figures(folder, tmp_path)
+    main(["figures", "--results", str(folder), "--out", str(tmp_path), "--formats", "svg"])
     made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.svg")}
     committed = {path.name: rounded(path.read_text()) for path in (folder / "figures").glob("*.svg")}
     assert made and made.keys() == committed.keys()

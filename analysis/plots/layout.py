@@ -35,7 +35,7 @@ LEGEND_LINES, LEGEND_LINE_INCHES = 3, 0.17
 CAPTION_POINTS = 7
 LONGEST_NAME = 80  # characters
 LONGEST_LABEL = 2.4  # inches of a line in a legend
-SQUARE = {"solid_capstyle": "projecting"}
+SQUARE: dict[str, Any] = {"solid_capstyle": "projecting"}
 """Of lines that stand for no curve."""
 _LETTER = 0.6  # of its size, a letter's width, or a little less
 

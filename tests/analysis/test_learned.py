@@ -126,16 +126,6 @@ def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):
     assert "n-grams" not in caption(figure)
 
 
-def test_bins_of_positions_hold_every_position_once(rng):
-    losses = rng.normal(size=1000)
-    binned = perplexity._binned(losses)
-    edges = np.unique(np.geomspace(1, 1001, 25).round().astype(int))
-    assert float((binned.to_numpy() * np.diff(edges)).sum()) == pytest.approx(losses.sum())
-    assert binned.index[0] == pytest.approx(np.sqrt(edges[0] * (edges[1] - 1))) and (np.diff(binned.index) > 0).all()
-    np.testing.assert_allclose(perplexity._binned(np.full(64, 2.0)), 2.0)
-    assert perplexity._binned(np.array([1.5])).tolist() == [1.5]
-
-
 def test_perplexity_by_position_falls_as_the_losses_do(rng):
     figure = perplexity.by_position(tidy(language_models(rng)))
     assert [axes.get_title() for axes in figure.axes] == [f"language modelling, kjv, n = {n}" for n in (64, 128)]

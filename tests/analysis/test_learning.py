@@ -25,18 +25,6 @@ def test_the_thick_line_is_the_median_of_the_seeds_and_each_has_a_thin_one(rng):
     assert "3 seeds" in figure.texts[-1].get_text().replace("\n", " ")
 
 
-def test_each_mechanism_has_its_best_learning_rate(rng):
-    finals = {("softmax", 1e-3): 1e-2, ("softmax", 1e-2): 1e-5, ("performer", 1e-3): 1e-4, ("performer", 1e-2): 1e-1}
-    records = [
-        train(label, 16, seed, rng, learning_rate=rate, final=final)
-        for (label, rate), final in finals.items()
-        for seed in range(2)
-    ]
-    figure = learning.figure(tidy(records))
-    assert sorted(line.get_ydata()[-1] for line in lines(figure)) == pytest.approx([1e-5, 1e-4])
-    assert "the best of 0.001, 0.01 by validation loss" in figure.texts[-1].get_text().replace("\n", " ")
-
-
 def test_every_task_and_length_has_panels_of_its_own(rng):
     figure = learning.figure(tidy([train("softmax", n, 0, rng) for n in (16, 64, 1024)]))
     titles = [axis.get_title() for axis in figure.axes]
