@@ -30,7 +30,7 @@ from analysis.plots import (
 )
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.tables import gate_cost, largest_batch, peers, trained
+from analysis.tables import gate_cost, largest_batch, peers, skeinformer_table3, trained
 from bench.errors import one_line
 
 Made = TypeVar("Made", Picture, pd.DataFrame)
@@ -147,7 +147,7 @@ FIGURES: dict[str, Entry[Picture]] = {
 
 TABLES: dict[str, Entry[pd.DataFrame]] = {
     "skeinformer_table3": Entry(
-        skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
+        skeinformer_table3.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
     ),
     "crossover_speeds": Entry(
         crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"

@@ -209,6 +209,12 @@ def with_disturbance(table: pd.DataFrame, causes: Iterable[str | None]) -> pd.Da
     return table.assign(disturbed=column) if column.notna().any() else table
 
 
+def table_of(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The rows, each with the cause of its disturbance as `disturbed`, as a table: without that where there is none."""
+    table = pd.DataFrame(rows)
+    return with_disturbance(table.drop(columns="disturbed"), table["disturbed"])
+
+
 def of_several_codes(rows: pd.DataFrame) -> list[str]:
     """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known."""
     measured = rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False)

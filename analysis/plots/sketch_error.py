@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, with_disturbance
+from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, table_of
 from bench.records.quantities import bootstrapped
 from bench.records.statistics import Interval, power_law
 
@@ -61,13 +61,11 @@ def figure(frame: pd.DataFrame) -> Picture:
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per line of the figure: the exponent of r with its interval, and the range of r."""
     data, _ = _select(frame)
-    rows, disturbed = [], []
-    for (kind, quantity), panel in [
-        ((k, q), data[data["kind"] == k]) for k in sorted(set(data["kind"])) for q in QUANTITIES
-    ]:
-        for name, line in _lines(panel, quantity):
-            exponent = _exponent(line)
-            if exponent:
+    rows = []
+    panels = [(kind, quantity) for kind in sorted(set(data["kind"])) for quantity in QUANTITIES]
+    for kind, quantity in panels:
+        for name, line in _lines(data[data["kind"] == kind], quantity):
+            if exponent := _exponent(line):
                 rows.append(
                     {
                         "inputs": kind,
@@ -78,12 +76,12 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                         "high": exponent.high,
                         "r": f"{line['features'].min()} to {line['features'].max()}",
                         "draws": line["samples"].min(),
+                        "disturbed": disturbance(line),
                     }
                 )
-                disturbed.append(disturbance(line))
     if not rows:
         raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
-    return with_disturbance(pd.DataFrame(rows), disturbed)
+    return table_of(rows)
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
