@@ -51,9 +51,10 @@ def draw(
 ) -> list[Path]:
     """As `figures`; `claim` is called before something is written, and raises where that must not be."""
     # Drawing needs matplotlib and seaborn.
-    from analysis.frame import MissingRecords, load
+    from analysis.frame import load
     from analysis.plots.files import save
     from analysis.registry import FIGURES, made
+    from analysis.selection import MissingRecords
 
     try:
         frame = load(results_dir, cell_ids)

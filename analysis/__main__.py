@@ -16,11 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import table
-from analysis.frame import MissingRecords, choose, load, turn
+from analysis import formats, table
+from analysis.frame import load
 from analysis.plots import compare, files
-from analysis.plots.page import WIDTHS, Picture, inches, page, shown
+from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
+from analysis.selection import MissingRecords, choose, position
 from bench.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own, plans
 from bench.records.disk import is_file, write_atomically
@@ -67,7 +68,7 @@ def _parser() -> Parser:
     tables = commands.add_parser("tables", parents=[shared, chosen], help="write every paper's table")
     tables.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/tables")
     tables.add_argument("--table", choices=TABLES, help="only this one")
-    tables.add_argument("--formats", **_some_of(tuple(table.FORMATS), table.DEFAULT))
+    tables.add_argument("--formats", **_some_of(tuple(formats.FORMATS), formats.DEFAULT))
     tables.set_defaults(run=_tables)
     cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
     cells.add_argument("--csv", type=named_path, metavar="FILE", help="also write every number, unrounded")
@@ -81,10 +82,10 @@ def _some_of(formats: tuple[str, ...], default: tuple[str, ...]) -> dict[str, An
     """An option whose value is some of the formats, separated by commas."""
 
     def some(text: str) -> tuple[str, ...]:
-        asked = tuple(text.split(","))
-        if unknown := [one for one in asked if one not in formats]:
+        names = tuple(text.split(","))
+        if unknown := [name for name in names if name not in formats]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r}: must be some of {', '.join(formats)}")
-        return asked
+        return names
 
     known = f"some of {','.join(formats)}; default: {','.join(default)}"
     return {"type": some, "default": default, "metavar": "FORMATS", "help": known}
@@ -110,25 +111,25 @@ def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         return [path for its_name, one in pages.items() for path in files.save(one, out, its_name, options.formats)]
 
     with page(options.width, options.captions == "picture", options.names):
-        return _write(chosen, FIGURES, options.figure, save, _Out(options, "figures", FIGURES))
+        return _write(chosen, FIGURES, options.figure, save, _Folder(options, "figures", FIGURES))
 
 
 def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    def write(made: pd.DataFrame, out: Path, name: str) -> list[Path]:
-        return table.write(_called(made, options), out, name, options.formats)
+    def write(table: pd.DataFrame, out: Path, name: str) -> list[Path]:
+        return formats.write(_renamed(table, options), out, name, options.formats)
 
     with page(names=options.names):
-        return _write(_chosen(frame, options), TABLES, options.table, write, _Out(options, "tables", TABLES))
+        return _write(_chosen(frame, options), TABLES, options.table, write, _Folder(options, "tables", TABLES))
 
 
-def _called(made: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
+def _renamed(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     """The table in the order of the mechanisms chosen, each by the name that the page has for it."""
-    if "attention" not in made:
-        return made
+    if "attention" not in table:
+        return table
     if options.mechanisms:
-        places = made["attention"].map(lambda label: turn(label, options.mechanisms))
-        made = made.loc[places.sort_values(kind="stable").index]
-    return made.assign(attention=made["attention"].map(shown))
+        places = table["attention"].map(lambda label: position(label, options.mechanisms))
+        table = table.loc[places.sort_values(kind="stable").index]
+    return table.assign(attention=table["attention"].map(shown))
 
 
 def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
@@ -138,7 +139,7 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
         raise ConfigError(f"--{error}") from None
 
 
-class _Out:
+class _Folder:
     """Where figures or tables go: a folder in the results, or one that `--out` names, which is to be the suite's.
 
     Raises:
@@ -167,11 +168,11 @@ def _write(
     entries: dict[str, Entry[Made]],
     chosen: str | None,
     save: Callable[[Made, Path, str], list[Path]],
-    out: _Out,
+    out: _Folder,
 ) -> int:
     wrote = False
-    asked = {chosen: entries[chosen]} if chosen else entries
-    for name, paths in made(frame, asked, lambda name, one: save(one, out.claim(), name)):
+    entries = {chosen: entries[chosen]} if chosen else entries
+    for name, paths in made(frame, entries, lambda name, one: save(one, out.claim(), name)):
         if isinstance(paths, MissingRecords):
             print(f"{name}: skipped, {paths}")
         else:
@@ -182,10 +183,10 @@ def _write(
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     for _, cells in frame.groupby("bench", sort=True):
-        print(table.markdown(table.by_cell(cells)), end="\n\n")
+        print(formats.markdown(table.by_cell(cells)), end="\n\n")
     if "compare" in set(frame.loc[frame["status"] == "ok", "bench"]):
         crossovers = compare.crossovers(frame)
-        print("Crossovers:", "none" if crossovers.empty else f"\n\n{table.markdown(crossovers)}")
+        print("Crossovers:", "none" if crossovers.empty else f"\n\n{formats.markdown(crossovers)}")
     if options.csv:
         _write_csv(options.csv, frame.drop(columns="raw"))
     return 0

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+import warnings
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis import selection
+from analysis.selection import MissingRecords
 from bench.errors import one_line
-from bench.measures.summary import Results, benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
@@ -81,8 +82,6 @@ COLUMNS = (
     "sweep_id",
 )
 
-JSON = ("hyperparameters", "input_settings", "settings")
-
 # Keys of a config that have columns of their own, or that do not change what is measured, only how well.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
@@ -96,32 +95,12 @@ _NOT_SETTINGS = frozenset(COLUMNS) | {
     "tracking",
 }
 
-# Conditions that must agree between cells shown side by side.
-CONDITIONS = (
-    "num_heads",
-    "head_dim",
-    "dtype",
-    "causal",
-    "inputs",
-    "weights",
-    "input_settings",
-    "seed",
-    "settings",
-    "device",
-    "device_name",
-    "cpu_model",
-    "threads",
-    "torch",
-)
-# What the code of a cell depends on beside its mechanisms, and what is known of it.
-_RUN = ["bench", "inputs", "weights", "input_settings"]
-CODE = (*_RUN, "mechanisms", "code", "commit")
-# A cell that did not get to measure may not know them.
-_KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
 
-
-class MissingRecords(ValueError):
-    """The records do not suffice for what was asked; the message says what is missing."""
+def __getattr__(name: str) -> Any:
+    if name in ("choose", "newest", "series", "settle"):
+        warnings.warn(f"analysis.frame.{name} is analysis.selection.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(selection, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd.DataFrame:
@@ -131,7 +110,7 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
         MissingRecords: there are none.
         OSError: the folder cannot be read.
     """
-    standing = latest(Results(results_dir).load())
+    standing = latest(_summary().Results(results_dir).load())
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
     if not chosen:
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"
@@ -159,158 +138,17 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     return frame.astype(numbers | counts | {"disturbed": bool})
 
 
-def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The rows of these mechanisms, which figures have in this order.
+def _summary() -> Any:
+    """What computes metrics from a record's samples: its benchmark, which may load torch, and so only once it reads."""
+    from bench.measures import summary
 
-    Of a comparison the exact softmaxes stay, too: what speeds are over. They are not drawn.
-
-    Args:
-        frame: from `load`.
-        names: labels, or what they begin with up to a blank (variants); `*` stands for anything.
-
-    Raises:
-        MissingRecords: one of the names is that of no mechanism of the frame.
-    """
-    places = {label: turn(label, names) for label in frame["attention"].unique()}
-    for name in names:
-        if not any(turn(label, [name]) == 0 for label in places):
-            known = ", ".join(sorted({label.partition(" ")[0] for label in places}))
-            raise MissingRecords(f"mechanisms={name}: has no records; there are {known}")
-    place = frame["attention"].map(places)
-    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & frame["exact"]
-    base &= frame["function"] == "softmax"
-    return frame.assign(place=place)[(place < len(names)) | base]
-
-
-def turn(label: str, names: Sequence[str]) -> int:
-    """The first of the names that is the label's, or as many as there are."""
-    own = (label, label.partition(" ")[0])
-    fits = (i for i, name in enumerate(names) if name in own or any(fnmatchcase(one, name) for one in own))
-    return next(fits, len(names))
-
-
-def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The hyperparameters of each row without the one that sets its size d."""
-    return [
-        {key: value for key, value in json.loads(text).items() if key != size}
-        for text, size in zip(frame["hyperparameters"], frame["sized_by"], strict=True)
-    ]
-
-
-def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
-    """A name for each row that tells apart what a figure must not mix.
-
-    The label, followed by the hyperparameters (and `impl`) that differ between the frame's cells of that
-    label; `apart_from_size` lets those of all sizes d have one name.
-    """
-    hyperparameters = variants(frame) if apart_from_size else [json.loads(text) for text in frame["hyperparameters"]]
-    settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
-    by_label: dict[str, dict[str, set[str]]] = {}
-    for label, values in zip(frame["attention"], settings, strict=True):
-        for key, value in values.items():
-            by_label.setdefault(label, {}).setdefault(key, set()).add(json.dumps(value))
-    names = []
-    for label, values in zip(frame["attention"], settings, strict=True):
-        differing = [f"{k}={v}" for k, v in values.items() if len(by_label[label][k]) > 1]
-        names.append(" ".join([label, *differing]))
-    return pd.Series(names, index=frame.index, name="series")
-
-
-def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the cells measured under one set of conditions, the most frequent, and say what was left out.
-
-    The conditions are `CONDITIONS` without `facets`, and the batch size, or the tokens per batch where
-    those vary less. Cells that are not ok stay where nothing known of them contradicts.
-
-    Returns:
-        The rows kept, and a sentence where conditions had other values.
-
-    Raises:
-        MissingRecords: no cell of the frame is ok.
-    """
-    measured = frame[frame["status"] == "ok"]
-    if measured.empty:
-        raise MissingRecords("no cell ended ok")
-    batch = min(("batch_size", "tokens"), key=lambda name: measured[name].nunique())
-    conditions = [name for name in (*CONDITIONS, batch) if name not in facets]
-    cells = measured.drop_duplicates("cell_id")
-    chosen = cells.groupby(conditions, dropna=False, sort=True).size().idxmax()
-    agreeing = pd.Series(True, index=frame.index)
-    left_out = []
-    for name, value in zip(conditions, chosen, strict=True):
-        missing = frame[name].isna()
-        agrees = missing if pd.isna(value) else frame[name] == value
-        if name in _KNOWN_ONCE_MEASURED:
-            agrees = agrees | (missing & (frame["status"] != "ok"))
-        agreeing &= agrees
-        others = sorted({str(other) for other in measured.loc[measured[name] != value, name].dropna()})
-        if others and name in ("settings", "input_settings"):
-            left_out.append(f"other {name.replace('_', ' ')}")
-        elif others:
-            left_out.append(f"{name}={' or '.join(others)}")
-    return frame[agreeing], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
-
-
-def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """As `settle`, for each kind of inputs by itself: a new column `kind`, such as initialised or gaussian.
-
-    The batch is no condition here: it says only how many sequences there are to average over.
-
-    Raises:
-        MissingRecords: no cell of the frame is ok.
-    """
-    batch = ("batch_size", "tokens")
-    kind = frame["weights"].where(frame["weights"].notna(), frame["inputs"])
-    frame, notes = settle(frame.assign(kind=kind), facets=("inputs", "weights", "input_settings", *batch))
-    parts = []
-    for _, rows in frame.groupby("kind"):
-        if (rows["status"] == "ok").any():
-            part, more = settle(rows, facets=batch)
-            parts.append(part)
-            notes += more
-    return pd.concat(parts), notes
-
-
-def by_what(rows: pd.DataFrame) -> str | None:
-    """What disturbed the machine while any of the rows was measured; None where nothing did."""
-    causes = {cause for text in rows["disturbance"].dropna() for cause in text.split("; ")}
-    return "; ".join(sorted(causes)) or None
-
-
-def of_several_codes(rows: pd.DataFrame) -> list[str]:
-    """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known."""
-    measured = rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False)
-    return sorted({label for (label, *_), cells in measured if _of_several_codes(cells)})
-
-
-def _of_several_codes(cells: pd.DataFrame) -> bool:
-    """By the hashes of those that measured the same mechanisms; the others by whether they have a commit in common."""
-    alike = [own for _, own in cells.groupby("mechanisms")]
-    commits = set.intersection(*(set(own["commit"]) for own in alike))
-    return not commits or any(own["code"].nunique(dropna=False) > 1 for own in alike)
-
-
-def marked(table: pd.DataFrame, disturbed: Iterable[str | None]) -> pd.DataFrame:
-    """The table with a column `disturbed` that says of each row by what it was, where any was."""
-    column = pd.Series(list(disturbed), index=table.index, dtype=object)
-    return table.assign(disturbed=column) if column.notna().any() else table
-
-
-def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """One row for each combination of keys, from the newest cell: others had older code or fewer repeats.
-
-    Returns:
-        The rows kept, and a sentence where some were left out.
-    """
-    rows = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
-    left_out = frame["cell_id"].nunique() - rows["cell_id"].nunique()
-    return rows, [f"Older measurements of the same points are left out ({left_out})."] if left_out else []
+    return summary
 
 
 def _rows(record: Record) -> Iterator[Row]:
     config, against = record.config, record.config["bench"].get("against", ())
     common = _conditions(record)
-    measured = [_of_quantity(quantity) for quantity in quantities(record)]
+    measured = [_of_quantity(quantity) for quantity in _summary().quantities(record)]
     # A cell that says nothing has a row, and a comparison that does not one for each of its candidates.
     silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
     labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
@@ -358,7 +196,7 @@ def _conditions(record: Record) -> Row:
 
 
 def _not_conditions(record: Record) -> set[str]:
-    fields = dataclasses.fields(benchmark(record))
+    fields = dataclasses.fields(_summary().benchmark(record))
     return {"against", "name", *(field.name for field in fields if not field.metadata.get("condition", True))}
 
 
@@ -378,7 +216,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "function": facts.get("approximates") or name,
         "exact": bool(facts.get("exact")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
-        "features": features(record, cell["label"]),
+        "features": _summary().features(record, cell["label"]),
         # An entry of an older comparison is as the cell is.
         **{key: cell.get(key, record.config.get(key)) for key in ("impl", "dtype")},
         "sized_by": facts.get("size"),

@@ -14,10 +14,10 @@ def bars(rows: pd.DataFrame) -> str:
 
     Of some there is none, which a reader must know, too.
     """
-    told = rows.dropna(subset=["interval"])
-    known = told["low"].notna()
-    kinds = [f"{BARS[kind]} {over(of_kind)}" for kind, of_kind in told[known].groupby("interval")]
-    none = [] if known.all() else [f"none {over(told[~known])}, which are too few"]
+    rows = rows.dropna(subset=["interval"])
+    known = rows["low"].notna()
+    kinds = [f"{BARS[kind]} {over(of_kind)}" for kind, of_kind in rows[known].groupby("interval")]
+    none = [] if known.all() else [f"none {over(rows[~known])}, which are too few"]
     return ", ".join([*kinds, *none])
 
 
@@ -28,6 +28,6 @@ def each(rows: pd.DataFrame) -> list[str]:
 
 def over(rows: pd.DataFrame) -> str:
     """The units of replication of the rows: `over 2 or 8 sequences`."""
-    told = rows.dropna(subset=["over"])
-    counts = " or ".join(f"{count:,}" for count in sorted(set(told["samples"])))
-    return f"over {counts} {' and '.join(sorted(set(told['over'])))}"
+    rows = rows.dropna(subset=["over"])
+    counts = " or ".join(f"{count:,}" for count in sorted(set(rows["samples"])))
+    return f"over {counts} {' and '.join(sorted(set(rows['over'])))}"

@@ -12,29 +12,25 @@ from typing import Generic, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis import trained
-from analysis.batches import largest_batches
-from analysis.frame import MissingRecords
-from analysis.gate_cost import gate_cost
-from analysis.peers import peers
 from analysis.plots import (
     compare,
     crossover,
     decode,
     learning,
-    memory,
     pareto,
     perplexity,
-    polysketchformer,
     quality_cost,
     recall,
     roofline,
+    scaling,
     skeinformer,
     sketch_error,
     thesis,
     train_step,
 )
-from analysis.plots.page import Picture
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.tables import gate_cost, largest_batch, peers, skeinformer_table3, trained
 from bench.errors import one_line
 
 Made = TypeVar("Made", Picture, pd.DataFrame)
@@ -105,7 +101,7 @@ FIGURES: dict[str, Entry[Picture]] = {
         "the same, relative to the norm of the exact output",
     ),
     "polysketchformer_figure1": Entry(
-        polysketchformer.figure1,
+        scaling.latency,
         ("latency",),
         "latency per token over context length (PolySketchFormer, Figure 1)",
     ),
@@ -115,7 +111,7 @@ FIGURES: dict[str, Entry[Picture]] = {
         "error of sketched weights over r (PolySketchFormer, Theorem 1.1)",
         by=("inputs",),
     ),
-    "memory": Entry(memory.figure, ("memory",), "peak memory over context length"),
+    "memory": Entry(scaling.memory, ("memory",), "peak memory over context length"),
     "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
     "learning": Entry(learning.figure, ("train",), "loss and right answers over the steps of training", by=("inputs",)),
     "copying_induction": Entry(
@@ -151,7 +147,7 @@ FIGURES: dict[str, Entry[Picture]] = {
 
 TABLES: dict[str, Entry[pd.DataFrame]] = {
     "skeinformer_table3": Entry(
-        skeinformer.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
+        skeinformer_table3.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
     ),
     "crossover_speeds": Entry(
         crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
@@ -167,11 +163,11 @@ TABLES: dict[str, Entry[pd.DataFrame]] = {
         trained.solved, ("train",), "copying and induction beside the paper's (PolySketchFormer, Table 5)"
     ),
     "skeinformer_table2": Entry(
-        largest_batches, ("largest_batch",), "largest batches beside the paper's (Skeinformer, Table 2)"
+        largest_batch.largest_batches, ("largest_batch",), "largest batches beside the paper's (Skeinformer, Table 2)"
     ),
     "thesis_losses": Entry(trained.thesis, ("train",), "loss of sequence reversal beside the thesis'"),
-    "peers": Entry(peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
-    "gate_cost": Entry(gate_cost, (), "what the correctness gate takes of the cells' time"),
+    "peers": Entry(peers.peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
+    "gate_cost": Entry(gate_cost.gate_cost, (), "what the correctness gate takes of the cells' time"),
     "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
     "sketch_error_exponents": Entry(
         sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"

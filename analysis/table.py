@@ -1,16 +1,12 @@
-"""Tables for people: the records with one row per cell, and any table as a file."""
+"""All cells as one table for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pandas as pd
 
-from analysis.latex import latex
-from analysis.numbers import number
-from bench.records.disk import write_atomically
-from bench.table import in_cell
+from analysis.formats import number
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]
@@ -39,38 +35,9 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     cells = first.set_index("cell_id")[[*_CONDITIONS, *_INPUTS, "features", "status", "reason", "disturbance"]]
     cells = cells.join(over.rename("intervals over"))
     cells = cells.join(values.rename(columns={name: f"{name}, measured" for name in cells}))
-    keep = ["bench", "attention", "seq_len", "status", *(["intervals over"] if len(over) else [])]
-    telling = [name for name in cells if name in keep or cells[name].nunique(dropna=False) > 1]
-    return cells[telling].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """The table in GitHub's Markdown."""
-    cells = [["" if pd.isna(value) else number(value) for value in row] for row in table.to_numpy(object)]
-    rows = [list(table.columns), ["---"] * len(table.columns), *cells]
-    return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
-
-
-FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
-    "md": lambda table: [markdown(table)],
-    "csv": lambda table: [table.to_csv(index=False).removesuffix("\n")],
-    "tex": latex,
-}
-"""Of files; CSV has every digit."""
-DEFAULT = ("md", "csv")
-
-
-def write(table: pd.DataFrame, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
-    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files."""
-    paths = []
-    for suffix in formats:
-        parts = FORMATS[suffix](table)
-        for i, text in enumerate(parts, 1):
-            path = Path(out_dir) / (f"{name}_{i}.{suffix}" if len(parts) > 1 else f"{name}.{suffix}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, f"{text}\n".encode())
-            paths.append(path)
-    return paths
+    always = ["bench", "attention", "seq_len", "status", *(["intervals over"] if len(over) else [])]
+    differing = [name for name in cells if name in always or cells[name].nunique(dropna=False) > 1]
+    return cells[differing].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
 
 
 def _of_rows(text: Callable[[pd.Series], str | None], frame: pd.DataFrame) -> pd.Series:

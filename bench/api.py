@@ -96,6 +96,7 @@ def say_figures(sweep: Sweep) -> None:
 def _figures(sweep: Sweep, records: Sequence[Record]) -> list[Path]:
     if importlib.util.find_spec("seaborn") is None:
         return []
+    # The one place where the suite looks at `analysis`, which takes seconds to load and may not be installed.
     import analysis
 
     results_dir = Path(sweep.settings.results_dir)

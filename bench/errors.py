@@ -71,6 +71,11 @@ def bounded(text: str, longest: int = LONGEST_LINE) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
+def in_cell(text: str) -> str:
+    """A text for a cell of a Markdown table: one line, and nothing that Markdown or HTML would act upon."""
+    return bounded(text).replace("|", "\\|").replace("<", "\\<")
+
+
 def keyed(error: BaseException) -> str:
     """The first line of an error's message, after the configuration key that it is about."""
     key = getattr(error, "full_key", None)

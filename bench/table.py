@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.errors import bounded
+from bench.errors import bounded, in_cell
 from bench.measures.summary import headline, quantities
 from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
@@ -98,8 +98,3 @@ def _result(record: Record) -> str:
     except RecordError as error:
         return str(error)
     return f"{said} [disturbed by {'; '.join(record.disturbed)}]" if record.disturbed else said
-
-
-def in_cell(text: str) -> str:
-    """A text for a cell of a Markdown table: one line, and nothing that Markdown or HTML would act upon."""
-    return bounded(text).replace("|", "\\|").replace("<", "\\<")

@@ -29,7 +29,7 @@ ROOMS = {
     "the printed table": r"bench\.table",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
-    "frame": r"analysis\.(batches|frame|gate_cost|intervals|latex|learned|numbers|peers|published|table|trained)",
+    "frame": r"analysis\.(formats|frame|intervals|published|selection|table|tables(\..*)?|training)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|app|compile|console|launchers|merge|__main__))?|"

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import MissingRecords, marked, newest, series, settle
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords, newest, series, settle, with_disturbance
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
 # What a curve over the length is of; a panel is of a pass and a direction.
@@ -22,56 +22,53 @@ FLASH = ("flash", "float32")
 # Lines of the legend that stand for no mechanism.
 DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
 
+# A cell that did not measure is a gap of all lines.
+_ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
+# Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
+HEIGHT, ROW, NAMED = 3.4, 0.2, 2.6
+_CROSSED = ["from_seq_len", "from_low", "from_high"]
+_EXPLANATION = (
+    "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
+    "bars {}. Under each panel: the length from which a line stays above 1, with its interval."
+)
 
-@style.literal
+
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
 
     A column per direction and a row per pass, each of two panels: the speeds with their intervals over rounds, and
     the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no comparison has both an exact softmax and something else.
     """
     timed, notes = _timed(frame)
     speeds = _over_best(timed)
     speeds = speeds[~speeds["exact_softmax"]]
     failed = frame[(frame["bench"] == "compare") & (frame["status"] != "ok")].assign(series=_ALL)
-    properties = looks.styles(speeds, speeds["series"])
-    passes = [name for name in style.PASSES if (speeds["pass"] == name).any()]
+    properties = style.of_series(speeds)
+    passes = [name for name in marks.PASSES if (speeds["pass"] == name).any()]
     directions = sorted(set(speeds["causal"]))
     most = int(speeds.groupby(PANEL)["series"].nunique().max())
-    columns = page.beside(len(directions), NAMED)
+    columns = layout.beside(len(directions), NAMED)
     lines = [(name, directions[i : i + columns]) for name in passes for i in range(0, len(directions), columns)]
-    heights = (page.height(HEIGHT, columns), 0.5 + ROW * most) * len(lines)
-    drawn, axes = page.panels(len(heights), columns, share_y=False, heights=heights)
+    heights = (layout.height(HEIGHT, columns), 0.5 + ROW * most) * len(lines)
+    drawn, axes = layout.panels(len(heights), columns, share_y=False, heights=heights)
     for above, below, (name, across) in zip(axes[::2], axes[1::2], lines, strict=True):
         for upper, lower, causal in zip(above, below, across, strict=True):
             upper.sharey(above[0])
-            page.title(upper, f"{'causal' if causal else 'not causal'}, {style.PASSES[name]}")
+            layout.title(upper, f"{'causal' if causal else 'not causal'}, {marks.PASSES[name]}")
             here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
             gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
             _draw(upper, here, properties)
-            style.gaps(upper, gone, "seq_len", {_ALL: _GREY})
+            marks.gaps(upper, gone, "seq_len", {_ALL: _GREY})
             _draw_crossings(lower, here, properties)
-            for panel, label in ((upper, ""), (lower, _LENGTH)):
-                style.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
-        style.log_axis(above[0].yaxis, "speed over the best exact softmax")
+            for panel, label in ((upper, ""), (lower, marks.LENGTH)):
+                marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
+        marks.log_axis(above[0].yaxis, "speed over the best exact softmax")
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
-    page.legend(drawn, {**properties, **(dashes if len(dashes) > 1 else {})})
-    text = [
-        _EXPLANATION.format(intervals.bars(speeds)),
-        _winners(speeds),
-        style.conditions(timed),
-        style.functions(timed),
-        *notes,
-    ]
-    page.caption(drawn, " ".join(filter(None, text)))
-    return drawn
+    text = [_EXPLANATION.format(intervals.bars(speeds)), _winners(speeds)]
+    text += [captions.conditions(timed), captions.functions(timed), *notes]
+    return layout.finish(drawn, properties | (dashes if len(dashes) > 1 else {}), *text)
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,19 +91,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
     rows = rows.sort_values(order).reset_index(drop=True)
     rows = rows.assign(interval=intervals.each(rows))
-    return marked(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
-
-
-# A cell that did not measure is a gap of all lines.
-_ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
-# Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
-HEIGHT, ROW, NAMED = 3.4, 0.2, 2.6
-_LENGTH = "context length n (tokens)"
-_CROSSED = ["from_seq_len", "from_low", "from_high"]
-_EXPLANATION = (
-    "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
-    "bars {}. Under each panel: the length from which a line stays above 1, with its interval."
-)
+    return with_disturbance(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -154,13 +139,13 @@ def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
 
 def _crossovers(speeds: pd.DataFrame) -> pd.DataFrame:
     """By curve: the length from which it is faster for good, and its interval."""
-    found = {}
+    lengths = {}
     for curve, rows in speeds.groupby(CURVE):
         crossed = _crossed(rows)
         if crossed is not None and crossed.faster == "b":
-            found[curve] = (crossed.length, crossed.low, crossed.high)
-    index = pd.MultiIndex.from_tuples(found, names=CURVE)
-    return pd.DataFrame(list(found.values()), index=index, columns=_CROSSED)
+            lengths[curve] = (crossed.length, crossed.low, crossed.high)
+    index = pd.MultiIndex.from_tuples(lengths, names=CURVE)
+    return pd.DataFrame(list(lengths.values()), index=index, columns=_CROSSED)
 
 
 def _crossed(rows: pd.DataFrame) -> Crossover | None:
@@ -174,16 +159,16 @@ def _winners(speeds: pd.DataFrame) -> str:
     usual = cells["best"].mode()[0]
     others = []
     for (best, name, causal), rows in cells[cells["best"] != usual].groupby(["best", *PANEL]):
-        lengths = ", ".join(style.length_name(length) for length in sorted(rows["seq_len"]))
-        others.append(f"{best} at {lengths} ({'' if causal else 'not '}causal, {style.PASSES[name]})")
+        lengths = ", ".join(marks.length_name(length) for length in sorted(rows["seq_len"]))
+        others.append(f"{best} at {lengths} ({'' if causal else 'not '}causal, {marks.PASSES[name]})")
     return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
 
 
 def _draw(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1)
+    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
     for (name, dtype), rows in speeds.groupby(["series", "dtype"], sort=True):
         look = {"label": f"{properties[name]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
-        style.errorbar(axes, rows, "seq_len", properties[name] | look)
+        marks.errorbar(axes, rows, "seq_len", properties[name] | look)
 
 
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
@@ -195,20 +180,20 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     for (name, dtype), (length, crossed) in fates.items():
         at = names.index(name) + (dtypes.index(dtype) - (len(dtypes) - 1) / 2) / (len(dtypes) + 0.4)
-        text = {"fontsize": page.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
+        text = {"fontsize": layout.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
         if crossed is None:
             words = "behind throughout" if length else "ahead throughout"
             axes.text(0.02, at, words, transform=axes.get_yaxis_transform(), **text)
             continue
         low, high = max(crossed.low, 1), min(crossed.high, 2 * speeds["seq_len"].max())
         own = properties[name] | {"label": f"{properties[name]['label']} {dtype}"}
-        bar = own | {"marker": None, "linewidth": 0.9, "linestyle": DTYPES[dtype]}
+        bar = own | {"marker": None, "linewidth": 0.9, "linestyle": DTYPES[dtype], **layout.SQUARE}
         axes.plot([low, high], [at, at], gid="crossover interval", **bar)
         axes.plot([length], [at], gid="crossover", **own | {"markersize": 4, "linestyle": "none"})
         words = f"{'until ' if crossed.faster == 'a' else ''}{length:,.0f}"
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0}
         axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox=box, **text)
-    axes.set_yticks(range(len(names)), [page.shown(name) for name in names], fontsize=page.SMALLEST)
+    axes.set_yticks(range(len(names)), [layout.shown(name) for name in names], fontsize=layout.SMALLEST)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")

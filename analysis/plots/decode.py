@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import intervals
-from analysis.frame import MissingRecords, newest, series, settle
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import select
 
 # Metric, title, label, and factor from the frame's unit to that of the label.
 PANELS = (
@@ -20,35 +20,15 @@ _EXPLANATION = (
 )
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
-    """Time per token in µs and bytes of the state in MiB, both over context length, a line per series.
-
-    A cell that ran out of memory or is unsupported is marked above the panels at its length.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
-    """
-    data = frame[frame["bench"] == "decode"]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=decode")
-    data, notes = settle(data)
-    data, older = newest(data.assign(series=series(data)), ["series", "seq_len", "metric"])
-    properties = looks.styles(data, data["series"])
-
-    drawn, axes = page.panels(1, len(PANELS), share_y=False)
+    """Time per token in µs and bytes of the state in MiB, both over context length, a line per series."""
+    data, notes = select(frame, "decode", ["seq_len", "metric"])
+    properties = style.of_series(data)
+    drawn, axes = layout.panels(1, len(PANELS), share_y=False)
     for panel, (metric, title, label, scale) in zip(axes[0], PANELS, strict=True):
-        page.title(panel, title)
-        for of_series, rows in data[data["metric"] == metric].groupby("series"):
-            style.errorbar(panel, rows, "seq_len", properties[of_series], scale)
-        style.gaps(panel, data, "seq_len", properties)
-        style.length_axis(panel, data["seq_len"])
-        style.log_axis(panel.yaxis, label)
-    page.legend(drawn, properties)
-    explanation = _EXPLANATION.format(intervals.bars(data))
-    sentences = [explanation, style.conditions(data), style.functions(data), *notes, *older]
-    page.caption(drawn, " ".join(filter(None, sentences)))
-    return drawn
+        layout.title(panel, title)
+        marks.over_lengths(panel, data[data["metric"] == metric], data, properties, scale)
+        marks.log_axis(panel.yaxis, label)
+    text = [_EXPLANATION.format(intervals.bars(data)), captions.conditions(data), captions.functions(data)]
+    return layout.finish(drawn, properties, *text, *notes)

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from PIL import Image
 
-from analysis.plots.page import Picture
-from bench.records.disk import write_atomically
+from analysis.formats import write_files
+from analysis.plots.layout import Picture
 
 RESOLUTION = 200  # dots per inch of the PNG
 COLOURS = 256
@@ -43,14 +43,8 @@ def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str]
     """
     contents = {suffix: _csv(figure) if suffix == "csv" else _picture(figure, suffix) for suffix in formats}
     if not figure.captioned:
-        contents["txt"] = (figure.caption.replace(r"\$", "$") + "\n").encode()
-    paths = []
-    for suffix, content in contents.items():
-        path = Path(out_dir) / f"{name}.{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
-        paths.append(path)
-    return paths
+        contents["txt"] = f"{figure.caption}\n".encode()
+    return write_files(Path(out_dir), {f"{name}.{suffix}": content for suffix, content in contents.items()})
 
 
 def numbers(figure: Picture) -> pd.DataFrame:
@@ -69,7 +63,7 @@ def numbers(figure: Picture) -> pd.DataFrame:
         for row in rows(axes)
     ]
     points = pd.DataFrame(rows, columns=list(COLUMNS))
-    return points.replace({name: {r"\\\$": "$", r"\s": " "} for name in _TEXTS}, regex=True)
+    return points.replace({name: {r"\s": " "} for name in _TEXTS}, regex=True)
 
 
 def _picture(figure: Picture, suffix: str) -> bytes:

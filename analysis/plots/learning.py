@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.learned import learned, panels
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.training import panels, trained_cells
 
 LOSS = ("validation_loss", "loss (nats)")
 RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
@@ -22,64 +22,49 @@ _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
 _EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """Two panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
 
-    Of several learning rates each mechanism has the best (`analysis.learned`).
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
+    Of several learning rates each mechanism has the best (`analysis.training`).
     """
-    data, notes = learned(frame)
-    properties = looks.styles(data, data["series"])
+    data, notes = trained_cells(frame)
+    properties = style.of_series(data)
     groups = panels(data[data["status"] == "ok"])
-    drawn, axes = page.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
+    drawn, axes = layout.grid(2 * len(groups), 4 if len(groups) > SIDE_BY_SIDE else 2)
     for ((kind, seq_len), rows), *pair in zip(groups, axes[::2], axes[1::2], strict=True):
         right = RIGHT_TOKENS if (rows["inputs"] == "language_modelling").all() else RIGHT
         for panel, (metric, label) in zip(pair, (LOSS, right), strict=True):
-            page.title(panel, f"{kind}, n = {seq_len:,}")
+            layout.title(panel, f"{kind}, n = {seq_len:,}")
             for name, of_series in rows.groupby("series"):
-                style.curves(panel, by_step(of_series, metric), properties[name])
+                marks.curves(panel, by_step(of_series, metric), properties[name])
             panel.set_xlabel("step")
             panel.set_ylabel(label)
-        style.value_axis(pair[0].yaxis, LOSS[1])
+        marks.value_axis(pair[0].yaxis, LOSS[1])
         pair[1].set_ylim(-3, 103)
-    page.legend(drawn, properties)
-    page.caption(drawn, " ".join([_EXPLANATION, *notes, style.conditions(data)]))
-    return drawn
+    return layout.finish(drawn, properties, _EXPLANATION, *notes, captions.conditions(data))
 
 
-@style.literal
+@layout.styled
 def sudden(frame: pd.DataFrame) -> Picture:
     """Figure 5 of PolySketchFormer (ICML): right examples of copying and induction over the steps of training.
 
     A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: neither task was learned.
     """
-    data, notes = learned(frame, SUDDEN)
-    properties = looks.styles(data, data["series"])
+    data, notes = trained_cells(frame, SUDDEN)
+    properties = style.of_series(data)
     groups = panels(data)
-    drawn, axes = page.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=2.0)
+    drawn, axes = layout.panels(len(groups), len(properties), heights=[1.6] * len(groups), width=2.0)
     for panel, name in zip(axes[0], properties, strict=True):
-        page.title(panel, page.shown(name))
+        layout.title(panel, layout.shown(name))
     for row, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
-        for panel, (name, look) in zip(row, properties.items(), strict=True):
-            _small(panel, rows[rows["series"] == name], look | {"marker": None})
+        for panel, (name, line) in zip(row, properties.items(), strict=True):
+            _small(panel, rows[rows["series"] == name], line | {"marker": None})
         row[0].set_ylabel(f"{kind}\nn = {seq_len:,}\nright (%)", fontsize=7)
     for panel in axes[-1]:
         panel.set_xlabel("step")
     explanation = f"Examples of the validation split of which every answer is right. {_SEEDS}"
-    page.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
-    return drawn
+    return layout.finish(drawn, {}, explanation, *notes, captions.conditions(data))
 
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -89,15 +74,16 @@ def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     return pd.DataFrame({cell: pd.Series(factor * raw, index=steps[cell]) for cell, raw in values.items()})
 
 
-def _small(panel: Axes, rows: pd.DataFrame, look: dict[str, Any]) -> None:
+def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
     ok = rows[rows["status"] == "ok"]
     if len(ok):
-        style.curves(panel, by_step(ok, "validation_example_accuracy"), look)
+        marks.curves(panel, by_step(ok, "validation_example_accuracy"), line)
     cells = rows.drop_duplicates("cell_id")
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
-    words = [f"{count} of {len(cells)}: {style.STATUS.get(status, status)}" for status, count in failed.items()]
+    words = [f"{count} of {len(cells)}: {marks.STATUS.get(status, status)}" for status, count in failed.items()]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-    for line, word in enumerate(words or ["not run"] * ok.empty):
-        at = (0.04, 0.86 - 0.12 * line)
-        panel.annotate(word, at, xycoords="axes fraction", size=page.SMALLEST, bbox=box, gid="gap")
+    for i, word in enumerate(words or ["not run"] * ok.empty):
+        at = (0.04, 0.86 - 0.12 * i)
+        look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": box, "gid": "gap"}
+        panel.annotate(word, at, xycoords="axes fraction", **look)
     panel.set_ylim(-3, 103)

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import CODE, MissingRecords, newest, series, settle, variants
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import CODE, MissingRecords, newest, series, settle, variants
 
 ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error belong together only where these agree.
@@ -25,7 +25,7 @@ _MISSING = (
 )
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
     """Latency per token over relative spectral norm error, one panel for each function that is approximated.
 
@@ -53,31 +53,19 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
 
     everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
     errors = pd.concat([points[["attention", "status", *_OF_ERROR]].rename(columns=_OF_ERROR) for points, *_ in panels])
-    properties = looks.styles(everything, everything["series"])
-    drawn, axes = page.panels(1, len(panels))
+    properties = style.of_series(everything)
+    drawn, axes = layout.panels(1, len(panels))
     for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
         _draw(panel, points, exact, properties)
-    style.log_axis(axes[0, 0].yaxis, f"{style.PASSES[measured_pass]} latency (µs/token)")
-    page.legend(drawn, properties)
-    notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
+    marks.log_axis(axes[0, 0].yaxis, f"{marks.PASSES[measured_pass]} latency (µs/token)")
     explanation = (
         f"Lower left is better. Error: mean relative spectral norm error, bars {intervals.bars(errors)}; latency: "
         f"median, bars {intervals.bars(everything)}; numbers: size d; dotted: exact mechanisms; grey: points that "
         "nothing shown beats in both, exact mechanisms included."
     )
-    told = [explanation, f"{style.machine(everything)}.", style.caveats(everything), style.code(errors)]
-    page.caption(drawn, " ".join(filter(None, [*told, *notes])))
-    return drawn
-
-
-def front(points: pd.DataFrame, exact: float = np.inf) -> pd.DataFrame:
-    """The rows that no other row beats in `error` or `value` without losing in the other, by error.
-
-    `exact` is the value of the best mechanism that has no error at all.
-    """
-    ordered = points.sort_values(["error", "value"])
-    best_before = ordered["value"].cummin().shift(fill_value=np.inf).clip(upper=exact)
-    return ordered[ordered["value"] < best_before]
+    notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
+    text = [explanation, f"{captions.machine(everything)}.", captions.caveats(everything), captions.code(errors)]
+    return layout.finish(drawn, properties, *text, *notes)
 
 
 def _points(
@@ -99,7 +87,8 @@ def _points(
     if points.empty:
         return []
     exact = speed[speed["exact"] & speed["seq_len"].isin(points["seq_len"])]
-    text = f"{points['function'].iloc[0]}: latency with {style.setting(speed)}; error with {style.setting(error)}."
+    words = f"latency with {captions.setting(speed)}; error with {captions.setting(error)}"
+    text = f"{points['function'].iloc[0]}: {words}."
     return [(points, exact.assign(series=series(exact)), [text, *notes, *more, *older, *older_error])]
 
 
@@ -132,28 +121,15 @@ def _function(rows: pd.DataFrame) -> list[str]:
 
 
 def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    for name, row in _by_series(exact):
-        style.level(axes, row, {**properties[name], "marker": None, "linestyle": ":"})
-    best = front(points, exact["value"].min() if len(exact) else np.inf)
-    # A front may be a single point.
-    shade: dict[str, Any] = {"color": "0.6", "linewidth": 3, "marker": "o", "markersize": 11, "alpha": 0.5}
-    axes.plot(best["error"], best["value"], **shade, zorder=1, gid="front")
-    for name, row in _by_series(points):
-        bars = {
-            "xerr": [[row["error"] - row["error_low"]], [row["error_high"] - row["error"]]],
-            "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
-        }
-        look: dict[str, Any] = {**properties[name], **bars, "linestyle": "none"}
-        axes.errorbar(row["error"], row["value"], **look)
-        text = page.shown(name) if pd.isna(row["size"]) else str(row["size"])
-        axes.annotate(text, (row["error"], row["value"]), (4, 4), textcoords="offset points", fontsize=page.SMALLEST)
+    for row in exact.itertuples():
+        marks.level(axes, row, {**properties[row.series], "marker": None, "linestyle": ":"})
+    marks.front_line(axes, marks.front(points, "error", exact["value"].min() if len(exact) else np.inf), "error")
+    for _, row in points.iterrows():
+        text = layout.shown(row["series"]) if pd.isna(row["size"]) else str(row["size"])
+        marks.point(axes, row, "error", properties[row["series"]], text)
     causal = "causal" if points["causal"].iloc[0] else "not causal"
-    page.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
+    layout.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
     # Room for the words at the rightmost point, and for one tick at least.
     low, high = (points[name].where(points[name] > 0, points["error"]) for name in ("error_low", "error_high"))
     axes.set_xlim(low.min() / 1.5, high.max() * 2)
-    style.log_axis(axes.xaxis, ERROR)
-
-
-def _by_series(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
-    return [(row["series"], row) for _, row in rows.iterrows()]
+    marks.log_axis(axes.xaxis, ERROR)

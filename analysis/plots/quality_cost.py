@@ -2,114 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import newest
-from analysis.learned import PANEL, learned, over_seeds, panels, work
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
-from analysis.plots.pareto import front
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import newest
+from analysis.training import PANEL, over_seeds, panels, trained_cells, work
 
-# What the time of a step depends on.
-_STEP = [
-    "attention",
-    "hyperparameters",
-    "impl",
-    "seq_len",
-    "batch_size",
-    "num_heads",
-    "head_dim",
-    "dtype",
-    "device_name",
-]
-_STEP += ["work"]
 MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
-
-
-@style.literal
-def figure(frame: pd.DataFrame) -> Picture:
-    """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
-
-    The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
-    else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: nothing was trained.
-    """
-    data, notes = learned(frame)
-    points = _points(frame, data)
-    properties = looks.styles(data, data["series"])
-    # Without lines, variants of one mechanism look alike.
-    numbers = {name: number for number, name in enumerate(properties, 1)}
-    groups = panels(points)
-    drawn, axes = page.grid(len(groups))
-    for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
-        page.title(panel, f"{kind}, n = {seq_len:,}")
-        measured = rows["step_ms"].notna().all()
-        _draw(
-            panel, rows if measured else rows.assign(**{name: rows[own] for name, own in _WHILE}), properties, numbers
-        )
-        style.value_axis(panel.xaxis, MEASURED if measured else TRAINING)
-        style.value_axis(panel.yaxis, "test loss (nats)")
-    page.legend(
-        drawn,
-        {
-            name: {**look, "label": f"{numbers[name]} {look['label']}", "linestyle": "none"}
-            for name, look in properties.items()
-        },
-    )
-    timed = points.dropna(subset=["interval"])
-    explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
-    page.caption(drawn, " ".join([explanation, *notes, style.conditions(data)]))
-    return drawn
-
-
+# What the time of a step depends on.
+_STEP = ["attention", "hyperparameters", "impl", "seq_len", "batch_size", "num_heads", "head_dim", "dtype"]
+_STEP += ["device_name", "work"]
+_BARS = ["interval", "over", "samples"]
+_TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
+_TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
 _EXPLANATION = (
     "Lower left is better. Loss: median over seeds, bars from the least to the greatest. Time: of bench=train_step its "
     "median{}, while training the median of all steps and seeds, with bars over seeds. Cells are minutes apart. Grey: "
     "what nothing shown beats in both."
 )
-_BARS = ["interval", "over", "samples"]
-_TIMES = ["step_ms", "step_ms_low", "step_ms_high"]
-_TRAINED = ["trained_ms", "trained_ms_low", "trained_ms_high"]
-_WHILE = list(zip(_TIMES, _TRAINED, strict=True))
+
+
+@layout.styled
+def figure(frame: pd.DataFrame) -> Picture:
+    """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
+
+    The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
+    else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.
+    """
+    data, notes = trained_cells(frame)
+    points = _points(frame, data)
+    properties = style.of_series(data)
+    # Without lines, variants of one mechanism look alike.
+    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    groups = panels(points)
+    drawn, axes = layout.grid(len(groups))
+    for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
+        layout.title(panel, f"{kind}, n = {seq_len:,}")
+        x = _TIMES[0] if rows["step_ms"].notna().all() else _TRAINED[0]
+        marks.front_line(panel, marks.front(rows, x), x)
+        for _, row in rows.iterrows():
+            marks.point(panel, row, x, properties[row["series"]], numbers[row["series"]], capsize=2)
+        marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
+        marks.value_axis(panel.yaxis, "test loss (nats)")
+    names = {
+        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
+        for name, line in properties.items()
+    }
+    timed = points.dropna(subset=["interval"])
+    explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
+    return layout.finish(drawn, names, explanation, *notes, captions.conditions(data))
 
 
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     """The losses (`value`, `low`, `high`) with the times of a step in ms, measured (`_BARS`) and while training."""
     steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
     steps, _ = newest(steps.assign(work=work(steps)), _STEP)
-    times = steps[[*_STEP, "value", "low", "high", *_BARS]].rename(
-        columns=dict(zip(("value", "low", "high"), _TIMES, strict=True))
-    )
+    times = steps[[*_STEP, "value", "low", "high", *_BARS]].set_axis([*_STEP, *_TIMES, *_BARS], axis=1)
     times[_TIMES] *= 1e-6
     speeds = over_seeds(data, "steps_per_second")
-    speeds = speeds.assign(
-        **{name: 1e3 / speeds[of] for name, of in zip(_TRAINED, ("value", "high", "low"), strict=True)}
-    )
-    points = (
-        over_seeds(data, "loss").drop(columns=_BARS).merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
-    )
+    speeds[_TRAINED] = 1e3 / speeds[["value", "high", "low"]]
+    losses = over_seeds(data, "loss").drop(columns=_BARS)
+    points = losses.merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
     return points.merge(times, on=_STEP, how="left")
-
-
-def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]], numbers: dict[str, int]) -> None:
-    best = front(points.assign(error=points["step_ms"]))
-    axes.plot(best["step_ms"], best["value"], color="0.6", linewidth=3, marker="o", markersize=11, alpha=0.5, zorder=1,
-              gid="front")  # fmt: skip
-    for _, row in points.iterrows():
-        bars = {
-            "xerr": [[row["step_ms"] - row["step_ms_low"]], [row["step_ms_high"] - row["step_ms"]]],
-            "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
-        }
-        look: dict[str, Any] = {**properties[row["series"]], **bars, "linestyle": "none"}
-        axes.errorbar(row["step_ms"], row["value"], capsize=2, **look)
-        at = (row["step_ms"], row["value"])
-        axes.annotate(str(numbers[row["series"]]), at, (4, 4), textcoords="offset points", fontsize=page.SMALLEST)

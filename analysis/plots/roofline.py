@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import MissingRecords, marked, newest, series, settle
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords, select, with_disturbance
 from bench.records.roofline import BEYOND
 
 MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
@@ -31,40 +31,31 @@ _EXPLANATION = (
 )
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """FLOP/s over FLOP/byte, a panel with and one without a causal mask, doubly logarithmic, below the device's roof.
 
     A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
     """
     data, notes = _select(frame)
-    measured, properties = _points(data), looks.styles(data, data["series"])
+    measured, properties = _points(data), style.of_series(data)
     points = measured.dropna(subset="share")
     if points.empty:
         raise MissingRecords("needs an ok record of bench=roofline that is not beyond the ceilings")
     gemm, copied = (data.loc[data["metric"] == name, "value"].median() for name in ("gemm", "copy"))
-    points = points.assign(marker=_sizes(points["seq_len"]))
+    points, names = points.assign(marker=_sizes(points["seq_len"])), set(points["series"])
     masks = sorted(set(points["causal"]))
-    drawn, axes = page.panels(1, len(masks))
+    drawn, axes = layout.panels(1, len(masks))
     drawn.set_size_inches(drawn.get_figwidth(), HEIGHT)
     for panel, causal in zip(axes[0], masks, strict=True):
-        page.title(panel, "causal" if causal else "not causal")
+        layout.title(panel, "causal" if causal else "not causal")
         _draw(panel, points[points["causal"] == causal], properties, gemm, copied)
     # The rows of panels share this axis: its limits are known once all are drawn.
     floor = np.min(points["low"] / 100 * _roof(points["intensity"], gemm, copied))
     axes[0, 0].set_ylim(floor / 2e9, 2.2 * gemm / 1e9)
-    style.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
-    page.legend(drawn, {name: look for name, look in properties.items() if name in set(points["series"])})
-    explanation = _EXPLANATION.format(intervals.bars(points))
-    text = [explanation, *_sentences(data, measured, gemm), style.conditions(data), *notes]
-    page.caption(drawn, " ".join(text))
-    return drawn
+    marks.log_axis(axes[0, 0].yaxis, "speed (GFLOP/s)")
+    text = [_EXPLANATION.format(intervals.bars(points)), *_sentences(data, measured, gemm), captions.conditions(data)]
+    return layout.finish(drawn, {name: properties[name] for name in properties if name in names}, *text, *notes)
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -76,7 +67,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         MissingRecords: no cell of the benchmark ended ok.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
-    references = frame[frame["impl"] == "reference"]
+    references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]
     if (references["status"] == "ok").any():
         textbook = _points(_of(references)[0])[[*CURVE, "share"]].rename(columns={"share": "reference"})
         points = points.merge(textbook, how="left", on=CURVE)
@@ -108,23 +99,17 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         .rename(columns=columns)
         .reset_index(drop=True)
     )
-    return marked(table, points["disturbance"])
+    return with_disturbance(table, points["disturbance"])
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The cells of one set of conditions, with and without a causal mask; references only of what has nothing else."""
-    data = frame[frame["bench"] == "roofline"]
-    fast = set(data.loc[(data["impl"] != "reference") & (data["status"] == "ok"), "attention"])
-    return _of(data[(data["impl"] != "reference") | ~data["attention"].isin(fast)])
+    fast = frame[(frame["bench"] == "roofline") & (frame["impl"] != "reference") & (frame["status"] == "ok")]
+    return _of(frame[(frame["impl"] != "reference") | ~frame["attention"].isin(set(fast["attention"]))])
 
 
 def _of(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    data = frame[frame["bench"] == "roofline"]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=roofline")
-    data, notes = settle(data, facets=("causal",))
-    data, older = newest(data.assign(series=series(data)), ["series", "causal", "seq_len", "metric"])
-    return data, notes + older
+    return select(frame, "roofline", ["causal", "seq_len", "metric"], facets=("causal",))
 
 
 def _points(data: pd.DataFrame) -> pd.DataFrame:
@@ -146,16 +131,16 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
     left, right = min(ridge / 3, points["intensity"].min() / 2), max(ridge * 8, points["intensity"].max() * 2)
     x = np.array([left, ridge, right])
     roof = _roof(x, gemm, copied) / 1e9
-    axes.plot(x, roof, color="0.2", linewidth=1.6, zorder=1, gid="roof")
+    axes.plot(x, roof, color="0.2", linewidth=1.6, zorder=1, gid="roof", **layout.SQUARE)
     axes.plot(x, LOW * roof, color="0.6", linewidth=0.8, linestyle=":", zorder=1, gid="low")
-    words: dict[str, Any] = {"fontsize": page.SMALLEST, "color": "0.3", "textcoords": "offset points"}
+    words: dict[str, Any] = {"fontsize": layout.SMALLEST, "color": "0.3", "textcoords": "offset points"}
     axes.annotate(f"{gemm / 1e9:,.3g} GFLOP/s", (ridge, roof[1]), (2, 3), ha="left", **words)
     axes.annotate(f"{copied / 1e9:,.3g} GB/s", (np.sqrt(left * ridge), (roof[0] * roof[1]) ** 0.5), (5, -6), **words)
     axes.annotate(f"{LOW:.0%}", (ridge, LOW * roof[1]), (2, 2), ha="left", **words)
     heights = _roof(points["intensity"], gemm, copied) / 1e11
     points = points.assign(**{name: points[name] * heights for name in ("share", "low", "high")})
     for name, rows in points.sort_values("seq_len").groupby("series"):
-        joined = {**properties[name], "marker": None, "label": "", "linewidth": 0.7, "alpha": 0.6}
+        joined = {**properties[name], "marker": None, "label": "", "linewidth": 0.7, "alpha": 0.6, **layout.SQUARE}
         axes.plot(rows["intensity"], rows["share"], zorder=2, **joined)
     for row in points.itertuples():
         look = {**properties[row.series], "linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -164,7 +149,7 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
         place: dict[str, Any] = {"markersize": row.marker + 2 * (look["marker"] == "*"), "zorder": 4 - row.marker / 10}
         axes.errorbar(row.intensity, row.share, yerr=bars, capsize=1.5, elinewidth=0.7, **{**look, **place})
     axes.set_xlim(left, right)
-    style.log_axis(axes.xaxis, "arithmetic intensity (FLOP/byte)")
+    marks.log_axis(axes.xaxis, "arithmetic intensity (FLOP/byte)")
 
 
 def _sizes(lengths: pd.Series) -> pd.Series:
@@ -175,21 +160,21 @@ def _sizes(lengths: pd.Series) -> pd.Series:
 
 def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[str]:
     """What the figure's own lines and gaps mean."""
-    lengths = [style.length_name(n) for n in sorted(set(points["seq_len"]))]
-    said = [f"Larger markers: longer contexts (n = {', '.join(lengths)})."] if len(lengths) > 1 else []
+    lengths = [marks.length_name(n) for n in sorted(set(points["seq_len"]))]
+    sentences = [f"Larger markers: longer contexts (n = {', '.join(lengths)})."] if len(lengths) > 1 else []
     rate = data.loc[data["metric"] == "exponentials", "value"].median()
     heads = sorted(set(data["head_dim"].dropna()))
     if rate > 0 and len(heads) == 1:
-        said.append(
+        sentences.append(
             f"An exponential takes as long as {gemm / rate:.0f} FLOPs of a product; softmax over all keys needs one "
             f"for every {4 * heads[0]}."
         )
     for bound, rows in points[points["share"].isna()].groupby("bound"):
         names = (f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len}" for row in rows.itertuples())
-        said.append(f"Left out, {BEYOND[str(bound)]}: {', '.join(names)}.")
+        sentences.append(f"Left out, {BEYOND[str(bound)]}: {', '.join(names)}.")
     failed = data[data["status"] != "ok"]
     gaps = [
-        f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({style.STATUS.get(row.status, row.status)})"
+        f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({marks.STATUS.get(row.status, row.status)})"
         for row in failed.sort_values(["series", "causal", "seq_len"]).itertuples()
     ]
-    return [*said, f"Not measured: {', '.join(gaps)}."] if gaps else said
+    return [*sentences, f"Not measured: {', '.join(gaps)}."] if gaps else sentences

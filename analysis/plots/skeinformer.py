@@ -1,16 +1,16 @@
-"""Figure 1 and Table 3 of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ...)."""
+"""Figure 1 of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ...)."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import MissingRecords, by_what, marked, newest, series, settle_each
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import newest, require_ok, series, settle_each
 
 PAPER_LENGTHS = (1024, 4096)
 ORDER = ("initialised", "pretrained")
@@ -18,86 +18,12 @@ LABELS = {
     "absolute": "spectral norm error ‖BV − R‖",
     "relative": "relative error ‖BV − R‖ / ‖BV‖",
 }
-
-
 FAR = 10
 """Times the greatest of the others: what is above has no place on the same axis."""
 _FAR_ABOVE = "Above a panel, with an arrow: a mechanism whose errors lie far above its axis, and from where to where."
 
 
-class Cost(NamedTuple):
-    """A row of Table 3: the paper's name, its leading term `factor n d p` in multiplications, how ours comes about.
-
-    `quadratic` rows have n in place of d.
-    """
-
-    name: str
-    factor: int
-    ours: str
-    quadratic: bool = False
-
-
-TABLE_3 = {
-    "softmax": Cost("Standard", 2, "scores and weighted values", quadratic=True),
-    "bigbird": Cost(
-        "Big Bird", 5, "8 blocks of 64 keys for each query, all keys for 2 blocks of queries; these count once here"
-    ),
-    "performer": Cost(
-        "Performer", 3, "phi(Q), phi(K), phi(K)^T V and phi(Q) (phi(K)^T V): 4 n d p, not 3; and the normalisers"
-    ),
-    "nystromformer": Cost(
-        "Nystromformer",
-        4,
-        "also the pseudo-inverse: 6 iterations of 4 products, 24 d^3, more than 4 n d p up to n = 12k",
-    ),
-    "linformer": Cost("Linformer", 4, "projections of K and V, scores, weighted values"),
-    "informer": Cost("Informer", 3, "d sampled scores for each query, d exact rows, and the mean of V"),
-    "skeinformer": Cost("Skeinformer", 4, "pilot rows and sampled columns, and the fill of the other columns"),
-}
-PAPER_HEAD_DIM, PAPER_FEATURES = 32, 256
-
-
-def table3(frame: pd.DataFrame) -> pd.DataFrame:
-    """Appendix A.4, Table 3: multiplications of one head by the paper's leading terms and by ours, half the FLOPs.
-
-    A row per mechanism and length, of what was measured at the paper's p = 32 and d = 256. The paper leaves Reformer
-    out, whose cost depends on the input.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no mechanism of the table was counted at that size.
-    """
-    cells = frame[(frame["bench"] == "flops") & (frame["status"] == "ok") & (frame["head_dim"] == PAPER_HEAD_DIM)]
-    cells = cells[cells["mechanism"].isin(TABLE_3) & cells["features"].fillna(PAPER_FEATURES).eq(PAPER_FEATURES)]
-    cells, _ = newest(cells[~cells["causal"].astype(bool)], ["attention", "seq_len", "metric"])
-    if cells.empty:
-        raise MissingRecords(f"needs ok records of bench=flops at head_dim={PAPER_HEAD_DIM}, d={PAPER_FEATURES}")
-    rows, disturbed = [], []
-    for mechanism, paper in TABLE_3.items():
-        for (label, n), cell in cells[cells["mechanism"] == mechanism].groupby(["attention", "seq_len"]):
-            leading = paper.factor * n * (n if paper.quadratic else PAPER_FEATURES) * PAPER_HEAD_DIM
-            attended = cell["batch_size"].iloc[0] * cell["num_heads"].iloc[0]
-            ours = cell.set_index("metric")["value"] / (2 * attended)
-            rows.append(
-                {
-                    "method": paper.name,
-                    "attention": label,
-                    "n": n,
-                    "paper's leading term": f"{paper.factor} n^2 p" if paper.quadratic else f"{paper.factor} n d p",
-                    "paper (M)": leading / 1e6,
-                    "ours (M)": ours["flops_analytic"] / 1e6,
-                    "counted (M)": ours["flops_counted"] / 1e6,
-                    "ours / paper": ours["flops_analytic"] / leading,
-                    "what ours counts": paper.ours,
-                }
-            )
-            disturbed.append(by_what(cell))
-    return marked(pd.DataFrame(rows), disturbed)
-
-
-@style.literal
+@layout.styled
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
     """Section 5, Figure 1: spectral norm error over the number of features d.
 
@@ -119,7 +45,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     recorded = sorted(set(measured["seq_len"]))
     lengths = [length for length in recorded if length in PAPER_LENGTHS] or recorded
     data = data[data["seq_len"].isin(lengths)]
-    properties = looks.styles(data, data["series"])
+    properties = style.of_series(data)
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
     far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
@@ -127,27 +53,25 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
 
-    figure, axes = page.panels(len(kinds), len(lengths), share_y=False)
+    figure, axes = layout.panels(len(kinds), len(lengths), share_y=False)
     for i, kind in enumerate(kinds):
         for j, length in enumerate(lengths):
             panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
             if (panel["status"] != "ok").all():
                 axes[i, j].set_axis_off()
                 continue
-            page.title(axes[i, j], f"{kind}, n = {length}")
+            layout.title(axes[i, j], f"{kind}, n = {length}")
             room = max((count for (row, _), count in lines.items() if row == kind), default=0)
             _draw(axes[i, j], panel, sizes, properties, room, far[kind])
-            style.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
-    page.legend(figure, properties)
+            marks.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
     text = [
         f"Approximations of softmax attention: mean {intervals.over(measured)}, of each over its heads and draws. "
         f"Bars: {intervals.bars(measured)}. A mechanism without a size d is a horizontal line.",
-        *([_FAR_ABOVE] if any(far.values()) else []),
-        style.conditions(data),
+        _FAR_ABOVE if any(far.values()) else "",
+        captions.conditions(data),
         *notes,
     ]
-    page.caption(figure, " ".join(text))
-    return figure
+    return layout.finish(figure, properties, *text)
 
 
 def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
@@ -155,9 +79,7 @@ def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
     # What computes softmax itself has no place on a logarithmic axis of errors.
     data = data[(data["function"] == "softmax") & ~data["exact"]]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=spectral_norm for an approximation of softmax")
-    data, notes = settle_each(data)
+    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
     names = series(data, apart_from_size=True)
     data, older = newest(data.assign(series=names), ["series", "features", "seq_len", "kind"])
     return data, notes + older
@@ -190,9 +112,9 @@ def _draw(
     for name, rows in panel[panel["status"] == "ok"].groupby("series"):
         sized = rows["features"].notna()
         if sized.any():
-            style.errorbar(axes, rows[sized], "features", properties[name])
+            marks.errorbar(axes, rows[sized], "features", properties[name])
         for row in rows[~sized].itertuples():
-            style.level(axes, row, {**properties[name], "marker": None})
+            marks.level(axes, row, {**properties[name], "marker": None})
         if name in far:
             low, high = (f"{end:.3g}" for end in (rows["value"].min(), rows["value"].max()))
             beyond[name] = (rows["features"].fillna(sizes[-1]).to_numpy(float), f"↑ {low} to {high}")
@@ -203,5 +125,5 @@ def _draw(
     failed = panel[panel["status"] != "ok"].astype({"features": object})
     # What has no size is missing all along the axis.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
-    style.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
-    style.length_axis(axes, sizes, "number of features d")
+    marks.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
+    marks.length_axis(axes, sizes, "number of features d")

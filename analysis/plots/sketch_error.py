@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 
 from analysis import intervals
-from analysis.frame import MissingRecords, by_what, marked, newest, settle_each
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, table_of
 from bench.records.quantities import bootstrapped
 from bench.records.statistics import Interval, power_law
 
@@ -22,7 +21,7 @@ QUANTITIES = {
     "kernel": "⟨φ′(q), φ′(k)⟩ (Theorem 1.1)",
     "sketch": "before squaring: ⟨L, R⟩ (Theorem 2.2)",
 }
-_COLOURS = dict(zip(("gaussian", "srht", "learned"), sns.color_palette("colorblind").as_hex(), strict=False))
+_COLOURS = dict(zip(("gaussian", "srht", "learned"), style.PALETTE, strict=False))
 _MARKERS = {4: "o", 8: "s"}
 # What else of the mechanism changes its sketch; the rest is about blocks and normalisers.
 _DISTINGUISHING = ("qk_layernorm", "scale", "per_head")
@@ -34,56 +33,39 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
 
     Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
     95 % intervals over draws. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no line.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no error of a sketch was measured.
     """
     data, notes = _select(frame)
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]))
     properties = _styles(data)
-    drawn, axes = page.panels(len(kinds), len(QUANTITIES), least=2.5)
+    drawn, axes = layout.panels(len(kinds), len(QUANTITIES), least=2.5)
     for i, kind in enumerate(kinds):
         for j, (quantity, title) in enumerate(QUANTITIES.items()):
             panel = data[data["kind"] == kind]
-            page.title(axes[i, j], f"{kind}, {title}")
+            layout.title(axes[i, j], f"{kind}, {title}")
             _draw(axes[i, j], panel, quantity, properties)
-            style.length_axis(axes[i, j], data["features"].dropna(), "sketch size r")
-        style.log_axis(axes[i, 0].yaxis, "relative error (root mean square)")
+            marks.length_axis(axes[i, j], data["features"].dropna(), "sketch size r")
+        marks.log_axis(axes[i, 0].yaxis, "relative error (root mean square)")
     lines = {name: {**look, "label": name, "marker": None} for name, (_, look) in _REFERENCES.items()}
     if (measured["metric"] == "kernel_expected").any():
         lines = {_EXPECTED: {**_THEORY, "marker": None}} | lines
-    page.legend(drawn, properties | lines)
-    page.caption(drawn, " ".join([_explanation(measured), style.conditions(measured), *notes]))
-    return drawn
+    return layout.finish(drawn, properties | lines, _explanation(measured), captions.conditions(measured), *notes)
 
 
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per line of the figure: the exponent of r with its interval, and the range of r.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no error of a sketch was measured at two sizes or more.
-    """
+    """One row per line of the figure: the exponent of r with its interval, and the range of r."""
     data, _ = _select(frame)
-    rows, disturbed = [], []
-    for (kind, quantity), panel in [
-        ((k, q), data[data["kind"] == k]) for k in sorted(set(data["kind"])) for q in QUANTITIES
-    ]:
-        for name, line in _lines(panel, quantity):
-            exponent = _exponent(line)
-            if exponent:
+    rows = []
+    panels = [(kind, quantity) for kind in sorted(set(data["kind"])) for quantity in QUANTITIES]
+    for kind, quantity in panels:
+        for name, line in _lines(data[data["kind"] == kind], quantity):
+            if exponent := _exponent(line):
                 rows.append(
                     {
                         "inputs": kind,
@@ -94,12 +76,12 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                         "high": exponent.high,
                         "r": f"{line['features'].min()} to {line['features'].max()}",
                         "draws": line["samples"].min(),
+                        "disturbed": disturbance(line),
                     }
                 )
-                disturbed.append(by_what(line))
     if not rows:
         raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
-    return marked(pd.DataFrame(rows), disturbed)
+    return table_of(rows)
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -108,9 +90,7 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     # Degree 2 is its own sketch: there is neither a size nor an error.
     data = data[(data["status"] != "ok") | data["features"].notna()]
     data = data[data["hyperparameters"].map(_is_known).astype(bool)]
-    if not (data["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=sketch_error for a sketch")
-    data, notes = settle_each(data)
+    data, notes = settle_each(require_ok(data, "bench=sketch_error for a sketch"))
     longest = data.loc[data["status"] == "ok", "seq_len"].max()
     if data["seq_len"].nunique() > 1:
         notes.append(f"Left out: lengths other than {longest}.")
@@ -139,7 +119,7 @@ def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
     properties = {}
     for _, name, text in sorted(set(zip(data["place"], data["series"], data["hyperparameters"], strict=True))):
         settings = json.loads(text)
-        drawn = looks.look(name, _COLOURS[settings["sketch"]], _MARKERS.get(settings["degree"], "^"))
+        drawn = style.line(name, _COLOURS[settings["sketch"]], _MARKERS.get(settings["degree"], "^"))
         properties[name] = drawn | {"markersize": 4}
         if settings["degree"] > 4:
             properties[name]["markerfacecolor"] = "white"
@@ -159,7 +139,7 @@ def _exponent(line: pd.DataFrame) -> Interval | None:
 def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, dict[str, Any]]) -> None:
     lines = []
     for name, line in _lines(panel, quantity):
-        style.errorbar(axes, line, "features", properties[name])
+        marks.errorbar(axes, line, "features", properties[name])
         exponent = _exponent(line)
         if exponent:
             ends = f" [{exponent.low:.2f}, {exponent.high:.2f}]" if exponent.low == exponent.low else ""
@@ -167,13 +147,13 @@ def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, 
     for lane, (text, look) in enumerate(lines):
         axes.annotate(
             text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
-            ha="right", fontsize=page.SMALLEST, color=look["color"], gid="exponent",
+            ha="right", fontsize=layout.SMALLEST, color=look["color"], gid="exponent",
         )  # fmt: skip
     expected = panel[panel["metric"] == f"{quantity}_expected"].sort_values("features")
     for _, line in expected.groupby("series"):
         axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, label=_EXPECTED, gid="expected")
     _references(axes, panel[panel["metric"] == f"{quantity}_error"])
-    style.gaps(axes, panel, "features", properties)
+    marks.gaps(axes, panel, "features", properties)
 
 
 def _references(axes: Axes, errors: pd.DataFrame) -> None:

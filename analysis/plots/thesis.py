@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from analysis.frame import MissingRecords
-from analysis.learned import PANEL, learned
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.training import PANEL, trained_cells
 
 GROUPS = {
     ("5.1", "5.2"): ("single powers", ("polynomial_p2", "polynomial_p4", "polynomial_p8")),
@@ -26,25 +29,21 @@ FIRST = 1000
 """Steps of the left panels, of the thesis' 10,000."""
 EVERY = 10
 """Steps that a point of the curves is the mean of, as in the thesis."""
+NARROW = 2.0
+"""Inches of a panel with no room for a legend."""
 _EXPLANATION = (
     f"Mean training loss of {EVERY} steps, each on fresh sequences: from the start on a linear axis, the rest on a "
     "logarithmic one. Thick lines: medians over seeds; thin ones: each seed (the thesis has one)."
 )
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """Figures 5.1 to 5.8, those of them whose mechanisms were trained: a row for each two, with a legend of its own.
 
     Of several lengths it shows the one with the most runs. The table `thesis_losses` has the thesis' final losses.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: none of the mechanisms learned reversal.
     """
-    data, notes = learned(frame, ["reversal"])
+    data, notes = trained_cells(frame, ["reversal"])
     named = [name for _, names in GROUPS.values() for name in names]
     data = data[data["attention"].isin(named) & (data["metric"] == "train_loss")]
     if data.empty:
@@ -53,19 +52,18 @@ def figure(frame: pd.DataFrame) -> Picture:
     others = data[PANEL].drop_duplicates().shape[0] - 1
     data = data[(data["kind"] == kind) & (data["seq_len"] == seq_len)]
     groups = {titles: group for titles, group in GROUPS.items() if data["attention"].isin(group[1]).any()}
-    drawn, axes = page.panels(len(groups), 2, share_y=False, width=4.2)
+    drawn, axes = layout.panels(len(groups), 2, share_y=False, width=4.2)
     for pair, (numbers, (words, names)) in zip(axes, groups.items(), strict=True):
         rows = data[data["attention"].isin(names)]
-        properties = _looks(rows, names)
+        properties = _properties(rows, names)
         for panel, number in zip(pair, numbers, strict=True):
-            page.title(panel, f"Figure {number}: {words}")
+            layout.title(panel, f"Figure {number}: {words}")
             panel.set_xlabel("step")
         _draw(pair, rows, properties)
-        page.inner_legend(pair, properties)
-    left_out = [f"Other lengths and settings are left out ({others})."] if others else []
-    text = [f"Reversal of {seq_len} tokens (the thesis: 50). {_EXPLANATION}", *notes, *left_out, style.conditions(data)]
-    page.caption(drawn, " ".join(text))
-    return drawn
+        _legend(pair, layout.handles(properties))
+    left_out = f"Other lengths and settings are left out ({others})." if others else ""
+    text = [f"Reversal of {seq_len} tokens (the thesis: 50). {_EXPLANATION}", *notes, left_out]
+    return layout.finish(drawn, {}, *text, captions.conditions(data))
 
 
 def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
@@ -74,9 +72,9 @@ def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dic
         curves = pd.DataFrame({cell: _points(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
         first = min(FIRST, curves.index[-1] // 2)
         for panel, part in zip(pair, (curves[curves.index <= first], curves[curves.index > first]), strict=True):
-            style.curves(panel, part, properties[name])
+            marks.curves(panel, part, properties[name])
     pair[0].set_ylabel("loss (nats)")
-    style.log_axis(pair[1].yaxis, "loss (nats)")
+    marks.log_axis(pair[1].yaxis, "loss (nats)")
 
 
 def _points(losses: Any) -> pd.Series:
@@ -86,12 +84,38 @@ def _points(losses: Any) -> pd.Series:
     return steps.groupby(ends).mean()
 
 
-def _looks(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Of one mechanism's degrees, shades from light to dark; of several mechanisms, each one's own look."""
-    properties = looks.styles(rows, rows["series"])
+def _properties(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Of one mechanism's degrees, shades from light to dark; of several mechanisms, the colour of each."""
+    properties = style.of_series(rows)
     if rows["mechanism"].nunique() == 1 and len(properties) > 1:
         order = sorted(properties, key=lambda name: names.index(name.split()[0]))
         shades = sns.color_palette("flare", len(order)).as_hex()
-        properties = {name: looks.look(name, shade, properties[name]["marker"], variant)
+        properties = {name: style.line(name, shade, properties[name]["marker"], variant)
                       for variant, (name, shade) in enumerate(zip(order, shades, strict=True))}  # fmt: skip
     return properties
+
+
+def _legend(row: Sequence[Axes], handles: list[Line2D]) -> None:
+    """To the right of a row of falling curves, or in a column where the first panel is empty."""
+    if not layout.in_a_column():
+        row[-1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        return
+    columns = _shortened(handles, row[0]) if layout.picture(row[0]).panel_width < NARROW else 1
+    row[0].legend(
+        handles=handles, loc="upper right", ncols=columns, fontsize=layout.SMALLEST, framealpha=0.7, handlelength=1.6,
+        borderpad=0.2, columnspacing=0.8, labelspacing=0.3,
+    )  # fmt: skip
+
+
+def _shortened(handles: list[Line2D], axes: Axes) -> int:
+    """Names of one family without it, others in lines, and room above the curves; returns the legend's columns."""
+    families = {str(handle.get_label()).rpartition("_")[0] for handle in handles}
+    family = f"{min(families)}_" if len(families) == 1 and families != {""} else ""
+    for handle in handles:
+        name = str(handle.get_label()).removeprefix(family)
+        handle.set_label(layout.fitted(name, 0.42 * NARROW, layout.SMALLEST))
+    columns = 2 if family else 1
+    lines = math.ceil(sum(str(handle.get_label()).count("\n") + 1 for handle in handles) / columns)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.2 * lines * (high - low))
+    return columns

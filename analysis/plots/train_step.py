@@ -5,43 +5,32 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import intervals
-from analysis.frame import MissingRecords, marked, newest, series, settle
-from analysis.learned import named, with_settings
-from analysis.plots import looks, page, style
-from analysis.plots.page import Picture
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
 from analysis.published import beside
+from analysis.selection import newest, require_ok, series, settle, with_disturbance
+from analysis.training import with_layers, with_settings
 
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 
 
-@style.literal
+@layout.styled
 def figure(frame: pd.DataFrame) -> Picture:
     """Figure 4 of PolySketchFormer (ICML): steps per second over context length, as many tokens in each step.
 
     The table `polysketchformer_table4` has the paper's numbers beside ours.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no step of training was measured.
     """
     data, notes = _select(frame)
-    properties = looks.styles(data, data["series"])
+    properties = style.of_series(data)
     groups = list(data.groupby("bench", sort=False))
-    drawn, axes = page.panels(1, len(groups))
+    drawn, axes = layout.panels(1, len(groups))
     for panel, (bench, rows) in zip(axes[0], groups, strict=True):
-        page.title(panel, f"training, {BENCHES[bench]}")
-        for name, of_series in rows[rows["metric"] == "steps_per_second"].groupby("series"):
-            style.errorbar(panel, of_series, "seq_len", properties[name])
-        style.gaps(panel, rows, "seq_len", properties)
-        style.length_axis(panel, rows["seq_len"])
-    style.log_axis(axes[0, 0].yaxis, "steps/s")
-    page.legend(drawn, properties)
+        layout.title(panel, f"training, {BENCHES[bench]}")
+        marks.over_lengths(panel, rows[rows["metric"] == "steps_per_second"], rows, properties)
+    marks.log_axis(axes[0, 0].yaxis, "steps/s")
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
-    text = [explanation, style.conditions(data), style.functions(data), *notes]
-    page.caption(drawn, " ".join(filter(None, text)))
-    return drawn
+    text = [explanation, captions.conditions(data), captions.functions(data)]
+    return layout.finish(drawn, properties, *text, *notes)
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -54,38 +43,33 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     data, _ = _select(frame)
     rows = data[(data["metric"] == "steps_per_second") | (data["status"] != "ok")]
-    ours = pd.DataFrame(
-        {
-            "attention": series(rows),
-            "n": rows["seq_len"],
-            "bench": rows["bench"],
-            "layers": rows["layers"],
-            "heads": rows["num_heads"],
-            "head dim": rows["head_dim"],
-            "batch": rows["batch_size"],
-            "dtype": rows["dtype"],
-            "status": rows["status"],
-            "steps/s": rows["value"],
-            "low": rows["low"],
-            "high": rows["high"],
-            "interval": intervals.each(rows),
-        }
-    )
-    return beside(marked(ours, rows["disturbance"]), "steps_per_second")
+    columns = {
+        "attention": "attention",
+        "seq_len": "n",
+        "bench": "bench",
+        "layers": "layers",
+        "num_heads": "heads",
+        "head_dim": "head dim",
+        "batch_size": "batch",
+        "dtype": "dtype",
+        "status": "status",
+        "value": "steps/s",
+        "low": "low",
+        "high": "high",
+        "interval": "interval",
+    }
+    ours = rows.assign(attention=series(rows), interval=intervals.each(rows))[list(columns)].rename(columns=columns)
+    return beside(with_disturbance(ours, rows["disturbance"]), "steps_per_second")
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     chosen = frame[frame["bench"].isin(BENCHES) & (frame["metric"].isna() | (frame["metric"] == "steps_per_second"))]
     parts, notes = [], []
-    for _, rows in chosen.groupby("bench", sort=False):
+    for _, rows in require_ok(chosen, "bench=train_step").groupby("bench", sort=False):
         if (rows["status"] == "ok").any():
-            rows = with_settings(rows, {"layers": ("model", "layers")})
-            part, more = settle(rows)
             # A comparison's settings name its baseline.
-            part = part.assign(series=named(part))
-            part, older = newest(part, ["series", "seq_len"])
+            part, more = settle(with_settings(rows, {"layers": ("model", "layers")}))
+            part, older = newest(part.assign(series=with_layers(part)), ["series", "seq_len"])
             parts.append(part)
             notes += [*more, *older]
-    if not parts:
-        raise MissingRecords("needs an ok record of bench=train_step")
     return pd.concat(parts), notes

@@ -7,8 +7,9 @@ import pytest
 from synthetic_records import MACHINE, config, record
 from test_figures import caption, panels
 
-from analysis.frame import MissingRecords, tidy
+from analysis.frame import tidy
 from analysis.plots import compare, crossover
+from analysis.selection import MissingRecords
 
 N = (512, 1024, 2048, 4096)
 ATTENTIONS = {

@@ -24,12 +24,12 @@ from synthetic_records import (
 )
 
 import analysis
-from analysis.frame import MissingRecords, load, tidy
+from analysis.frame import load, tidy
 from analysis.plots import compare as comparison
 from analysis.plots import decode as decoding
-from analysis.plots import files, looks, pareto, polysketchformer, skeinformer
-from analysis.plots import memory as peak_memory
+from analysis.plots import files, marks, pareto, scaling, skeinformer, style
 from analysis.registry import FIGURES, TABLES
+from analysis.selection import MissingRecords
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_errors_of_other_functions_stay_out_of_skeinformer_figure_1(rng):
 
 
 def test_polysketchformer_figure_1(frame):
-    figure = polysketchformer.figure1(frame)
+    figure = scaling.latency(frame)
     axes = panels(figure)
     assert list(axes) == ["forward", "forward + backward"]
     assert axes["forward"].get_ylabel() == "latency per token (µs/token)"
@@ -142,18 +142,18 @@ def test_polysketchformer_figure_1(frame):
 
 
 def test_captions_name_the_conditions_and_the_functions(frame):
-    text = caption(polysketchformer.figure1(frame))
+    text = caption(scaling.latency(frame))
     for words in ("Synthetic CPU 9000", "8 cores", "torch 2.13.0", "float32", "12 heads x 64", "32768", "causal"):
         assert words in text
     assert "polynomial and polysketch compute other functions than softmax" in text
     assert "linformer and performer approximate softmax" in text
     assert "Left out: cells with causal=False" in text
-    assert " 1 head x 64," in caption(polysketchformer.figure1(frame.assign(num_heads=1)))
+    assert " 1 head x 64," in caption(scaling.latency(frame.assign(num_heads=1)))
 
 
 def test_memory_shows_mib_and_the_gap():
     records = [memory("softmax", n, "oom" if n > 8192 else "ok") for n in LENGTHS]
-    figure = peak_memory.figure(tidy(records))
+    figure = scaling.memory(tidy(records))
     panel = panels(figure)["forward"]
     _, y, _ = curve(figure, panel, "softmax")
     assert y[0] == pytest.approx(records[0].measurements["passes"]["forward"]["peak_bytes"] / 2**20)
@@ -187,24 +187,24 @@ def test_a_peak_of_zero_is_said_not_dropped(rng):
     source = memory("v_mean", 512)
     passes = {"forward": {"peak_bytes": 0, "baseline_bytes": 1}}
     zero = dataclasses.replace(source, measurements={**source.measurements, "passes": passes})
-    text = caption(peak_memory.figure(tidy([zero, memory("v_mean", 1024)])))
+    text = caption(scaling.memory(tidy([zero, memory("v_mean", 1024)])))
     assert "Values of 0 (1)" in text
 
 
 def test_conditions_are_never_mixed(rng):
     records = [latency("flash", n, rng) for n in LENGTHS]
     records += [latency("flash", n, rng, dtype="bfloat16") for n in LENGTHS[:3]]
-    figure = polysketchformer.figure1(tidy(records))
+    figure = scaling.latency(tidy(records))
     x, _, _ = curve(figure, panels(figure)["forward"], "flash")
     assert list(x) == list(LENGTHS) and "dtype=bfloat16" in caption(figure)
 
 
 def test_pareto_front_is_what_no_other_beats():
     points = pd.DataFrame({"error": [1.0, 2.0, 3.0, 2.0, 4.0], "value": [9.0, 5.0, 6.0, 7.0, 1.0]})
-    front = pareto.front(points)
+    front = marks.front(points, "error")
     assert list(zip(front["error"], front["value"], strict=True)) == [(1, 9), (2, 5), (4, 1)]
     # What is exact and takes 5 beats whatever takes as long.
-    front = pareto.front(points, exact=5)
+    front = marks.front(points, "error", exact=5)
     assert list(zip(front["error"], front["value"], strict=True)) == [(4, 1)]
 
 
@@ -277,7 +277,7 @@ def test_a_pass_that_failed_is_a_gap_in_its_own_panel(rng):
 
     records = [of_pass(name, n) for name in ("forward", "forward_backward") for n in (512, 1024)]
     records += [of_pass("forward", 2048), of_pass("forward_backward", 2048, "oom")]
-    figure = polysketchformer.figure1(tidy(records))
+    figure = scaling.latency(tidy(records))
     assert gaps(panels(figure)["forward"]) == []
     assert [(word, at) for word, at, _ in gaps(panels(figure)["forward + backward"])] == [("OOM", 2048.0)]
 
@@ -289,7 +289,7 @@ def test_what_is_exact_approximates_nothing(rng):
     ]
     frame = tidy([*exact, latency("performer", 512, rng)])
     assert set(frame.loc[frame["exact"], "mechanism"]) == {"xformers_memory_efficient"}
-    text = caption(polysketchformer.figure1(frame))
+    text = caption(scaling.latency(frame))
     assert "performer approximates softmax attention." in text and "xformers_memory_efficient" not in text
 
 
@@ -364,10 +364,6 @@ def _with_tie(rng):
     return [dataclasses.replace(source, measurements=measurements)]
 
 
-def test_every_mechanism_looks_different():
-    assert len({*looks.MECHANISMS.values(), *looks.OTHERS}) == len(looks.MECHANISMS) + len(looks.OTHERS)
-
-
 def test_twelve_variants_of_a_mechanism_differ(rng):
     labels = [f"polysketch_variant_{i}" for i in range(12)]
     sources = [latency("polysketch_random_r32", 512, rng) for _ in labels]
@@ -375,7 +371,7 @@ def test_twelve_variants_of_a_mechanism_differ(rng):
         dataclasses.replace(source, config={**source.config, "label": label})
         for source, label in zip(sources, labels, strict=True)
     )
-    found = looks.styles(frame, frame["attention"]).values()
+    found = style.of_series(frame.assign(series=frame["attention"])).values()
     assert len({(look["linestyle"], look["markerfacecolor"]) for look in found}) == 12
     assert len({(look["color"], look["marker"]) for look in found}) == 1
 
@@ -391,7 +387,7 @@ def test_a_mechanism_has_one_look_in_all_figures(frame):
 def test_an_unknown_mechanism_is_drawn(rng):
     source = latency("flash", 512, rng)
     other = dataclasses.replace(source, config={**source.config, "label": "mine", "attention": {"name": "mine"}})
-    figure = polysketchformer.figure1(tidy([other]))
+    figure = scaling.latency(tidy([other]))
     assert "mine" in legend(figure)
 
 
@@ -414,14 +410,14 @@ def test_figures_of_some_cells_only(synthetic_results, frame, tmp_path):
 
 def test_a_caption_names_the_cells_that_were_disturbed(rng):
     records = [latency("flash", n, rng) for n in LENGTHS]
-    quiet = caption(polysketchformer.figure1(tidy(records)))
+    quiet = caption(scaling.latency(tidy(records)))
     assert "disturbance" not in quiet
     records[0], records[1] = under(records[0], "the hypervisor: 2 s"), under(records[1], "other processes: 1.3 cores")
-    text = caption(polysketchformer.figure1(tidy(records)))
+    text = caption(scaling.latency(tidy(records)))
     said = "Measured under disturbance (other processes, the hypervisor): flash at n = 512 and flash at n = 1k."
     assert said in text
     many = [under(record, "other processes: 2 cores") for record in records]
-    assert "flash at n = 4k and 3 more." in caption(polysketchformer.figure1(tidy(many)))
+    assert "flash at n = 4k and 3 more." in caption(scaling.latency(tidy(many)))
 
 
 def test_every_table_says_which_rows_were_disturbed():
@@ -439,12 +435,6 @@ def test_every_table_says_which_rows_were_disturbed():
     assert shares[512] == "the hypervisor: 2 s" and pd.isna(shares[1024])
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_names_what_was_disturbed(name):
-    loud = tidy([under(record, "$other$ processes: 1.3 cores") for record in good()])
-    assert "Measured under disturbance (\\$other\\$ processes): " in caption(FIGURES[name](loud))
-
-
 def of_code(record, hash, commit, dirty=False):
     return dataclasses.replace(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": dirty})
 
@@ -455,13 +445,13 @@ def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
     # Another mechanism's code has another hash, and an edit elsewhere another commit.
     records = [of_code(one, "a", str(number)) for number, one in enumerate(flash)]
     records += [of_code(one, "b", "0") for one in performer]
-    assert "different code" not in caption(polysketchformer.figure1(tidy(records)))
+    assert "different code" not in caption(scaling.latency(tidy(records)))
     records[0] = of_code(flash[0], "c", "0")
-    assert said.format("flash") in caption(polysketchformer.figure1(tidy(records)))
+    assert said.format("flash") in caption(scaling.latency(tidy(records)))
     records[-1] = performer[-1]
-    assert said.format("flash and performer") in caption(polysketchformer.figure1(tidy(records)))
+    assert said.format("flash and performer") in caption(scaling.latency(tidy(records)))
     failed = [of_code(latency("flash", LENGTHS[0], rng, "oom"), "c", "9"), *records[1 : len(flash)]]
-    assert "different code" not in caption(polysketchformer.figure1(tidy(failed)))
+    assert "different code" not in caption(scaling.latency(tidy(failed)))
 
 
 @pytest.mark.parametrize(("commits", "told"), [(("1", "1"), False), (("1", "2"), True)])
@@ -473,13 +463,16 @@ def test_hashes_of_different_comparisons_say_nothing_and_their_commits_do(rng, c
 
 
 @pytest.fixture(scope="module")
-def of_many_codes():
-    return tidy([of_code(record, record.cell_id, record.cell_id) for record in everything()])
+def disturbed_and_of_many_codes():
+    loud = (under(record, "$other$ processes: 1.3 cores") for record in everything())
+    return tidy([of_code(record, record.cell_id, record.cell_id) for record in loud])
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_names_what_different_code_measured(of_many_codes, name):
-    assert "Points that different code may have measured: " in caption(FIGURES[name](of_many_codes))
+def test_every_figure_names_what_was_disturbed_and_what_different_code_measured(disturbed_and_of_many_codes, name):
+    text = caption(FIGURES[name](disturbed_and_of_many_codes))
+    assert "Measured under disturbance ($other$ processes): " in text
+    assert "Points that different code may have measured: " in text
 
 
 @pytest.mark.parametrize(
@@ -495,3 +488,16 @@ def test_figures_and_tables_of_ratios_say_what_their_intervals_are(rng, rounds, 
         assert told in text and ("95%" in text) == (rounds == 20), name
     for name in ("crossover_speeds", "peers", "roofline_shares"):
         assert set(TABLES[name](frame)["interval"]) == {told}, name
+
+
+def test_old_names_draw_with_a_warning(frame):
+    with pytest.warns(DeprecationWarning, match="is analysis.plots.scaling"):
+        from analysis.plots import memory as old_memory
+        from analysis.plots import polysketchformer
+    with pytest.warns(DeprecationWarning, match="analysis.plots.layout"):
+        from analysis.plots.page import page
+    with pytest.warns(DeprecationWarning, match="analysis.selection.choose"):
+        from analysis.frame import choose
+    with page(names="papers"):
+        assert set(legend(polysketchformer.figure1(choose(frame, ["flash"])))) == {"FlashAttention"}
+    assert old_memory.figure is scaling.memory

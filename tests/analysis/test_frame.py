@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from synthetic_records import compare, config, decode, latency, memory, record, spectral, under
 
-from analysis.frame import MissingRecords, load, newest, series, settle, tidy
+from analysis.frame import load, tidy
+from analysis.selection import MissingRecords, newest, series, settle
 from analysis.table import by_cell
 from bench.records.record import Record
 from bench.records.store import Store

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 from synthetic_records import config, record
 
-from analysis.frame import MissingRecords, tidy
-from analysis.gate_cost import gate_cost
+from analysis.frame import tidy
+from analysis.selection import MissingRecords
+from analysis.tables.gate_cost import gate_cost
 
 BENCH = {"name": "memory", "passes": ["forward"], "memory_limit": None}
 

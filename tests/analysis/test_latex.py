@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.formats import LINES, LONG, latex, write
 from analysis.frame import load
-from analysis.latex import LINES, LONG, latex
 from analysis.registry import TABLES
-from analysis.table import write
 
 PAPER = r"""\documentclass[twocolumn]{article}
 \usepackage{array,booktabs,graphicx}\usepackage{textcomp}

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from synthetic_records import train, train_step
 
-from analysis import trained
-from analysis.frame import MissingRecords, tidy
-from analysis.learned import learned, over_seeds
+from analysis.frame import tidy
 from analysis.plots import learning, perplexity, quality_cost, recall, thesis
 from analysis.plots import train_step as steps
+from analysis.selection import MissingRecords
+from analysis.tables import trained
+from analysis.training import over_seeds, trained_cells
 from bench.papers import ROWS
 
 LM = {"task": "language_modelling"}
@@ -51,20 +52,20 @@ def test_a_mechanism_has_the_rate_with_the_best_median_and_a_failed_run_is_worst
         for rate, of_seeds in ends.items()
         for seed, end in enumerate(of_seeds)
     ]
-    data, notes = learned(tidy(records))
+    data, notes = trained_cells(tidy(records))
     assert set(data["rate"]) == {1e-3} and set(data["rates"]) == {"0.001, 0.003, 0.01"}
     assert "Learning rates: the best of 0.001, 0.003, 0.01 by validation loss for each mechanism." in notes
-    _, notes = learned(tidy([*records, train("performer", 64, 0, rng, **LM)]))
+    _, notes = trained_cells(tidy([*records, train("performer", 64, 0, rng, **LM)]))
     assert any("not as many for all" in note for note in notes)
 
 
 def test_runs_that_failed_are_named_and_how_many_seeds_there_are(rng):
     records = [train("softmax", 64, seed, rng, "nonfinite" if seed else "ok") for seed in range(3)]
     records += [train("performer", n, seed, rng) for seed in range(3) for n in (64, 128)]
-    _, notes = learned(tidy(records))
+    _, notes = trained_cells(tidy(records))
     assert notes[:2] == ["1 to 3 seeds.", "Runs that did not end: softmax, reversal, n = 64 (2: nonfinite)."]
     # Of a length at which nothing ended too.
-    _, notes = learned(tidy([*records, train("softmax", 256, 0, rng, "oom")]))
+    _, notes = trained_cells(tidy([*records, train("softmax", 256, 0, rng, "oom")]))
     assert "softmax, reversal, n = 256 (1: oom)" in notes[1]
 
 
@@ -73,7 +74,7 @@ def test_tasks_are_told_apart_by_the_text_that_was_read_and_by_settings_that_dif
     records += [train("softmax", 64, 1, rng, "timeout", **LM, settings={"text": "pydoc"})]
     records += [train("softmax", 64, 0, rng, task="associative_recall", settings={"num_pairs": p}) for p in (4, 16)]
     records[0].measurements["source"] = "kjv (hub cannot be reached)"
-    data, _ = learned(tidy(records))
+    data, _ = trained_cells(tidy(records))
     assert set(data["kind"]) == {
         "language modelling, kjv (hub cannot be reached)",
         "language modelling, pydoc",
@@ -83,18 +84,18 @@ def test_tasks_are_told_apart_by_the_text_that_was_read_and_by_settings_that_dif
 
 
 def test_models_of_other_depth_are_series_of_their_own(rng):
-    data, _ = learned(tidy([train("softmax", 64, 0, rng, layers=layers) for layers in (2, 12)]))
+    data, _ = trained_cells(tidy([train("softmax", 64, 0, rng, layers=layers) for layers in (2, 12)]))
     assert set(data["series"]) == {"softmax layers=2", "softmax layers=12"}
 
 
 def test_layers_of_another_task_are_in_no_name(rng):
-    data, _ = learned(tidy([train("softmax", 50, 0, rng, layers=1), train("softmax", 64, 0, rng, **LM)]))
+    data, _ = trained_cells(tidy([train("softmax", 50, 0, rng, layers=1), train("softmax", 64, 0, rng, **LM)]))
     assert set(data["series"]) == {"softmax"}
 
 
 def test_the_median_and_the_range_of_seeds(rng):
     records = [train("softmax", 64, seed, rng, final=final) for seed, final in enumerate((3e-3, 1e-3, 9e-3))]
-    data, _ = learned(tidy(records))
+    data, _ = trained_cells(tidy(records))
     (row,) = over_seeds(data, "loss").itertuples()
     assert (row.value, row.low, row.high) == pytest.approx((3e-3, 1e-3, 9e-3))
 
@@ -123,16 +124,6 @@ def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):
     figure = perplexity.figure(tidy(records))
     assert [axes.get_title() for axes in figure.axes] == [f"language modelling, {text}" for text in ("kjv", "pydoc")]
     assert "n-grams" not in caption(figure)
-
-
-def test_bins_of_positions_hold_every_position_once(rng):
-    losses = rng.normal(size=1000)
-    binned = perplexity._binned(losses)
-    edges = np.unique(np.geomspace(1, 1001, 25).round().astype(int))
-    assert float((binned.to_numpy() * np.diff(edges)).sum()) == pytest.approx(losses.sum())
-    assert binned.index[0] == pytest.approx(np.sqrt(edges[0] * (edges[1] - 1))) and (np.diff(binned.index) > 0).all()
-    np.testing.assert_allclose(perplexity._binned(np.full(64, 2.0)), 2.0)
-    assert perplexity._binned(np.array([1.5])).tolist() == [1.5]
 
 
 def test_perplexity_by_position_falls_as_the_losses_do(rng):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from synthetic_records import config, latency, record, train
 
-from analysis.frame import MissingRecords, tidy
+from analysis.frame import tidy
 from analysis.plots import learning
-from analysis.trained import trained
+from analysis.selection import MissingRecords
+from analysis.tables.trained import trained
 
 
 def lines(figure):
@@ -22,18 +23,6 @@ def test_the_thick_line_is_the_median_of_the_seeds_and_each_has_a_thin_one(rng):
     thin = sorted(line.get_ydata()[-1] for line in figure.axes[0].get_lines() if line is not lines(figure)[0])
     assert thin == pytest.approx([1e-6, 1e-4, 1e-2])
     assert "3 seeds" in figure.texts[-1].get_text().replace("\n", " ")
-
-
-def test_each_mechanism_has_its_best_learning_rate(rng):
-    finals = {("softmax", 1e-3): 1e-2, ("softmax", 1e-2): 1e-5, ("performer", 1e-3): 1e-4, ("performer", 1e-2): 1e-1}
-    records = [
-        train(label, 16, seed, rng, learning_rate=rate, final=final)
-        for (label, rate), final in finals.items()
-        for seed in range(2)
-    ]
-    figure = learning.figure(tidy(records))
-    assert sorted(line.get_ydata()[-1] for line in lines(figure)) == pytest.approx([1e-5, 1e-4])
-    assert "the best of 0.001, 0.01 by validation loss" in figure.texts[-1].get_text().replace("\n", " ")
 
 
 def test_every_task_and_length_has_panels_of_its_own(rng):

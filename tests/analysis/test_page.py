@@ -13,11 +13,11 @@ from matplotlib.text import Text
 from synthetic_records import latency, spectral
 
 from analysis.__main__ import main
-from analysis.frame import MissingRecords, choose, load, tidy
-from analysis.plots import compare, crossover, files, looks, polysketchformer, skeinformer
-from analysis.plots import page as pages
-from analysis.plots.page import page, shown
+from analysis.frame import load, tidy
+from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
+from analysis.plots.layout import page, shown
 from analysis.registry import FIGURES, Entry
+from analysis.selection import MissingRecords, choose
 from bench.papers import NAMES
 
 
@@ -55,8 +55,6 @@ def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, n
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     # The narrowest of the usual columns has 3.03 inches.
     assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
-    # Formulas have indices, which are smaller.
-    assert not [text.get_text() for text in texts if re.search(r"(?<!\\)\$", text.get_text())]
     assert figure.caption and figure.caption not in [text.get_text() for text in texts]
 
 
@@ -70,7 +68,7 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
         height = FIGURES["learning"](frame).get_figheight()
     written = {}
     for highest in (height, height - 0.1):
-        monkeypatch.setattr(pages, "HIGHEST", highest)
+        monkeypatch.setattr(layout, "HIGHEST", highest)
         assert main(command) == 0
         assert "higher than a page" not in capsys.readouterr().out
         new = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv") if path.stem not in written}
@@ -78,7 +76,7 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
     whole, parts = written.pop("learning"), pd.concat(written.values())
     assert written.keys() == {f"learning_{task}" for task in frame.loc[frame["bench"] == "train", "inputs"]}
     assert len(parts) == len(whole) and sorted(parts["y"].dropna()) == sorted(whole["y"].dropna())
-    monkeypatch.setattr(pages, "HIGHEST", 1)
+    monkeypatch.setattr(layout, "HIGHEST", 1)
     assert main(command) == 0
     assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
 
@@ -123,7 +121,7 @@ def test_panels_that_do_not_fit_go_on_below_with_the_same_axis(frame):
 
 
 def test_numbers_are_those_of_the_records(frame, tmp_path):
-    figure = polysketchformer.figure1(frame)
+    figure = scaling.latency(frame)
     (path,) = files.save(figure, tmp_path, "numbers", ["csv"])
     drawn = pd.read_csv(path)
     assert set(drawn["x_axis"]) == {"context length n (tokens)"} and set(drawn["y_axis"]) == {
@@ -175,7 +173,7 @@ def test_chosen_mechanisms_stand_in_the_order_asked_for(frame):
 
     chosen = choose(frame, ["softmax", "polysketch*", "flash"])
     expected = ["softmax", "polysketch_learned_local_r64", "polysketch_random_r32", "flash"]
-    assert named(polysketchformer.figure1(chosen)) == expected
+    assert named(scaling.latency(chosen)) == expected
     assert named(skeinformer.figure1(choose(frame, ["v_mean", "informer"]))) == ["v_mean", "informer"]
     with pytest.raises(MissingRecords, match=r"mechanisms=sotfmax: .* there are flash, informer"):
         choose(frame, ["flash", "sotfmax"])
@@ -196,7 +194,7 @@ def test_choosing_changes_no_number(frame):
 
 def test_papers_names_are_what_a_reader_of_the_paper_looks_for(frame):
     with page(names="papers"):
-        labels = [handle.get_label() for handle in polysketchformer.figure1(frame).legends[0].legend_handles]
+        labels = [handle.get_label() for handle in scaling.latency(frame).legends[0].legend_handles]
         assert shown("polysketch_random_r32 dtype=bfloat16") == "Polysketch (random, r = 32) dtype=bfloat16"
     assert labels[:2] == ["FlashAttention", "linformer"] and "Polysketch (learned + local, r = 64)" in labels
     assert shown("flash") == "flash"
@@ -230,25 +228,26 @@ def apart(one, other):
 def test_mechanisms_differ_for_every_eye_in_colour_and_in_marker():
     assert apart("#ff0000", "#00ff00") < np.linalg.norm(lab("#ff0000", "all cones") - lab("#00ff00", "all cones"))
     assert lab("#ffffff", "all cones") == pytest.approx([100, 0, 0], abs=0.1)
-    own = [*looks.MECHANISMS.values()]
+    own = [*style.MECHANISMS.values()]
     for i, (colour, marker) in enumerate(own):
         for other, its_marker in own[:i]:
             assert apart(colour, other) >= 10 and marker != its_marker, (colour, other)
-    for i, (colour, marker) in enumerate(looks.OTHERS):
-        for other, its_marker in [*own, *looks.OTHERS[:i]]:
+    for i, (colour, marker) in enumerate(style.OTHERS):
+        for other, its_marker in [*own, *style.OTHERS[:i]]:
             assert marker != its_marker or apart(colour, other) >= 10, (colour, marker)
 
 
 def test_no_two_mechanisms_of_a_figure_look_alike(rng):
-    names = [f"mine_{i}" for i in range(len(looks.OTHERS))]
+    names = [f"mine_{i}" for i in range(len(style.OTHERS))]
     source = latency("flash", 512, rng)
     changes = [{"label": name, "attention": {"name": name}} for name in names]
     frame = tidy(dataclasses.replace(source, config=source.config | change) for change in changes)
-    found = looks.styles(frame, frame["attention"])
+    frame = frame.assign(series=frame["attention"])
+    found = style.of_series(frame)
     assert len({(look["color"], look["marker"]) for look in found.values()}) == len(names)
     # The one that stands alone looks as it does beside a few others.
-    alone = looks.styles(frame[frame["attention"] == "mine_0"], frame.loc[frame["attention"] == "mine_0", "attention"])
-    few = looks.styles(frame[frame["attention"] != "mine_9"], frame.loc[frame["attention"] != "mine_9", "attention"])
+    alone = style.of_series(frame[frame["attention"] == "mine_0"])
+    few = style.of_series(frame[frame["attention"] != "mine_9"])
     assert alone["mine_0"]["marker"] == few["mine_0"]["marker"]
 
 

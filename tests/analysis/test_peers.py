@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from synthetic_records import compare, memory
 
-from analysis.frame import MissingRecords, tidy
-from analysis.peers import COUNTERPARTS, peers
+from analysis.frame import tidy
+from analysis.selection import MissingRecords
+from analysis.tables.peers import COUNTERPARTS, peers
 from attention_zoo import list_attentions
 
 PAIR = ("performer", "lucidrains_performer")

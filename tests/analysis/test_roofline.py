@@ -7,8 +7,9 @@ import pytest
 from synthetic_records import latency, roofline
 from test_figures import caption, legend, panels
 
-from analysis.frame import MissingRecords, tidy
+from analysis.frame import tidy
 from analysis.plots import roofline as plot
+from analysis.selection import MissingRecords
 from analysis.table import by_cell
 
 GEMM, COPY = 100.0, 20.0  # GFLOP/s and GB/s of the synthetic device, in its first round

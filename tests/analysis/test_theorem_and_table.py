@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from synthetic_records import flops, largest_batch, latency, sketch_error
 
-from analysis import batches
-from analysis.frame import MissingRecords, tidy
-from analysis.plots import skeinformer
+from analysis.frame import tidy
 from analysis.plots import sketch_error as theorem
+from analysis.selection import MissingRecords
+from analysis.tables import largest_batch as batches
+from analysis.tables import skeinformer_table3
 
 SIZES = (8, 32, 128)
 
@@ -128,7 +129,7 @@ def test_table_3_has_the_papers_terms_beside_ours(rng):
         flops("informer", 1024, 1000, 256, attention={"name": "informer", **sizes}, head_dim=64),
         flops("v_mean", 1024, 1000, attention={"name": "v_mean"}),
     ]
-    table = skeinformer.table3(tidy(measured))
+    table = skeinformer_table3.table3(tidy(measured))
     assert table["method"].tolist() == ["Standard", "Skeinformer"], "of the paper's size, in the paper's order"
     assert table["paper (M)"].tolist() == [2 * 1024**2 * 32 / 1e6, 4 * 2048 * 256 * 32 / 1e6]
     assert table["ours / paper"].tolist() == [1, 1.25]
@@ -137,7 +138,7 @@ def test_table_3_has_the_papers_terms_beside_ours(rng):
     )
     assert (table["what ours counts"].str.len() > 0).all()
     with pytest.raises(MissingRecords, match="head_dim=32, d=256"):
-        skeinformer.table3(tidy(measured[2:]))
+        skeinformer_table3.table3(tidy(measured[2:]))
 
 
 def test_table_2_has_our_batches_at_one_limit_beside_the_papers():

@@ -178,7 +178,8 @@ def test_lengths_must_ascend():
     ("module", "heavy"),
     [
         ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
-        ("analysis.__main__", ("torch", "hydra", "mlflow")),
+        ("analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
+        ("analysis.__main__", ("torch", "bench.measures", "hydra", "mlflow")),
     ],
 )
 def test_what_importing_loads(module, heavy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import intervals
-from analysis.frame import MissingRecords, marked, newest
+from analysis.selection import MissingRecords, newest, with_disturbance
 from bench.records.statistics import ratio_interval
 
 # The variant with the same work or the nearest to it, by that of the package: `third_party.lucidrains` says how near.
@@ -46,7 +46,7 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
     rows = rows.assign(interval=intervals.each(rows))
     columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "interval", "verdict", "mib", "peer_mib"]
-    return marked(rows[columns].reset_index(drop=True), rows["disturbance"])
+    return with_disturbance(rows[columns].reset_index(drop=True), rows["disturbance"])
 
 
 def _of(frame: pd.DataFrame, bench: str, metric: str) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, by_what, marked
+from analysis.selection import MissingRecords, disturbance, table_of
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
@@ -22,7 +22,7 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
     if cells.empty:
         raise MissingRecords("needs ok records that say how long their check took")
     cells = cells.assign(share=100 * cells["check_s"] / cells["duration_s"])
-    rows, disturbed = [], []
+    rows = []
     for (bench, measured_pass, length), group in cells.groupby(["bench", "pass", "seq_len"], dropna=False):
         most = group.loc[group["share"].idxmax()]
         rows.append(
@@ -35,7 +35,7 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
                 "share of the cell, median (%)": group["share"].median(),
                 "largest (%)": most["share"],
                 "of": most["attention"],
+                "disturbed": disturbance(group),
             }
         )
-        disturbed.append(by_what(group))
-    return marked(pd.DataFrame(rows), disturbed)
+    return table_of(rows)

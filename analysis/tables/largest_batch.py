@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.frame import MissingRecords, by_what, marked, newest, settle
 from analysis.published import published
+from analysis.selection import disturbance, newest, require_ok, settle, with_disturbance
 
 
 def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
@@ -21,10 +21,7 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: no cell of bench=largest_batch ended ok.
     """
-    rows = frame[frame["bench"] == "largest_batch"]
-    if not (rows["status"] == "ok").any():
-        raise MissingRecords("needs an ok record of bench=largest_batch")
-    rows, _ = settle(rows)
+    rows, _ = settle(require_ok(frame[frame["bench"] == "largest_batch"], "bench=largest_batch"))
     limit = rows["cell_id"].map(rows[rows["metric"] == "limit"].set_index("cell_id")["value"])
     cells = rows.assign(gib=(limit / 2**30).fillna(0.0)).sort_values("ended", kind="stable")
     ok = cells[cells["metric"] == "largest_batch"]
@@ -38,5 +35,5 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     paper = published("largest_batch")
     theirs = paper.pivot(index="attention", columns="at", values="printed")[list(dict.fromkeys(paper["at"]))]
     theirs.columns = [f"Skeinformer, {task}" for task in theirs.columns]
-    disturbed = {attention: by_what(own) for attention, own in cells.groupby("attention")}
-    return marked(ours.join(theirs).reset_index(), (disturbed[attention] for attention in ours.index))
+    disturbed = {attention: disturbance(own) for attention, own in cells.groupby("attention")}
+    return with_disturbance(ours.join(theirs).reset_index(), (disturbed[attention] for attention in ours.index))

@@ -1,4 +1,4 @@
-"""The cells that trained: by task, each mechanism at its best learning rate, and what to say of its seeds."""
+"""The cells of bench=train: by task, each mechanism at its best learning rate, and what to say of its seeds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.frame import MissingRecords, newest, series, settle
+from analysis.selection import newest, require_ok, series, settle
 
 # What makes a mechanism in a model, beside its learning rate and its seed.
 _MODEL = ["attention", "hyperparameters", "impl", "layers"]
@@ -19,7 +20,7 @@ PANEL = ["kind", "seq_len"]
 MOST_NAMED = 6
 
 
-def learned(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
+def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
     """The cells of bench=train that belong together, those that failed among them.
 
     Of several learning rates, each mechanism of a task and length has the one with the lowest median of the validation
@@ -38,9 +39,7 @@ def learned(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFr
         MissingRecords: no such cell ended ok.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
-    if not (chosen["status"] == "ok").any():
-        which = f" with task={' or '.join(tasks)}" if tasks else ""
-        raise MissingRecords(f"needs an ok record of bench=train{which}")
+    require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
     parts, notes = [], []
     for _, rows in _unpacked(chosen).groupby(PANEL):
         settled, more = settle(rows, facets=("seed",)) if (rows["status"] == "ok").any() else (rows, [])
@@ -49,11 +48,11 @@ def learned(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFr
     data = pd.concat(parts)
     cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
-    data = pd.concat([rows.assign(series=named(rows)) for _, rows in data.groupby("kind")])
+    data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
     return data, [*seeds(data), *failures(data), *rates(data), *dict.fromkeys(notes), *older]
 
 
-def named(data: pd.DataFrame) -> pd.Series:
+def with_layers(data: pd.DataFrame) -> pd.Series:
     """Names as of `analysis.frame.series`, with the number of layers where it differs."""
     names = series(data)
     return names + data["layers"].map(" layers={}".format) if data["layers"].nunique(dropna=False) > 1 else names
@@ -70,25 +69,30 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
 _SPREAD = {"value": "median", "low": "min", "high": "max"}
 
 
-def with_settings(rows: pd.DataFrame, taken: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The rows with columns of what was set, which is taken out of `settings`.
+def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """The rows with columns of what was set, taken out of `settings`.
 
     Args:
         rows: from `analysis.frame.load`.
-        taken: for each new column the part of the configuration and the key in it, such as `("model", "layers")`.
+        columns: for each new column the part of the configuration and the key in it, such as `("model", "layers")`.
     """
     settings = [json.loads(text) for text in rows["settings"]]
-    columns = {}
-    for column, (part, key) in taken.items():
+    taken = {}
+    for column, (part, key) in columns.items():
         values = [_part(each, part).pop(key, None) for each in settings]
-        columns[column] = [value if isinstance(value, int | float | str) else None for value in values]
-    return rows.assign(**columns, settings=[json.dumps(each, sort_keys=True) for each in settings])
+        taken[column] = [value if isinstance(value, int | float | str) else None for value in values]
+    return rows.assign(**taken, settings=[json.dumps(each, sort_keys=True) for each in settings])
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """A part of what was set, which a record from elsewhere need not have."""
     part = settings.get(name)
     return part if isinstance(part, dict) else {}
+
+
+def perplexity(losses: Any) -> Any:
+    """Of losses in nats, as records have it: no float holds that of more."""
+    return np.exp(np.minimum(losses, 700.0))
 
 
 def panels(rows: pd.DataFrame) -> list[tuple[tuple[str, int], pd.DataFrame]]:
@@ -119,9 +123,9 @@ def failures(data: pd.DataFrame) -> list[str]:
     """Which runs did not end ok, in words."""
     cells = data.drop_duplicates("cell_id")
     failed = cells[cells["status"] != "ok"].groupby([*PANEL, "series", "status"]).size()
-    said = [f"{name}, {kind}, n = {n} ({count}: {status})" for (kind, n, name, status), count in failed.items()]
-    more = [f"{len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []
-    return [f"Runs that did not end: {'; '.join([*said[:MOST_NAMED], *more])}."] if said else []
+    runs = [f"{name}, {kind}, n = {n} ({count}: {status})" for (kind, n, name, status), count in failed.items()]
+    more = [f"{len(runs) - MOST_NAMED} more"] if len(runs) > MOST_NAMED else []
+    return [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
 
 
 def rates(data: pd.DataFrame) -> list[str]:
@@ -157,8 +161,8 @@ def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:
             read.setdefault(str(task["text"]), source)
     kinds = []
     for name, task, source in zip(rows["inputs"], tasks, rows["source"], strict=True):
-        asked = [str(task["text"])] if "text" in task else []
-        text = [source if isinstance(source, str) else read.get(name, name) for name in asked]
+        names = [str(task["text"])] if "text" in task else []
+        text = [source if isinstance(source, str) else read.get(name, name) for name in names]
         differing = [f"{k}={v}" for k, v in task.items() if len(values[name, k]) > 1 and k not in ("text", "fallback")]
         kinds.append(", ".join([str(name).replace("_", " "), *text, *differing]))
     return kinds
@@ -171,6 +175,6 @@ def _tuned(data: pd.DataFrame) -> pd.DataFrame:
     best = []
     for _, rows in data.groupby([*PANEL, *_MODEL], dropna=False):
         by_rate = rows.drop_duplicates("cell_id").groupby("rate")["end"].median()
-        kept = rows if len(by_rate) < 2 else rows[rows["rate"] == by_rate.idxmin()]
-        best.append(kept.assign(rates=", ".join(f"{rate:g}" for rate in by_rate.index)))
+        own = rows if len(by_rate) < 2 else rows[rows["rate"] == by_rate.idxmin()]
+        best.append(own.assign(rates=", ".join(f"{rate:g}" for rate in by_rate.index)))
     return pd.concat(best).drop(columns="end")

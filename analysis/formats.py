@@ -1,4 +1,4 @@
-"""Tables for papers: LaTeX that fits across both columns of a page."""
+"""Tables as text and files: Markdown, CSV, and LaTeX that fits across both columns of a page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 
-from analysis.numbers import number
-from bench.errors import bounded
+from bench.errors import bounded, in_cell
+from bench.records.disk import write_atomically
 
 LINES = 48
 """Of text in one `tabular`: no higher than a page."""
 LONG = 24
 """Characters of a text, above which it is set in lines."""
 
+# Styler would escape some of these, and breaks no name.
 _SIGNS = str.maketrans(
     {
         **{sign: rf"\{sign}" for sign in "&%$#{}"},
@@ -31,9 +33,26 @@ _SIGNS = str.maketrans(
         "µ": r"\textmu{}",
     }
 )
-_SMALL = r"\footnotesize\setlength{\tabcolsep}{3pt}"
+_PART = r"""% Needs \usepackage{{array,booktabs,graphicx}}.
+{{\footnotesize\setlength{{\tabcolsep}}{{3pt}}%
+\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{%
+{}}}{}}}"""
 _LOW = re.compile(r"(^|[_ ])(low|lowest|from)($|[_ ])")
 _HIGH = re.compile(r"(^|[_ ])(high|highest|largest|to)($|[_ ])")
+
+
+def number(value: object) -> str:
+    """A float with four significant digits and all digits before its point; other values as they are."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table in GitHub's Markdown."""
+    cells = [[_cell(value) for value in row] for row in table.to_numpy(object)]
+    rows = [list(table.columns), ["---"] * len(table.columns), *cells]
+    return "\n".join(f"| {' | '.join(in_cell(cell) for cell in row)} |" for row in rows)
 
 
 def latex(table: pd.DataFrame) -> list[str]:
@@ -43,19 +62,45 @@ def latex(table: pd.DataFrame) -> list[str]:
     text is made smaller. A table higher than a page is in several parts.
     """
     numeric = [name for name in table if pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool]
-    table, shared = _without_shared(_with_intervals(_as_text(table)))
+    text = pd.DataFrame({name: table[name].astype(object).map(_cell) for name in table}, dtype=object)
+    text, shared = _without_shared(_with_intervals(text))
     note = f"\n\\par\\smallskip In all rows: {_escaped(', '.join(shared))}.\\par" if shared else ""
-    lines = [max(math.ceil(len(text) / LONG) for text in ["x", *row]) for row in table.to_numpy(object)]
+    lines = [max(math.ceil(len(cell) / LONG) for cell in ["x", *row]) for row in text.to_numpy(object)]
     pages = [(end - 1) // LINES for end in itertools.accumulate(lines)]
-    parts = [rows for _, rows in table.groupby(pages)] if pages else [table]
-    inside = (f"{_fitted(_tabular(part, numeric))}{note}" for part in parts)
-    return [f"% Needs \\usepackage{{array,booktabs,graphicx}}.\n{{{_SMALL}%\n{text}}}" for text in inside]
+    parts = [rows for _, rows in text.groupby(pages)] if pages else [text]
+    return [_PART.format(_tabular(part, numeric), note) for part in parts]
 
 
-def _as_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Every value as it is shown."""
-    shown = {name: ["" if pd.isna(value) else number(value) for value in table[name].astype(object)] for name in table}
-    return pd.DataFrame(shown, index=table.index, columns=table.columns, dtype=object)
+FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
+    "md": lambda table: [markdown(table)],
+    "csv": lambda table: [table.to_csv(index=False).removesuffix("\n")],
+    "tex": latex,
+}
+"""Of files; CSV has every digit."""
+DEFAULT = ("md", "csv")
+
+
+def write(table: pd.DataFrame, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
+    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files."""
+    contents = {}
+    for suffix in formats:
+        parts = FORMATS[suffix](table)
+        for i, text in enumerate(parts, 1):
+            numbered = f"{name}_{i}" if len(parts) > 1 else name
+            contents[f"{numbered}.{suffix}"] = f"{text}\n".encode()
+    return write_files(Path(out_dir), contents)
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write each content under its name, whole or not at all; the folder is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def _cell(value: object) -> str:
+    return "" if pd.isna(value) else number(value)
 
 
 def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
@@ -77,11 +122,10 @@ def _without_shared(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def _tabular(table: pd.DataFrame, numeric: Collection[Hashable]) -> str:
     widths = {name: max([len(text) for text in table[name]], default=0) for name in table}
-    sides = [_side(widths[name], name in numeric) for name in table]
-    heads = (_head(str(name), widths[name], name in numeric) for name in table)
-    rows = (" & ".join(map(_escaped, row)) for row in table.to_numpy(object))
-    lines = [r"\toprule", " & ".join(heads) + r" \\", r"\midrule", *(f"{row} \\\\" for row in rows), r"\bottomrule"]
-    return "\n".join([rf"\begin{{tabular}}{{@{{}}{''.join(sides)}@{{}}}}", *lines, r"\end{tabular}"])
+    sides = "".join(_side(widths[name], name in numeric) for name in table)
+    rows = table.style.hide(axis="index").format(_escaped)
+    rows = rows.format_index(lambda name: _head(str(name), widths[name], name in numeric), axis=1)
+    return rows.to_latex(hrules=True, column_format=f"@{{}}{sides}@{{}}").rstrip()
 
 
 def _side(width: int, is_number: bool) -> str:
@@ -96,10 +140,6 @@ def _head(name: str, width: int, is_number: bool) -> str:
     side = "r" if is_number else "l"
     stacked = r"\\".join(map(_escaped, lines))
     return rf"\shortstack[{side}]{{{stacked}}}" if len(lines) > 1 else stacked
-
-
-def _fitted(tabular: str) -> str:
-    return f"\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%\n{tabular}}}"
 
 
 def _escaped(text: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
-from analysis.frame import by_what, marked, series
-from analysis.learned import PANEL, learned, over_seeds
 from analysis.published import beside
+from analysis.selection import disturbance, series, with_disturbance
+from analysis.training import PANEL, over_seeds, perplexity, trained_cells
 
 SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
@@ -25,7 +25,7 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: no cell of bench=train ended ok.
     """
-    data, _ = learned(frame)
+    data, _ = trained_cells(frame)
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
     speed = over_seeds(data, "steps_per_second").set_index([*PANEL, "series"])["value"]
     table["steps/s"] = speed.reindex(pd.MultiIndex.from_frame(table[["task", "n", "attention"]])).to_numpy()
@@ -40,14 +40,11 @@ def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: no language model was trained.
     """
-    data, _ = learned(frame, ["language_modelling"])
+    data, _ = trained_cells(frame, ["language_modelling"])
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
     for name in ("unigram", "bigram"):
         losses = data[data["metric"] == f"{name}_loss"].groupby(PANEL)["value"].median()
-        # As far as a float goes.
-        table[name] = [
-            math.exp(min(losses.get(key, math.nan), 700.0)) for key in zip(table["task"], table["n"], strict=True)
-        ]
+        table[name] = [perplexity(losses.get(key, np.nan)) for key in zip(table["task"], table["n"], strict=True)]
     return beside(table, "perplexity")
 
 
@@ -57,7 +54,7 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: neither task was learned.
     """
-    data, _ = learned(frame, ["selective_copying", "induction_heads"])
+    data, _ = trained_cells(frame, ["selective_copying", "induction_heads"])
     tables = []
     for task, rows in data.groupby("inputs", sort=False):
         table = _rows(rows, {"right (%)": ("example_accuracy", 100)}, sizes=True)
@@ -72,7 +69,7 @@ def thesis(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         MissingRecords: reversal was not learned.
     """
-    data, _ = learned(frame, ["reversal"])
+    data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
     return table.rename(columns={"reversal (thesis)": "thesis"})
 
@@ -103,8 +100,8 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     for name, (metric, factor) in metrics.items():
         values = over_seeds(data, metric).set_index(keys)
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
-    disturbed = {key: by_what(own) for key, own in cells.groupby(keys)}
+    disturbed = {key: disturbance(own) for key, own in cells.groupby(keys)}
     table = pd.DataFrame(columns)
-    table = marked(table, (disturbed[key] for key in table.index))
+    table = with_disturbance(table, (disturbed[key] for key in table.index))
     table = table.reset_index().rename(columns={"kind": "task", "seq_len": "n"})
     return table.drop(columns="series") if sizes else table.rename(columns={"series": "attention"})

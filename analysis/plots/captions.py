@@ -1,0 +1,92 @@
+"""What captions say of the rows of a figure: the machine, the setting, disturbances, code, functions."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.plots.layout import shown
+from analysis.plots.marks import length_name
+from analysis.selection import of_several_codes
+
+MOST_NAMED = 4  # in a sentence
+
+
+def machine(frame: pd.DataFrame) -> str:
+    """Where the rows were measured: device, cores, threads, torch."""
+    device = _values(frame, "device_name") or _values(frame, "device")
+    threads = _values(frame, "threads")
+    parts = [
+        device,
+        f"{_values(frame, 'cpu_count')} cores",
+        f"{threads} thread{'' if threads == '1' else 's'}",
+        f"torch {_values(frame, 'torch')}",
+    ]
+    return ", ".join(parts)
+
+
+def setting(frame: pd.DataFrame) -> str:
+    """What the rows have in common, in words: dtype, heads, batch, mask, inputs."""
+    batch = "batch_size" if frame["batch_size"].nunique() <= frame["tokens"].nunique() else "tokens"
+    heads, weights = _values(frame, "num_heads"), _values(frame, "weights")
+    parts = [
+        _values(frame, "dtype"),
+        f"{heads} {'head' if heads == '1' else 'heads'} x {_values(frame, 'head_dim')}",
+        f"{'batch size' if batch == 'batch_size' else 'tokens per batch:'} {_values(frame, batch)}",
+        " and ".join("causal" if flag else "not causal" for flag in sorted(set(frame["causal"].dropna()))),
+        f"{_values(frame, 'inputs')} inputs" + (f" ({weights} weights)" if weights else ""),
+    ]
+    return ", ".join(parts)
+
+
+def conditions(frame: pd.DataFrame) -> str:
+    """Machine and setting as a sentence, and the `caveats`."""
+    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", caveats(frame)]))
+
+
+def caveats(frame: pd.DataFrame) -> str:
+    """What the points of a figure may not have in common, in sentences: a quiet machine, code. Empty if they do."""
+    return " ".join(filter(None, [disturbed(frame), code(frame)]))
+
+
+def disturbed(frame: pd.DataFrame) -> str:
+    """A sentence that names what was measured while the machine was not quiet; empty where nothing was."""
+    rows = frame[frame["disturbed"]].drop_duplicates("cell_id").sort_values(["attention", "seq_len"])
+    if rows.empty:
+        return ""
+    names = [f"{shown(one.attention)} at n = {length_name(one.seq_len)}" for one in rows.itertuples()]
+    why = {reason.partition(":")[0] for text in rows["disturbance"] for reason in text.split("; ")}
+    return f"Measured under disturbance ({', '.join(sorted(why))}): {_list(names, MOST_NAMED)}."
+
+
+def code(frame: pd.DataFrame) -> str:
+    """A sentence that names the mechanisms of which a line may join points of different code; empty without any."""
+    names = [shown(label) for label in of_several_codes(frame)]
+    return f"Points that different code may have measured: {_list(names, MOST_NAMED)}." if names else ""
+
+
+def functions(rows: pd.DataFrame) -> str:
+    """What must be said where approximations of different functions share a figure; empty where none do."""
+    is_softmax = rows["function"] == "softmax"
+    other = sorted(set(rows.loc[~is_softmax, "mechanism"]))
+    approximate = sorted(set(rows.loc[is_softmax & ~rows["exact"], "mechanism"]))
+    sentences = []
+    if other and is_softmax.any():
+        kind = "another function" if len(other) == 1 else "other functions"
+        sentences.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: costs compare, errors do not.")
+    if approximate:
+        sentences.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
+    return " ".join(sentences)
+
+
+def _values(frame: pd.DataFrame, column: str) -> str:
+    return ", ".join(str(value) for value in sorted(set(frame[column].dropna())))
+
+
+def _list(names: list[str], most: int | None = None) -> str:
+    if most is not None and len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _s(names: list[str]) -> str:
+    return "s" if len(names) == 1 else ""

@@ -1,0 +1,183 @@
+"""What stands in the panels of all figures: axes, bars, curves, and marks of what is missing."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, room, title
+
+STATUS = {"oom": "OOM", "nonfinite": "not finite"}
+PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+LENGTH = "context length n (tokens)"
+_POINT = {"linestyle": "none", "elinewidth": 1.5}
+
+
+def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None:
+    """A base-2 logarithmic axis with one tick for each length that has room, in the papers' way of writing them."""
+    ticks = sorted({int(length) for length in lengths})
+    every = math.ceil(len(ticks) / room(axes, 0.27))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks[::-1][::every][::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_name(round(value))))
+    axes.set_xlim(ticks[0] / 2**0.4, ticks[-1] * 2**0.4)
+    axes.set_xlabel(label)
+
+
+def length_name(length: int) -> str:
+    """`512`, `1k`, `32k`; a length that is no multiple of 1024 is written out."""
+    return f"{length // 1024}k" if length % 1024 == 0 and length else str(length)
+
+
+def log_axis(axis: Axis, label: str) -> None:
+    """A logarithmic axis in plain numbers, with enough of them for a narrow range."""
+    set_scale = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    set_scale("log")
+    axis.set_label_text(label)
+    low, high = sorted(map(float, axis.get_view_interval()))
+    # Labels below each other stand closer than those beside each other.
+    all_of_them = range(1, 10) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
+    subs = all_of_them if high / low < (4 if in_a_column() else 8) else (1, 2, 5) if high / low < 1000 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
+    )
+
+
+def value_axis(axis: Axis, label: str) -> None:
+    """A logarithmic axis, unless all values are within a factor of three."""
+    low, high = sorted(map(float, axis.get_view_interval()))
+    if low > 0 and high / low < 3:
+        axis.set_label_text(label)
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(ScalarFormatter(useOffset=False))
+    else:
+        log_axis(axis, label)
+
+
+def over_lengths(
+    axes: Axes,
+    measured: pd.DataFrame,
+    rows: pd.DataFrame,
+    properties: dict[str, dict[str, Any]],
+    scale: float = 1,
+    x: str = "seq_len",
+    label: str = LENGTH,
+) -> None:
+    """A panel of one number: a line with bars for each series over the lengths, and a gap where it was not measured.
+
+    Args:
+        axes: the panel.
+        measured: the rows of the number.
+        rows: those that gaps and the axis are of, where they are others.
+        properties: of each series.
+        scale: from the unit of the frame to that of the axis.
+        x: the column that holds the lengths.
+        label: of their axis.
+    """
+    for name, of_series in measured.groupby("series"):
+        errorbar(axes, of_series, x, properties[name], scale)
+    gaps(axes, rows, x, properties)
+    length_axis(axes, rows[x], label)
+
+
+def curves(axes: Axes, of_seeds: pd.DataFrame, properties: dict[str, Any]) -> None:
+    """A thin line for each column, a seed's values over the index, and a thick one, with marks, for their median."""
+    line = {"color": properties["color"], "label": properties["label"]}
+    if of_seeds.shape[1] > 1:
+        axes.plot(of_seeds.index, of_seeds, linewidth=0.5, alpha=0.4, gid="seed", **line)
+    step = max(1, len(of_seeds) // 6)
+    # Marks that start apart, so that curves on top of each other are still told apart.
+    start = zlib.crc32(properties["label"].encode()) % step
+    axes.plot(of_seeds.index, of_seeds.median(axis=1), markevery=(start, step), gid="median", **properties)
+
+
+def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any], scale: float = 1) -> None:
+    """The values of one series over `x`, times `scale`, with bars from low to high where there are any."""
+    rows = rows.sort_values(x)
+    value, low, high = (rows[name].to_numpy(float) * scale for name in ("value", "low", "high"))
+    axes.errorbar(rows[x].to_numpy(float), value, yerr=np.vstack([value - low, high - value]), capsize=2, **properties)
+
+
+def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], text: str, **look: Any) -> None:
+    """One value over `x` with bars of both, and a text beside it."""
+    bars = {
+        "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
+        "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
+    }
+    axes.errorbar(row[x], row["value"], **{**properties, **_POINT, **bars, **look})
+    look = {"fontsize": SMALLEST, "color": "black"}
+    axes.annotate(text, (row[x], row["value"]), (4, 4), textcoords="offset points", **look)
+
+
+def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:
+    """The rows that no other row beats in `x` or `value` without losing in the other, by `x`.
+
+    `exact` is the value of the best mechanism that has no error at all.
+    """
+    ordered = points.sort_values([x, "value"])
+    best_before = ordered["value"].cummin().shift(fill_value=np.inf).clip(upper=exact)
+    return ordered[ordered["value"] < best_before]
+
+
+def front_line(axes: Axes, best: pd.DataFrame, x: str) -> None:
+    """A pale line that joins the points of a front, which may be a single one."""
+    shade: dict[str, Any] = {"color": "0.6", "linewidth": 3, "marker": "o", "markersize": 11, "alpha": 0.5}
+    axes.plot(best[x], best["value"], **shade, **SQUARE, zorder=1, gid="front")
+
+
+def level(axes: Axes, row: Any, properties: dict[str, Any]) -> None:
+    """A line at the height of one value, all along the panel, with a pale band from low to high."""
+    axes.axhline(row.value, **properties, gid="level")
+    axes.axhspan(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level")
+
+
+def gaps(
+    axes: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    properties: dict[str, dict[str, Any]],
+    lines: int = 0,
+    beyond: dict[str, tuple[np.ndarray, str]] | None = None,
+) -> None:
+    """Mark above the panel, at its place along `x`, each cell that did not measure, in its series' colour.
+
+    Each series has a line of its own; neighbours with the same outcome share one word. The title moves up
+    by at least so many `lines`. `rows` has `series`, `status` and `x`. Series of which all is `beyond` the panel have
+    the lines above, at these places with these words.
+    """
+    failed = rows[rows["status"] != "ok"].drop_duplicates(["series", x]).sort_values(x)
+    for lane, (name, cells) in enumerate(failed.groupby("series")):
+        outcome = cells["status"]
+        for _, run in cells.groupby((outcome != outcome.shift()).cumsum()):
+            status = run["status"].iloc[0]
+            _above(axes, run[x].to_numpy(float), STATUS.get(status, status), properties[name], lane, "gap")
+    lanes = failed["series"].nunique()
+    for lane, (name, (at, words)) in enumerate((beyond or {}).items(), lanes):
+        _above(axes, at, words, properties[name], lane, "beyond")
+    lanes = max(lines, lanes + len(beyond or {}))
+    title(axes, axes.get_title(), 6 + (9 * lanes + 3 if lanes else 0))
+
+
+def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], lane: int, gid: str) -> None:
+    # Offsets in points keep the lines apart whatever the height of the panel.
+    lift = ScaledTranslation(0, (8 + 9 * lane) / 72, axes.figure.dpi_scale_trans)
+    above = axes.get_xaxis_transform() + lift
+    look = {"color": properties["color"], "transform": above, "gid": gid}
+    bar = {"linewidth": 0.8, "marker": properties["marker"], "markersize": 3, "clip_on": False}
+    bar["label"] = properties["label"] if gid == "gap" else ""
+    axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    centre = float(np.sqrt(at[0] * at[-1]))
+    axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=box, **look)
