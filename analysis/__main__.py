@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench import asked
+from bench.common import signals
 
 if __name__ == "__main__":
-    asked.answer(asked.leave)  # the other imports take seconds
+    signals.answer(signals.leave)  # the other imports take seconds
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
 from analysis.selection import MissingRecords, choose, position
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own, plans
 from bench.records.disk import is_file, write_atomically
 
@@ -208,4 +208,4 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

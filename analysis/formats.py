@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.errors import bounded, in_cell
+from bench.common.errors import bounded, in_cell
 from bench.records.disk import write_atomically
 
 LINES = 48

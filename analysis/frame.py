@@ -15,11 +15,11 @@ import pandas as pd
 
 from analysis import selection
 from analysis.selection import MissingRecords
-from bench.errors import one_line
+from bench.common.errors import one_line
+from bench.common.schema import PASSES
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
-from bench.schema import PASSES
 
 Row = dict[str, Any]
 

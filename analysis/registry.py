@@ -31,7 +31,7 @@ from analysis.plots import (
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables import gate_cost, largest_batch, peers, skeinformer_table3, trained
-from bench.errors import one_line
+from bench.common.errors import one_line
 
 Made = TypeVar("Made", Picture, pd.DataFrame)
 Done = TypeVar("Done")

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from bench import measures
 from bench.api import exit_code, finish, launch, planned, print_table, say_figures
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
 from bench.execution.results_folder import prepare_folder
 from bench.execution.sweep import Sweep, needs_no_rerun, plan, run_sweep
 from bench.measures.summary import Results

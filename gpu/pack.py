@@ -13,8 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import asked
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import is_file
 
@@ -131,4 +131,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

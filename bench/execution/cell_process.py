@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import say, scrubbed
+from bench.common.errors import say, scrubbed
+from bench.common.quiet import QUIET
 from bench.execution import host_state, processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.ranks import follows
@@ -21,7 +22,6 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.machine import gpu
 from bench.plan.resources import THIS_MACHINE, Resources
-from bench.quiet import QUIET
 from bench.records.outcomes import classify_exit, count_oom_kills
 
 TASK = "bench.execution.child"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from bench import measures
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.locks import hold, open_lock, try_lock
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.errors import ConfigError, bounded
+from bench.common.errors import ConfigError, bounded
 from bench.execution import process_group
 
 # A notebook that measures nothing more need not keep a process; the next cell brings another.

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.records.disk import require_file
 
 POLL_S = 0.05

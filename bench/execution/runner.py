@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import attention_zoo
 from bench import measures
-from bench.errors import one_line, say
+from bench.common.errors import one_line, say
 from bench.execution import cell_process, host_state
 from bench.execution.cell_process import Options, child_environment
 from bench.execution.device_locks import hold_device, memory_share, needs_quiet

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks

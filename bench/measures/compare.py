@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bench.common.schema import PASSES, setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.timing import Pass
 from bench.records.quantities import Quantity, median, speedup, verdicts
-from bench.schema import PASSES, setting
 
 
 @register

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo import Attention
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
 from bench.measures.reference import Inputs, Probe, Reference
 from bench.measures.timing import Pass, Result
 

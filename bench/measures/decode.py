@@ -12,11 +12,11 @@ from torch import Tensor
 
 from attention_zoo import Attention, UnsupportedError
 from attention_zoo.ops.decoding.states import State
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.timing import WARMUP_CALLS, Stopwatch
 from bench.records.quantities import Quantity, median, spread
-from bench.schema import setting
 
 
 @register

@@ -11,11 +11,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention_zoo import Attention, UnsupportedError
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features
 from bench.records.quantities import Quantity
-from bench.schema import setting
 
 GFLOP = ("GFLOP", 1e-9)
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.memory import METHODS, fits_in_memory, largest_fitting
 from bench.measures.train import make_trainer
 from bench.measures.train_step import Part, model_bytes, optimizer_bytes
 from bench.records.quantities import Quantity
-from bench.schema import setting
 from bench.training.loop import Trainer
 
 GIB = 2**30

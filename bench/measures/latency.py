@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bench.common.schema import PASSES, setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.device_state import energy
@@ -16,7 +17,6 @@ from bench.measures.rounds import time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.quantities import Quantity, median, spread
-from bench.schema import PASSES, setting
 
 
 @register

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.timing import Pass
 from bench.records.outcomes import classify
 from bench.records.quantities import Quantity
-from bench.schema import setting
 
 PASSES = ("forward", "forward_backward")
 METHODS = {"cuda": "cuda max_memory_allocated", "cpu": "cpu allocator events"}

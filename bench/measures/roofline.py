@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features
 from bench.measures.flops import analytic
@@ -14,7 +15,6 @@ from bench.measures.rounds import time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.quantities import Quantity, median
-from bench.schema import setting
 
 # From here on people say TFLOP/s.
 MANY = 1e13

@@ -15,11 +15,11 @@ from torch import Tensor
 from attention_zoo import UnsupportedError
 from attention_zoo.ops.feature_product.reference import expand
 from attention_zoo.polysketch import Polysketch, RandomSketch
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, redraws
 from bench.measures.reference import require_finite
 from bench.records.quantities import Quantity, by_sequence, root_of_mean_square
-from bench.schema import setting
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed

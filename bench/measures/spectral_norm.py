@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attention_zoo import UnsupportedError
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features, redraws
 from bench.measures.reference import require_finite
 from bench.records.quantities import Quantity, by_sequence, mean
-from bench.schema import setting
 
 
 @register

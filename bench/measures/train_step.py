@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.memory import METHODS, MIB, peak_bytes
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.train import make_trainer
 from bench.records.quantities import Quantity, median, rate, speedup, verdicts
-from bench.schema import setting
 from bench.training.loop import Trainer
 from bench.training.order import training_indices
 

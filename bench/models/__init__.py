@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attention_zoo import UnsupportedError
-from bench.mechanism import build_attention
+from bench.common.mechanism import build_attention
 from bench.models.encoder import Encoder
 from bench.models.layers import Model, initialise
 from bench.models.registry import MODELS, EncoderSettings, TransformerSettings, check, require_fits, settings

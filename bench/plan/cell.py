@@ -14,7 +14,7 @@ from typing import Any
 
 import attention_zoo
 from bench import inputs, measures, models, tasks
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
 from bench.plan import sources as code
 from bench.plan.config import Config
 from bench.plan.machine import choose_device, measuring_identity

@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
 from bench.plan.cell import Variant
 from bench.plan.conf import CONF
 from bench.plan.data import require_no_secret, require_text, shown

@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bench import measures, models, tasks
-from bench.errors import ConfigError, keyed
+from bench.common.errors import ConfigError, keyed
+from bench.common.schema import DTYPES, checked, setting
 from bench.inputs import source
 from bench.plan.data import LARGEST, leaves, require_data
-from bench.schema import DTYPES, checked, setting
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.errors import ConfigError, is_secret, one_line, without_credentials
+from bench.common.errors import ConfigError, is_secret, one_line, without_credentials
 
 LARGEST = 2**63 - 1
 LONGEST = 4096

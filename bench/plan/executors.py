@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
+from bench.common.schema import checked, setting
 from bench.plan.data import shown
 from bench.plan.resources import THIS_MACHINE, Resources
-from bench.schema import checked, setting
 
 
 @dataclass

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
 from bench.plan.conf import CONF
 from bench.plan.data import leaves, require_data, shown
 

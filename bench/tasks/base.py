@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.errors import ConfigError
-from bench.schema import setting
+from bench.common.errors import ConfigError
+from bench.common.schema import setting
 
 SPLITS = ("train", "validation", "test")
 IGNORED = -100

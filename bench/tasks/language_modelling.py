@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
+from bench.common.schema import setting
 from bench.inputs import models, texts
-from bench.schema import setting
 from bench.tasks import hub, tokenizing
 from bench.tasks.base import Batch, Draws, Settings, require_index, require_split
 from bench.tasks.corpus import Corpus, Reader

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import attention_zoo
 from attention_zoo.checks import require
 from bench import models, saved, tasks
-from bench.errors import one_line
+from bench.common.errors import one_line
+from bench.common.mechanism import build_attention
 from bench.inputs import models as names
 from bench.inputs.base import ModelSource, cached_tensors
 from bench.inputs.capture import ReachedLayer
-from bench.mechanism import build_attention
 from bench.models.layers import MultiHead
 
 FORMAT = 1

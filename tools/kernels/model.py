@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import asked
-from bench.errors import Parser
+from bench.common import signals
+from bench.common.errors import Parser
 from tools.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eager_seconds, seconds
 from tools.kernels.product_work import polysketch
 from tools.kernels.work import FOLDER, Codes, Work, compile_again, compiled, decoding, networks, polynomial
@@ -163,4 +163,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError, UnfinishedError, one_line
+from bench.common.errors import ConfigError, UnfinishedError, one_line
 from bench.execution.device_locks import core_sets, pin_to_free_cores
 from bench.execution.executors import remote
 from bench.execution.runner import Callback, Runner

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import measures
-from bench.errors import ConfigError, bounded, say
+from bench.common.errors import ConfigError, bounded, say
 from bench.execution.executors import remote
 from bench.execution.locks import hold
 from bench.execution.runner import Callback, Runner
@@ -99,7 +99,7 @@ def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Callbac
         except KeyboardInterrupt:
             if names := ",".join(queue.names()):
                 results = shlex.quote(str(runner.store.root))
-                wait = f"python -m bench.wait {runner.sweep_id} --results {results}"
+                wait = f"python -m bench.cli.wait {runner.sweep_id} --results {results}"
                 say(f"slurm: jobs go on; `{wait}` waits for them, `scancel --name={names}` ends them")
             raise
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.errors import ConfigError, one_line, say, without_credentials
+from bench.common.errors import ConfigError, one_line, say, without_credentials
 from bench.execution.executors import devices, remote, run_in_turn
 from bench.execution.interrupts import Interrupts
 from bench.measures.progress import Progress

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import device_locks
 from bench.execution.device_locks import hold_device, lock_folder, memory_share, needs_quiet, pin_to_free_cores
 from bench.execution.locks import holder

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import pytest
 from command import ROOT, environment
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.device_locks import lock_folder
 from bench.execution.locks import hold, holder
 from bench.execution.results_folder import prepare_folder

@@ -11,7 +11,7 @@ import time
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.executors import devices
 from bench.execution.runner import Runner
 from bench.plan.cell import Cell

@@ -13,7 +13,7 @@ from command import ROOT, environment
 from synthetic_records import everything
 
 from bench import measures
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.plan.conf import CONF
 from bench.plan.config import Config, check, split
 from bench.records.store import Store

@@ -11,7 +11,7 @@ from no_check import NoCheck
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.errors import NonFiniteError
+from bench.common.errors import NonFiniteError
 from bench.measures import sketch_error
 from bench.measures.sketch_error import SketchError, expected_squares
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from model_cases import VOCABULARY, config
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.models import MODELS, EncoderSettings, TransformerSettings, build, check, require_fits, settings
 from bench.plan.conf import CONF
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import attention_zoo
 import bench.inputs
 from bench import models, saved, tasks
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.precheck import check_cells
 from bench.inputs.base import inputs_seed
 from bench.measures.context import CellContext

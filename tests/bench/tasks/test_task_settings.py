@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.tasks import TASKS, check, open_task, require_fits, settings
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bench.errors import LONGEST_LINE, is_secret, one_line, scrubbed
+from bench.common.errors import LONGEST_LINE, is_secret, one_line, scrubbed
 
 PRIVATE = [
     ("cannot open /srv/people/ada/data/x.txt", "cannot open ~/data/x.txt"),

@@ -13,9 +13,10 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 import attention_zoo
-from bench import asked, launchers
+from bench import launchers
 from bench.api import exit_code, launch, planned, print_table, say_figures
-from bench.errors import ConfigError, UnfinishedError, one_line, without_credentials
+from bench.common import signals
+from bench.common.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.execution.ranks import follows
 from bench.plan.compose import grid_choices, parsed
 from bench.plan.conf import CONF
@@ -48,7 +49,7 @@ def guarded(act: Callable[[], int]) -> int:
     except (OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
         return _say(error, 1)
     except KeyboardInterrupt:
-        asked.answer(signal.SIG_IGN)  # another one would only break what ends
+        signals.answer(signal.SIG_IGN)  # another one would only break what ends
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
         return 130
 
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     if given.help or given.hydra_help or given.cfg or given.info:
         return _show([*(argument for argument in arguments if argument not in given.overrides), *given.overrides])
     if launchers.foreign(config):
-        asked.answer(signal.default_int_handler)
+        signals.answer(signal.default_int_handler)
         return launchers.run(loader, config, given.overrides)
     sweep = planned(loader, given.overrides)
     records = launch(sweep, print_table)

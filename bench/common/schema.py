@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bench.errors import ConfigError, is_secret, one_line
+from bench.common.errors import ConfigError, is_secret, one_line
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PASSES = ("forward", "backward", "forward_backward")
