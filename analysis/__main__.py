@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench import asked
+from bench.common import signals
 
 if __name__ == "__main__":
-    asked.answer(asked.leave)  # the other imports take seconds
+    signals.answer(signals.leave)  # the other imports take seconds
 
 import argparse
 import os
@@ -21,7 +21,7 @@ from analysis.frame import MissingRecords, choose, load, turn
 from analysis.plots import compare, files
 from analysis.plots.page import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, TABLES, Entry, Made, made
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own, plans
 from bench.records.disk import is_file, write_atomically
 
@@ -207,4 +207,4 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

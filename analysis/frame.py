@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.errors import one_line
+from bench.common.errors import one_line
+from bench.common.schema import PASSES
 from bench.measures.summary import Results, benchmark, features, quantities
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
-from bench.schema import PASSES
 
 Row = dict[str, Any]
 

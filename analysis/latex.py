@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable
 import pandas as pd
 
 from analysis.numbers import number
-from bench.errors import bounded
+from bench.common.errors import bounded
 
 LINES = 48
 """Of text in one `tabular`: no higher than a page."""

@@ -35,7 +35,7 @@ from analysis.plots import (
     train_step,
 )
 from analysis.plots.page import Picture
-from bench.errors import one_line
+from bench.common.errors import one_line
 
 Made = TypeVar("Made", Picture, pd.DataFrame)
 Done = TypeVar("Done")

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import sys
 
-from bench import asked
+from bench.common import signals
 
 
 def main() -> None:
     """Import the application, plugins with it, and run it."""
-    asked.answer(asked.leave)
+    signals.answer(signals.leave)
     try:
-        from bench import app
+        from bench.cli import main as application
     except BaseException as error:  # a plugin raises what it likes, and may even end the process
         plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
         if not plugins:
             raise
-        from bench.errors import one_line
+        from bench.common.errors import one_line
 
         what = f"{type(error).__name__}: {one_line(error)}"
         print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
         sys.exit(2)
-    app.main()
+    application.main()
 
 
 if __name__ == "__main__":

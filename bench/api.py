@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.execution.preview import preview
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep

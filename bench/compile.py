@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any
 
-from bench import api, asked
-from bench.errors import ConfigError, Parser, one_line
+from bench import api
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, one_line
 from bench.plan.cell import Cell
 from bench.plan.load import Loader
 from bench.plan.machine import is_gpu
@@ -73,9 +74,9 @@ def run_once(job: dict[str, Any]) -> float:
     """Run every pass of a mechanism at its own length and at that of the check; the seconds that it took."""
     import torch
 
+    from bench.common.mechanism import build_attention
     from bench.measures.decode import LastSteps
     from bench.measures.timing import Pass
-    from bench.mechanism import build_attention
 
     began = time.monotonic()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
@@ -95,4 +96,4 @@ def run_once(job: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

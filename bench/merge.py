@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench import asked
-from bench.errors import ConfigError, Parser, bounded, named_path, one_line, say
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.measures.summary import quantities
 from bench.records import own
 from bench.records.archive import ArchiveError, Read, contents
@@ -164,4 +164,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import attention_zoo
 from attention_zoo import UnsupportedError, hf
-from bench import asked
+from bench.common import signals
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEADS, HEAD_DIM, LAYERS, LENGTH, VOCABULARY, NEW = 4, 8, 2, 11, 40, 5
@@ -348,4 +348,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

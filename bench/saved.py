@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.records.disk import write_atomically
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import asked
-from bench.errors import Parser, bounded, named_path, one_line
+from bench.common import signals
+from bench.common.errors import Parser, bounded, named_path, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
 from bench.measures.summary import Results
@@ -237,4 +237,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.measures.summary import headline, quantities
 from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings

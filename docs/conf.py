@@ -6,7 +6,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ConfigError
 
 import attention_zoo
-from bench import errors
+from bench.common import errors
 from bench.records import own
 
 project = "Attention zoo"

@@ -13,14 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench import asked
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import is_file
 
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
-PROJECT = ("analysis", "attention_zoo", "bench", "conf", "hydra_plugins", "results/predictions", "tests", "docs")
+PROJECT = ("analysis", "attention_zoo", "bench", "conf", "results/predictions", "tests", "docs")
 FILES = ("pyproject.toml", "README.md", "Makefile")
 # Of the machine that the wheels are for.
 PYTHON = "3.12"
@@ -130,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

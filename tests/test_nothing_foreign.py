@@ -11,9 +11,11 @@ import pytest
 from synthetic_records import config, memory, record
 
 import analysis.__main__ as analysis
-from bench import asked, merge, status, wait
-from bench.app import guarded
-from bench.errors import ConfigError
+from bench import merge, status
+from bench.cli import wait
+from bench.cli.main import guarded
+from bench.common import signals
+from bench.common.errors import ConfigError
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.slots import slots
 from bench.records import archive, own
@@ -296,9 +298,11 @@ def test_figures_of_somebody_elses_in_a_results_folder_stay(kind, results, elsew
     assert main_of(analysis.main, kind, "--results", results, "--out", results.with_name("new")) in (0, 1)
 
 
-@pytest.mark.parametrize("number", asked.TO_END)
+@pytest.mark.parametrize("number", signals.TO_END)
 def test_a_command_that_is_asked_to_end_says_so_in_one_line(number):
-    code = f"import os\nfrom bench import asked\nprint(asked.run(lambda: os.kill(os.getpid(), {int(number)})))"
+    code = (
+        f"import os\nfrom bench.common import signals\nprint(signals.run(lambda: os.kill(os.getpid(), {int(number)})))"
+    )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout == "130\n" and ended.stderr.startswith("interrupted: ") and ended.stderr.count("\n") == 1
 

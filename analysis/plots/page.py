@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.papers import NAMES
 
 WIDTHS = {"single": 3.25, "double": 6.75}

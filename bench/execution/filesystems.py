@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.locks import open_lock
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.filesystems import require_locks
 from bench.records import own, plans
 from bench.records.disk import folders, unfinished

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.errors import ConfigError, bounded
+from bench.common.errors import ConfigError, bounded
 from bench.execution import family
 from bench.execution.output import Output
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from bench import asked
+from bench.common import signals
 
 
 class Interrupts:
@@ -28,7 +28,7 @@ class Interrupts:
     def caught(self, *others: signal.Signals) -> Iterator[None]:
         """Turn these signals, and others, into `KeyboardInterrupt`."""
         in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (*asked.TO_END, *others) if in_main_thread else ()
+        numbers = (*signals.TO_END, *others) if in_main_thread else ()
         before = {number: signal.getsignal(number) for number in numbers}
         heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
         for number in heeded:
@@ -39,7 +39,7 @@ class Interrupts:
             for number in heeded:
                 # By now there is something to be ended.
                 earlier = before[number]
-                signal.signal(number, signal.default_int_handler if earlier is asked.leave else earlier)
+                signal.signal(number, signal.default_int_handler if earlier is signals.leave else earlier)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

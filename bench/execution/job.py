@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.errors import ConfigError, one_line, say, without_credentials
+from bench.common.errors import ConfigError, one_line, say, without_credentials
 from bench.execution import rounds
 from bench.execution.executors import cells as in_turn
 from bench.execution.executors import devices

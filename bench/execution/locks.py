@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.execution.jobs import job
 from bench.records.disk import require_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.execution.rehearsal import rehearse
 from bench.execution.sweep import Sweep, outstanding
 from bench.measures.summary import Results

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from bench import measures
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.plan.cell import Cell
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import attention_zoo
 from bench import inputs
-from bench.errors import ConfigError, one_line
+from bench.common.errors import ConfigError, one_line
+from bench.common.mechanism import build_attention
 from bench.execution import child, family, processes
 from bench.execution.runner import child_environment
-from bench.mechanism import build_attention
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 from bench.plan.sources import Source

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.errors import say
+from bench.common.errors import say
 from bench.execution.interrupts import Interrupts
 from bench.execution.locks import hold
 from bench.execution.work import Work

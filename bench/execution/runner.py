@@ -18,7 +18,8 @@ from typing import Any
 
 import attention_zoo
 from bench import measures
-from bench.errors import one_line, say, scrubbed
+from bench.common.errors import one_line, say, scrubbed
+from bench.common.quiet import QUIET
 from bench.execution import host_state, processes
 from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.jobs import job
@@ -30,7 +31,6 @@ from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
 from bench.plan.place import HERE, Place
 from bench.plan.sources import digest
-from bench.quiet import QUIET
 from bench.records.files import decode, encode
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.patience import patiently

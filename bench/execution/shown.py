@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from bench.errors import say
+from bench.common.errors import say
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.records.patience import patiently

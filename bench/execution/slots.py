@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from bench import measures
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.filesystems import require_locks
 from bench.execution.locks import hold, open_lock
 from bench.plan.cell import Cell

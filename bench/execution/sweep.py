@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import executors, ranks
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.forkserver import forks

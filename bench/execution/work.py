@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import say
+from bench.common.errors import say
 from bench.execution.locks import hold
 from bench.execution.runner import run_cell
 from bench.execution.slots import hold_device, needs_quiet, share_of

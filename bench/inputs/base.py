@@ -39,7 +39,7 @@ class Source:
         """The trained mechanism that the tensors were made for, on the CPU; None where it is not the one of `config`.
 
         Args:
-            config: a cell's resolved config; `attention` and what `bench.mechanism.build_attention` reads.
+            config: a cell's resolved config; `attention` and what `bench.common.mechanism.build_attention` reads.
             **changes: as there.
         """
         return None

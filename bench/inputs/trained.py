@@ -17,12 +17,12 @@ from torch import Tensor, nn
 import attention_zoo
 from attention_zoo.checks import check_choice, check_int, require
 from bench import models, saved, tasks
-from bench.errors import one_line
+from bench.common.errors import one_line
+from bench.common.mechanism import build_attention
 from bench.inputs import kept
 from bench.inputs import models as names
 from bench.inputs.base import Source
 from bench.inputs.seeds import inputs_seed
-from bench.mechanism import build_attention
 from bench.models.multihead import MultiHead
 
 FORMAT = 1

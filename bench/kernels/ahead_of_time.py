@@ -22,8 +22,8 @@ import torch
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration
-from bench import asked
-from bench.errors import Parser
+from bench.common import signals
+from bench.common.errors import Parser
 from bench.kernels import recorded
 from bench.kernels.call import Call, catalogue
 from bench.kernels.compiled import Compiled
@@ -210,4 +210,4 @@ def _calls() -> dict[str, Call]:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

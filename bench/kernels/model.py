@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import asked
-from bench.errors import Parser
+from bench.common import signals
+from bench.common.errors import Parser
 from bench.kernels.clocks import DEVICES, NEXT_KERNEL_S, Device, Predicted, eager_seconds, seconds
 from bench.kernels.exact_work import polynomial
 from bench.kernels.network_work import decoding, networks
@@ -165,4 +165,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -24,8 +24,8 @@ from torch import Tensor
 import attention_zoo.ops
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration, Row
-from bench import asked
-from bench.errors import Parser
+from bench.common import signals
+from bench.common.errors import Parser
 from bench.kernels.call import Call, catalogue
 
 # How far results of two configurations may be apart, by bytes of a number: twice what each may be from the truth.
@@ -263,4 +263,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
+from bench.common.schema import checked, setting
 from bench.measures.progress import Point
 from bench.records.quantities import Quantity
-from bench.schema import checked, setting
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import PASSES, setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity, median, speedup, verdicts
-from bench.schema import PASSES, setting
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench

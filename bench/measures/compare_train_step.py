@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity, median, rate, speedup, verdicts
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.measures.timing import Pass
 
 # How long the energy of a call is looked at, from one change of the counter to another, and after which time no more.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from attention_zoo import Attention

@@ -19,7 +19,7 @@ from torch import Tensor
 import attention_zoo
 from attention_zoo import Attention
 from bench import inputs as input_sources
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
 from bench.inputs.seeds import inputs_seed
 from bench.measures.reference import Inputs, Probe, Reference
 from bench.measures.surroundings import Surroundings

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import PASSES, setting
 from bench.measures import Benchmark, register
 from bench.records import roofline
 from bench.records.quantities import Quantity, median, spread
-from bench.schema import PASSES, setting
 
 if TYPE_CHECKING:
     from bench.measures.timing import Pass

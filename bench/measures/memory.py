@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.peak import METHODS, MIB, peak_bytes
 from bench.measures.search import largest, runs
 from bench.records.quantities import Quantity
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor

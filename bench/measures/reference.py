@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo import Attention
-from bench.errors import IncorrectError, NonFiniteError
+from bench.common.errors import IncorrectError, NonFiniteError
 from bench.measures.timing import Result
 
 Inputs = tuple[Tensor, Tensor, Tensor]

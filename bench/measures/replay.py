@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.measures.timing import WARMUP_CALLS, Pass, Stopwatch, Timed, calls_lasting
 
 # A call that takes so little of its caller's time waits for the host.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity, by_sequence, root_of_mean_square
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor

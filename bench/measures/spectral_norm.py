@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity, by_sequence, mean
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from torch import Tensor

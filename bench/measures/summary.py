@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench import measures
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.measures.progress import Point
 from bench.records.quantities import Quantity
 from bench.records.record import Record, RecordError

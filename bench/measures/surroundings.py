@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

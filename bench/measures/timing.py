@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bench.errors import IncorrectError
+from bench.common.errors import IncorrectError
 
 Result = tuple[Tensor | None, ...]
 

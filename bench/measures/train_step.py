@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.peak import METHODS, MIB
 from bench.records.quantities import Quantity, median, rate
-from bench.schema import setting
 
 if TYPE_CHECKING:
     from bench.measures.workbench import Workbench

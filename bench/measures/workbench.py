@@ -14,11 +14,11 @@ from torch import Tensor
 
 import attention_zoo
 from bench import inputs as input_sources
-from bench.errors import say
+from bench.common.errors import say
+from bench.common.mechanism import build_attention
 from bench.measures.device_state import DeviceState
 from bench.measures.gate import Gate
 from bench.measures.progress import Point, Progress
-from bench.mechanism import build_attention
 
 PROGRESS_INTERVAL_S = 0.5
 

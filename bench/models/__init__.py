@@ -28,7 +28,7 @@ def build(config: Mapping[str, Any], vocabulary: int) -> nn.Module:
     import torch
 
     from attention_zoo import UnsupportedError
-    from bench.mechanism import build_attention
+    from bench.common.mechanism import build_attention
     from bench.models.encoder import Encoder
     from bench.models.initial import initialise
     from bench.models.transformer import Transformer

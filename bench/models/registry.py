@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bench.errors import ConfigError
-from bench.schema import checked, setting
+from bench.common.errors import ConfigError
+from bench.common.schema import checked, setting
 
 
 @dataclass

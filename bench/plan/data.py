@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.errors import ConfigError, is_secret, one_line, without_credentials
+from bench.common.errors import ConfigError, is_secret, one_line, without_credentials
 
 LARGEST = 2**63 - 1
 LONGEST = 4096
@@ -95,3 +95,8 @@ def _require_leaf(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={shown(value)}: must not be bytes")
     elif isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError(f"{key}={shown(value)}: must fit into 64 bits")
+
+
+def is_data(value: Any) -> bool:
+    """Whether a default can be written into a configuration."""
+    return value is None or isinstance(value, bool | int | float | str | list | tuple)

@@ -11,7 +11,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from bench.errors import ConfigError, keyed, one_line
+from bench.common.errors import ConfigError, keyed, one_line
 
 MANY = 15
 

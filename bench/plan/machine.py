@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from packaging.version import Version
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.plan.place import HERE, Place
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import asked
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
 from bench.records.disk import require_file, write_atomically
 from bench.records.files import LARGEST, decode
@@ -186,4 +186,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asked.run(main))
+    sys.exit(signals.run(main))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.records.record import Record, RecordError
 
 # A list of more numbers than this is no reading.
@@ -34,7 +34,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
-    """The record of a file, its texts as `bench.errors.bounded` makes them.
+    """The record of a file, its texts as `bench.common.errors.bounded` makes them.
 
     Args:
         name: of the file.

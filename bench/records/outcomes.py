@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from bench.errors import IncorrectError, NonFiniteError, message, one_line, scrubbed
+from bench.common.errors import IncorrectError, NonFiniteError, message, one_line, scrubbed
 
 # What allocators say, in lower case. Shared-memory limits of a GPU kernel are not among them.
 OUT_OF_MEMORY = (

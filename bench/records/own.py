@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from bench.errors import ConfigError, bounded
+from bench.common.errors import ConfigError, bounded
 from bench.records.disk import files, is_file, write_atomically
 from bench.records.files import decode, read_file
 from bench.records.record import RecordError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from bench.errors import say
+from bench.common.errors import say
 
 PATIENCE_S = 120.0
 POLL_S = 0.2

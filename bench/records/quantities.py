@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bench.common.schema import PASSES
 from bench.records.statistics import FEWEST, Estimate, mean_interval, median_interval, ratio_interval, root_mean_square
-from bench.schema import PASSES
 
 BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
 # What can be, by unit, the lowest and the highest; of other units any number. No call ends within a nanosecond, and

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bench.errors import bounded, one_line, say
+from bench.common.errors import bounded, one_line, say
 from bench.records.disk import files, lock, unfinished, write_atomically
 from bench.records.files import decode, encode, read_file
 from bench.records.own import RECORD

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError
-from bench.schema import checked
+from bench.common.errors import ConfigError
+from bench.common.schema import checked
 from bench.tasks.associative_recall import AssociativeRecall
 from bench.tasks.induction_heads import InductionHeads
 from bench.tasks.language_modelling import LanguageModelling

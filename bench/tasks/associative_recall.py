@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.errors import ConfigError
-from bench.schema import setting
+from bench.common.errors import ConfigError
+from bench.common.schema import setting
 from bench.tasks.draws import Draws, Rule
 from bench.tasks.task import IGNORED
 

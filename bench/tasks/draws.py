@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.schema import setting
+from bench.common.schema import setting
 from bench.tasks.task import Batch, Settings, require_index, require_split
 
 

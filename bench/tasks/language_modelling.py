@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bench.errors import ConfigError, one_line
-from bench.schema import setting
+from bench.common.errors import ConfigError, one_line
+from bench.common.schema import setting
 from bench.tasks.draws import Draws
 from bench.tasks.task import Batch, Settings, require_index, require_split
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.schema import setting
+from bench.common.schema import setting
 from bench.tasks.draws import Draws, Rule
 
 

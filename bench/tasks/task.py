@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_zoo.checks import require
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.inputs import models
 from bench.records.disk import write_atomically
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.measures import flatten
 from bench.measures.summary import benchmark, features
 from bench.records.record import Record

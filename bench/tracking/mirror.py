@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 from tqdm import tqdm
 
-from bench.errors import bounded, one_line, say
+from bench.common.errors import bounded, one_line, say
+from bench.common.quiet import QUIET
 from bench.measures import flatten
 from bench.measures.progress import Point
 from bench.measures.summary import benchmark, curves, headline, summarise
-from bench.quiet import QUIET
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
 from bench.table import table

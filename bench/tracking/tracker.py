@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.errors import ConfigError, one_line, say, without_credentials
+from bench.common.errors import ConfigError, one_line, say, without_credentials
 from bench.measures.progress import Point, Progress
 from bench.plan.cell import Cell
 from bench.plan.config import Config

@@ -19,10 +19,10 @@ from types import FrameType
 
 import psutil
 
-from bench import asked
-from bench.errors import ConfigError, Parser, named_path, one_line
+from bench.common import signals
+from bench.common.errors import ConfigError, Parser, named_path, one_line
+from bench.common.quiet import QUIET
 from bench.measures.summary import Results
-from bench.quiet import QUIET
 from bench.records import own
 from bench.records.disk import require_file
 from bench.tracking import views
@@ -191,7 +191,7 @@ def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handle
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in asked.TO_END}
+    before = {number: signal.signal(number, handler) for number in signals.TO_END}
     try:
         yield
     finally:

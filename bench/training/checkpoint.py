@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.errors import one_line
+from bench.common.errors import one_line
 from bench.records.disk import entries, files, open_file, replacing, unfinished
 from bench.records.own import CHECKPOINT
 from bench.records.patience import patiently

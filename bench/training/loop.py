@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.errors import NonFiniteError
+from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
 from bench.training.metrics import Sums, answers
 from bench.training.order import number_of, training_indices

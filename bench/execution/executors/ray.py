@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.errors import ConfigError, UnfinishedError, one_line
+from bench.common.errors import ConfigError, UnfinishedError, one_line
 from bench.execution import rounds
 from bench.execution.executors import Watch
 from bench.execution.slots import core_sets, seat

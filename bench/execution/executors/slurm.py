@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import measures
-from bench.errors import ConfigError, bounded, say
+from bench.common.errors import ConfigError, bounded, say
 from bench.execution import rounds
 from bench.execution.executors import Watch
 from bench.execution.locks import hold

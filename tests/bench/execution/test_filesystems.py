@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import filesystems
 from bench.execution.filesystems import require_locks
 from bench.execution.folder import prepare_folder

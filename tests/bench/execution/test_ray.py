@@ -11,7 +11,7 @@ import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family
 from synthetic_records import everything
 
-from bench.errors import ConfigError, UnfinishedError
+from bench.common.errors import ConfigError, UnfinishedError
 from bench.execution.executors import ray
 from bench.execution.work import Work
 from bench.plan import executors

@@ -9,7 +9,7 @@ from command import HERE
 
 import attention_zoo
 from attention_zoo import base
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import processes, rehearsal
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check

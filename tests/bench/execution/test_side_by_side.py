@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.executors import devices
 from bench.execution.slots import hold_device
 from bench.execution.work import Work

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, family
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import slots as slots_module
 from bench.execution.locks import holder
 from bench.execution.slots import hold_device, needs_quiet, seat, share_of, slots

@@ -13,8 +13,9 @@ import pytest
 from command import ROOT, TINY, bench, command, environment, wait_for
 from slurm_cluster import cluster
 
-from bench import api, wait
-from bench.errors import ConfigError
+from bench import api
+from bench.cli import wait
+from bench.common.errors import ConfigError
 from bench.execution import job, rounds
 from bench.execution.executors import slurm as executor
 from bench.execution.executors.slurm import Jobs, SubmissionError, Task

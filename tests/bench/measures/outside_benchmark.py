@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.records.quantities import Quantity
-from bench.schema import setting
 
 
 @register

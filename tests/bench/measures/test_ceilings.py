@@ -10,6 +10,7 @@ from synthetic_records import latency as latency_record
 from test_measures import Sleeping, SleepingBench, config
 
 from bench import measures
+from bench.common.mechanism import build_attention
 from bench.measures import ceilings as of_device
 from bench.measures import rounds
 from bench.measures.ceilings import COPIED, LEAST_NS, SIDES, Ceiling, Ceilings, compulsory_bytes
@@ -17,7 +18,6 @@ from bench.measures.flops import count
 from bench.measures.summary import headline, quantities, summarise
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
 from bench.measures.workbench import Workbench
-from bench.mechanism import build_attention
 from bench.records import roofline
 
 CPU = torch.device("cpu")

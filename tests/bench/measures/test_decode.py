@@ -13,12 +13,12 @@ from test_measures import config, measure
 
 from attention_zoo import UnsupportedError
 from attention_zoo.v_mean import VMean
-from bench.errors import IncorrectError, NonFiniteError
+from bench.common.errors import IncorrectError, NonFiniteError
+from bench.common.mechanism import build_attention
 from bench.measures import decode
 from bench.measures.summary import summarise
 from bench.measures.timing import WARMUP_CALLS
 from bench.measures.workbench import Workbench
-from bench.mechanism import build_attention
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.conf import CONF
 from bench.plan.config import check

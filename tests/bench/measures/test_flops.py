@@ -10,9 +10,9 @@ from zoo_cases import VARIANTS, variant
 
 import attention_zoo
 from attention_zoo import UnsupportedError
+from bench.common.mechanism import build_attention
 from bench.measures.flops import Flops, count
 from bench.measures.workbench import Workbench
-from bench.mechanism import build_attention
 
 
 def config(name, causal=False, seq_len=512, **changes):

@@ -15,7 +15,7 @@ from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 import attention_zoo
 from attention_zoo.base import _REGISTRY
 from bench import measures
-from bench.errors import IncorrectError, NonFiniteError
+from bench.common.errors import IncorrectError, NonFiniteError
 from bench.execution.child import measure_cell
 from bench.measures.timing import Pass
 from bench.measures.workbench import Workbench

@@ -8,10 +8,10 @@ import torch
 from no_gate import NoGate
 
 from bench import measures
+from bench.common.mechanism import build_attention
 from bench.measures import memory
 from bench.measures.timing import Pass, Stopwatch
 from bench.measures.workbench import Workbench
-from bench.mechanism import build_attention
 
 
 def config(name="v_mean", bench=None, **changes):

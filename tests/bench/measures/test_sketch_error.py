@@ -12,7 +12,7 @@ from no_gate import NoGate
 import attention_zoo
 from attention_zoo import UnsupportedError
 from attention_zoo.ops.feature_product import reference as feature_product
-from bench.errors import NonFiniteError
+from bench.common.errors import NonFiniteError
 from bench.measures import sketch_error
 from bench.measures.sketch_error import SketchError, expected_squares
 

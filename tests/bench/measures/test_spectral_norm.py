@@ -10,7 +10,7 @@ from no_gate import NoGate
 from torch import nn
 
 from attention_zoo import AttentionInfo, UnsupportedError, create
-from bench.errors import NonFiniteError
+from bench.common.errors import NonFiniteError
 from bench.measures.spectral_norm import SpectralNorm, spectral_norm
 
 

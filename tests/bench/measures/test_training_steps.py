@@ -10,7 +10,7 @@ import torch
 from command import ROOT, environment
 
 from bench import measures
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.ranks import require_joint
 from bench.measures import largest_batch, search, step, train
 from bench.measures.step import PARTS, Part

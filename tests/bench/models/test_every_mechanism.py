@@ -22,7 +22,7 @@ from zoo_cases import NAMES
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.mechanism import build_attention
+from bench.common.mechanism import build_attention
 from bench.models import build
 
 

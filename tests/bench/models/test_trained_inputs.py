@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import attention_zoo
 import bench.inputs
 from bench import models, saved, tasks
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution.rehearsal import rehearse
 from bench.inputs import kept
 from bench.inputs.seeds import inputs_seed

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 import torch
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.execution import runner
 from bench.plan import code, machine
 

@@ -57,7 +57,7 @@ EDITS = {
     "bench/execution/runner.py": set(),
     "bench/tracking/mirror.py": set(),
     "bench/plan/config.py": set(),
-    "bench/errors.py": set(),
+    "bench/common/errors.py": set(),
     "bench/__init__.py": set(),
 }
 

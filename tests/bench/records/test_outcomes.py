@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention_zoo import UnsupportedError
-from bench.errors import IncorrectError, NonFiniteError
+from bench.common.errors import IncorrectError, NonFiniteError
 from bench.records.outcomes import classify, classify_exit
 
 

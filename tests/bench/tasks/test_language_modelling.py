@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.inputs import models, texts
 from bench.tasks import hub, open_task, tokenizing
 from bench.tasks.corpus import LocalText

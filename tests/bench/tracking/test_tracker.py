@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from synthetic_records import everything
 
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.plan.config import Config
 from bench.tracking import tracker as tracker_module
 from bench.tracking.mirror import Mirror

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import bounded
+from bench.common.errors import bounded
 from bench.measures import flatten
 from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record

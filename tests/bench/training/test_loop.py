@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.errors import NonFiniteError
+from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
 from bench.training.loop import Trainer

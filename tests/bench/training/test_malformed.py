@@ -3,7 +3,7 @@
 import pytest
 
 from bench.api import planned
-from bench.errors import ConfigError
+from bench.common.errors import ConfigError
 from bench.plan.load import Loader
 
 ENCODER = ("bench=train", "task=reversal", "model=encoder", "attention=softmax", "tracking=none", "device=cpu")

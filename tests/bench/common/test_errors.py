@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bench.errors import is_secret, scrubbed
+from bench.common.errors import is_secret, scrubbed
 
 PRIVATE = [
     ("cannot open /srv/people/ada/data/x.txt", "cannot open ~/data/x.txt"),

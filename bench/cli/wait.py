@@ -1,19 +1,19 @@
-"""`python -m bench.wait SWEEP`: waits for a sweep whose jobs run elsewhere, and ends as `python -m bench` would."""
+"""`python -m bench.cli.wait SWEEP`: waits for a sweep whose jobs run elsewhere, and ends as `python -m bench` would."""
 
 from __future__ import annotations
 
-from bench import asked
+from bench.common import signals
 
 if __name__ == "__main__":
-    asked.answer(asked.leave)  # the other imports take seconds
+    signals.answer(signals.leave)  # the other imports take seconds
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.api import exit_code, launch, print_table, say_figures
-from bench.app import guarded
-from bench.errors import ConfigError, Parser, one_line
+from bench.cli.main import guarded
+from bench.common.errors import ConfigError, Parser, one_line
 from bench.execution import rounds
 from bench.execution.sweep import Sweep
 from bench.measures.summary import Results
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: there is no such sweep, or nobody can wait for it.
     """
-    parser = Parser(prog="python -m bench.wait", description=__doc__)
+    parser = Parser(prog="python -m bench.cli.wait", description=__doc__)
     parser.add_argument("sweep", help="the id that the sweep printed")
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)

@@ -12,8 +12,8 @@ import pytest
 from command import command, environment
 from hostile import IN_PROCESS, PLUGINS
 
-from bench import asked
 from bench.__main__ import main
+from bench.common import signals
 from bench.execution import work
 
 LONGEST_S = 10
@@ -22,7 +22,7 @@ LONGEST_S = 10
 @pytest.fixture(autouse=True)
 def handlers():
     """The command answers signals from its first line on."""
-    before = {number: signal.getsignal(number) for number in asked.TO_END}
+    before = {number: signal.getsignal(number) for number in signals.TO_END}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

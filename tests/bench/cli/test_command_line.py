@@ -7,7 +7,8 @@ from command import TINY, bench
 from synthetic_records import config, record
 
 import attention_zoo
-from bench import api, app
+from bench import api
+from bench.cli import main as app
 from bench.execution.preview import preview
 from bench.plan.load import Loader
 from bench.records.durations import OF_SIZE, Durations, duration

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.plan.conf import CONF
 
-PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
+PACKAGES = ("attention_zoo", "bench", "analysis")
 
 
 class Command(NamedTuple):
@@ -30,7 +30,7 @@ COMMANDS = {
     "tables": Command("analysis", "analysis", "write the papers' tables that the records support"),
     "ui": Command("bench.tracking.ui", "bench,tracking", "show the runs in MLflow, on this machine only"),
     "status": Command("bench.status", "bench", "say how a sweep goes, whoever runs it"),
-    "wait": Command("bench.wait", "bench", "wait for the jobs of a sweep"),
+    "wait": Command("bench.cli.wait", "bench", "wait for the jobs of a sweep"),
     "merge": Command("bench.merge", "bench", "add the records of other folders to one"),
 }
 _LINES = "\n".join(f"  {name:8} {command.says}" for name, command in COMMANDS.items())
@@ -88,10 +88,10 @@ def _refused(why: str) -> int:
 
 def _complete() -> None:
     """Answer the shell, for which Hydra knows programs without subcommands only."""
-    from bench import app
+    from bench.cli import main as application
 
     os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
-    app.main()
+    application.main()
 
 
 if __name__ == "__main__":

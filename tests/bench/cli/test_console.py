@@ -7,7 +7,7 @@ import sys
 import pytest
 from command import ROOT, environment
 
-from bench import console
+from bench.cli import console
 
 
 def said(monkeypatch, capsys, *arguments):

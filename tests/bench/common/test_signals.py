@@ -8,13 +8,13 @@ import time
 import pytest
 from command import ROOT, environment
 
-from bench import asked
+from bench.common import signals
 from bench.execution.interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    before = {number: signal.getsignal(number) for number in asked.TO_END}
+    before = {number: signal.getsignal(number) for number in signals.TO_END}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -22,24 +22,24 @@ def handlers():
 
 def test_who_ignores_a_signal_goes_on_ignoring_it():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
-    asked.answer(asked.leave)
+    signals.answer(signals.leave)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is asked.leave
+    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signals.leave
 
 
 def test_after_a_sweep_there_is_something_to_end():
-    asked.answer(asked.leave)
+    signals.answer(signals.leave)
     with Interrupts().caught():
         pass
-    for number in asked.TO_END:
+    for number in signals.TO_END:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
 
 
 @pytest.mark.commands
 @pytest.mark.parametrize("moment", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("number", asked.TO_END)
-@pytest.mark.parametrize("command", [["bench"], ["bench.console", "bench"]], ids="-".join)
+@pytest.mark.parametrize("number", signals.TO_END)
+@pytest.mark.parametrize("command", [["bench"], ["bench.cli.console", "bench"]], ids="-".join)
 def test_before_a_sweep_begins_a_signal_ends_the_command_in_one_line(command, number, moment, tmp_path):
     typed = [f"results_dir={tmp_path / 'runs'}", "seq_len=64", "tracking=none"]
     process = subprocess.Popen(

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bench.errors import ConfigError, is_secret, one_line
+from bench.common.errors import ConfigError, is_secret, one_line
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 PASSES = ("forward", "backward", "forward_backward")
@@ -36,6 +36,14 @@ def setting(
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def defaults(schema: type) -> dict[str, Any]:
+    """The default of every setting that has one."""
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    plain = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
+    made = {name: field.default_factory for name, field in fields.items()}
+    return plain | {name: make() for name, make in made.items() if make is not dataclasses.MISSING}
 
 
 def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:

@@ -1,0 +1,1 @@
+"""What every room may use: errors, the schema of settings, signals."""
