@@ -81,9 +81,9 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
         return {key: value for key, value in given.items() if is_data(value)}
     if group == "inputs":
         return _inputs({"name": name}) if name in SOURCES else {}
-    known = {"bench": measures.find, "model": models.MODELS.get, "task": tasks.TASKS.get, "tracking": TRACKERS.get}
-    described: Any = known[group](name) if group in known else None
-    return schema.defaults(described) if described else {}
+    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": TRACKERS}
+    found = measures.find(name) if group == "bench" else described.get(group, {}).get(name)
+    return schema.defaults(found) if found else {}
 
 
 def check(values: Mapping[str, Any]) -> Config:
