@@ -2,6 +2,6 @@
 
 from setuptools import find_namespace_packages, setup
 
-CODE = ("attention_zoo*", "bench*", "analysis*", "hydra_plugins*")
+CODE = ("attention_zoo*", "bench*", "analysis*")
 
 setup(packages=[*find_namespace_packages(include=CODE), "bench.conf"], package_dir={"bench.conf": "conf"})

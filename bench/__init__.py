@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.common.moved import OldNames
+
 __all__ = ["run"]
 
 
@@ -31,3 +33,4 @@ def _require_analysis() -> None:
 
 
 _require_analysis()
+sys.meta_path.insert(0, OldNames())

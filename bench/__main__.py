@@ -12,7 +12,7 @@ def main() -> None:
     """Import the application, plugins with it, and run it."""
     signals.answer(signals.leave)
     try:
-        from bench.cli import main as app
+        from bench.cli import main as application
     except BaseException as error:  # a plugin raises what it likes, and may even end the process
         plugins = os.environ.get("ATTENTION_ZOO_PLUGINS")
         if not plugins:
@@ -22,7 +22,7 @@ def main() -> None:
         what = f"{type(error).__name__}: {one_line(error)}"
         print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
         sys.exit(2)
-    app.main()
+    application.main()
 
 
 if __name__ == "__main__":

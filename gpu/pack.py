@@ -20,7 +20,7 @@ from bench.records.disk import is_file
 
 ROOT = Path(__file__).parents[1]
 LARGEST_BYTES = 64 * 2**20
-PROJECT = ("analysis", "attention_zoo", "bench", "conf", "docs", "hydra_plugins", "tests", "tools")
+PROJECT = ("analysis", "attention_zoo", "bench", "conf", "docs", "tests", "tools")
 RESULTS = "results/predictions"
 FILES = ("pyproject.toml", "README.md", "Makefile")
 # Of the machine that the wheels are for.

@@ -300,7 +300,9 @@ def test_figures_of_somebody_elses_in_a_results_folder_stay(kind, results, elsew
 
 @pytest.mark.parametrize("number", signals.TO_END)
 def test_a_command_that_is_asked_to_end_says_so_in_one_line(number):
-    code = f"import os\nfrom bench import asked\nprint(signals.run(lambda: os.kill(os.getpid(), {int(number)})))"
+    code = (
+        f"import os\nfrom bench.common import signals\nprint(signals.run(lambda: os.kill(os.getpid(), {int(number)})))"
+    )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.stdout == "130\n" and ended.stderr.startswith("interrupted: ") and ended.stderr.count("\n") == 1
 

@@ -17,7 +17,7 @@ from command import TINY
 
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-CODE = ("attention_zoo", "bench", "conf", "analysis", "hydra_plugins")
+CODE = ("attention_zoo", "bench", "conf", "analysis")
 SHIPPED = (*CODE, "setup.py", "pyproject.toml", "README.md", "LICENSE")
 CLEAN = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")

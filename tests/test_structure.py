@@ -10,15 +10,14 @@ import pytest
 from bench.plan import sources
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
+PACKAGES = ("attention_zoo", "bench", "analysis")
 # From the ground up: a module imports from its own room and from those above it in this list.
 ROOMS = {
     "operations on tensors": r"attention_zoo\.ops(\..*)?",
     "mechanisms": r"attention_zoo(\.third_party\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
-    "words": r"bench\.(asked|errors|papers|schema|quiet)",
+    "common": r"bench\.(common(\..*)?|papers)",
     "records": r"bench\.records(\..*)?",
-    "a cell's mechanism": r"bench\.mechanism",
     "folders of trained models": r"bench\.saved",
     "models": r"bench\.models(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
@@ -32,9 +31,7 @@ ROOMS = {
     "frame": r"analysis\.(formats|frame|intervals|published|selection|table|tables(\..*)?|training)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
-    "front doors": r"bench(\.(api|app|compile|console|launchers|merge|__main__))?|"
-    r"bench\.(status|wait)",
-    "plugins of Hydra": r"hydra_plugins\..*",
+    "front doors": r"bench(\.(api|cli|compile|merge|__main__)(\..*)?)?|bench\.status",
 }
 
 
@@ -74,6 +71,6 @@ def test_the_library_looks_at_no_other_package_and_analysis_needs_no_torch():
         tops = {name.partition(".")[0] for name in sources._imported(file, module)}
         assert "tools" not in tops, f"{module}: what is for developers is not installed"
         if module.startswith("attention_zoo"):
-            assert not tops & {"bench", "analysis", "hydra", "mlflow", "hydra_plugins"}, module
+            assert not tops & {"bench", "analysis", "hydra", "mlflow"}, module
         if module.startswith(("analysis", "bench.records")):
             assert not tops & {"torch", "attention_zoo", "hydra", "mlflow"}, module

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.plan.conf import CONF
 
-PACKAGES = ("attention_zoo", "bench", "analysis", "hydra_plugins")
+PACKAGES = ("attention_zoo", "bench", "analysis")
 
 
 class Command(NamedTuple):
@@ -88,10 +88,10 @@ def _refused(why: str) -> int:
 
 def _complete() -> None:
     """Answer the shell, for which Hydra knows programs without subcommands only."""
-    from bench.cli import main as app
+    from bench.cli import main as application
 
     os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
-    app.main()
+    application.main()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
 import attention_zoo
-from bench import launchers
 from bench.api import exit_code, launch, planned, print_table, say_figures
 from bench.common import signals
 from bench.common.errors import ConfigError, UnfinishedError, one_line, without_credentials
@@ -26,6 +24,19 @@ from bench.plan.load import NAME, Loader
 if sys.version_info >= (3, 14):
     # Python reads the help of every flag there is; Hydra 1.3's of --shell-completion is no text before it is shown.
     argparse.ArgumentParser._check_help = lambda *_: None  # type: ignore[attr-defined]
+
+SWITCHES = ("help", "hydra-help", "resolve", "run", "multirun", "shell-completion")
+VALUES = ("package", "config-dir", "config-name", "config-path", "experimental-rerun")
+SHORT = {
+    "help": "h",
+    "run": "r",
+    "multirun": "m",
+    "shell-completion": "sc",
+    "package": "p",
+    "config-dir": "cd",
+    "config-name": "cn",
+    "config-path": "cp",
+}
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
@@ -60,49 +71,53 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: a configuration that cannot be run, before anything is measured.
     """
-    given = flags(arguments)
-    if given.shell_completion:
+    flags = parse_flags(arguments)
+    if flags.shell_completion:
         return _show(arguments)
-    parsed(given.overrides)  # what is refused is not shown either
-    loader = Loader(given.config_dir)
-    config = loader.load(grid_choices(given.overrides))
-    if given.help or given.hydra_help or given.cfg or given.info:
-        return _show([*(argument for argument in arguments if argument not in given.overrides), *given.overrides])
-    if launchers.foreign(config):
-        signals.answer(signal.default_int_handler)
-        return launchers.run(loader, config, given.overrides)
-    sweep = planned(loader, given.overrides)
+    parsed(flags.overrides)  # what is refused is not shown either
+    loader = Loader(flags.config_dir)
+    loader.load(grid_choices(flags.overrides))
+    if flags.help or flags.hydra_help or flags.cfg or flags.info:
+        switches = [f"--{name}" for name in ("help", "hydra-help", "resolve") if getattr(flags, name.replace("-", "_"))]
+        values = [f"--{name}={getattr(flags, name)}" for name in ("cfg", "info", "package") if getattr(flags, name)]
+        return _show([*switches, *values, *loader.arguments(flags.overrides)])
+    sweep = planned(loader, flags.overrides)
     records = launch(sweep, print_table)
     if records and not follows():
         say_figures(sweep)
     return exit_code(records)
 
 
-def flags(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """What was typed: Hydra's flags, in whatever order, and the overrides.
 
     Raises:
         ConfigError: a flag that is unknown or lacks its value; something that would not be a sweep.
     """
-    parser = argparse.ArgumentParser(
-        parents=[get_args_parser()], add_help=False, exit_on_error=False, conflict_handler="resolve"
-    )
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"attention-zoo {attention_zoo.__version__}")
+    for name in (*SWITCHES, *VALUES):
+        kind = {"action": "store_true"} if name in SWITCHES else {}
+        parser.add_argument(f"--{name}", *([f"-{SHORT[name]}"] if name in SHORT else []), **kind)  # type: ignore
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    kinds = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    parser.add_argument("--info", "-i", const="all", nargs="?", choices=kinds)
     try:
-        given, unknown = parser.parse_known_intermixed_args(arguments)
+        flags, unknown = parser.parse_known_intermixed_args(arguments)
     except (argparse.ArgumentError, TypeError) as error:
         raise ConfigError(str(error)) from None
     if unknown:
         raise ConfigError(f"{unknown[0]}: unknown; `python -m bench --help` lists what there is")
-    if given.run or given.experimental_rerun:
+    if flags.run or flags.experimental_rerun:
         raise ConfigError("--run, --experimental-rerun: every command is a sweep, and the same one goes on")
-    if sum(map(bool, (given.help, given.hydra_help, given.cfg, given.info, given.multirun))) > 1:
+    if sum(map(bool, (flags.help, flags.hydra_help, flags.cfg, flags.info, flags.multirun))) > 1:
         raise ConfigError("--help, --hydra-help, --cfg, --info, --multirun: must be one of them")
-    if (given.resolve or given.package) and not given.cfg:
+    if (flags.resolve or flags.package) and not flags.cfg:
         raise ConfigError("--resolve, --package: must stand beside --cfg")
-    if given.config_name or given.config_path:
+    if flags.config_name or flags.config_path:
         raise ConfigError("--config-name, --config-path: there is one configuration; --config-dir adds a folder to it")
-    return given
+    return flags
 
 
 def _show(arguments: Sequence[str]) -> int:

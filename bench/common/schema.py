@@ -38,6 +38,14 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def defaults(schema: type) -> dict[str, Any]:
+    """The default of every setting that has one."""
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    plain = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
+    made = {name: field.default_factory for name, field in fields.items()}
+    return plain | {name: make() for name, make in made.items() if make is not dataclasses.MISSING}
+
+
 def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:
     """An instance of a dataclass of settings; `prefix` stands before the keys in messages.
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Benchmark:
     """A benchmark: its fields are the settings `bench.*` of a cell, each a `setting` with a default.
 
-    `bench/conf/bench/<name>.yaml` lists them with the same defaults. What is measured may hold `features`: the papers'
-    d, None where the mechanism has none.
+    `conf/bench/<name>.yaml` names it, and says what differs from the defaults. What is measured may hold `features`:
+    the papers' d, None where the mechanism has none.
     """
 
     name: ClassVar[str]

@@ -17,6 +17,7 @@ from bench import inputs, measures, models, tasks
 from bench.common.errors import ConfigError, one_line
 from bench.plan import sources as code
 from bench.plan.config import Config
+from bench.plan.data import is_data
 from bench.plan.machine import choose_device, measuring_identity
 from bench.plan.resources import THIS_MACHINE, Resources
 from bench.plan.sources import Source, calls, closure
@@ -258,17 +259,13 @@ def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str
     parameters = inspect.signature(mechanism.__init__).parameters
     floats = (key for key, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float))
     defaults = attention_zoo.hyperparameters(mechanism.info.name)
-    return {key: value for key, value in defaults.items() if _is_data(value)}, frozenset(floats)
+    return {key: value for key, value in defaults.items() if is_data(value)}, frozenset(floats)
 
 
 def _complete_inputs(values: dict[str, Any]) -> dict[str, Any]:
     described: Any = inputs.source(values)
     takes_float = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
     return {key: _plain(value, key in takes_float) for key, value in values.items()}
-
-
-def _is_data(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple)
 
 
 def _plain(value: Any, takes_float: bool = False) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
@@ -19,12 +19,11 @@ from bench.common.errors import ConfigError, one_line
 from bench.plan.cell import Variant
 from bench.plan.conf import CONF
 from bench.plan.data import require_no_secret, require_text, shown
-from bench.plan.load import PLUGINS
 
 NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 # What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
-OF_HYDRA = ("hydra.searchpath", *(f"hydra.{plugin}" for plugin in PLUGINS))
+OF_HYDRA = ("hydra.searchpath", "hydra.launcher")
 LONGEST_ARGUMENT = 100_000
 
 
@@ -85,7 +84,7 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
             raise ConfigError(f"max_cells={limit}: the sweep has {count:,} cells; max_cells={count} allows them")
-        jobs.update(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(together, max_batch_size=None)[0])))
+        jobs.update(dict.fromkeys(itertools.product(*_alternatives(together))))
     return [list(job) for job in jobs]
 
 
@@ -161,6 +160,17 @@ def _choices(override: Override) -> int:
         except (ValueError, OverflowError):
             raise ConfigError(f"{override.input_line}: a range must be of finite numbers") from None
     return len(value.list) if isinstance(value, ChoiceSweep) else 1
+
+
+def _alternatives(overrides: Sequence[Override]) -> Iterable[list[str]]:
+    """For each key the overrides that set one of its values; the last word on a key counts."""
+    alternatives = {}
+    for override in overrides:
+        key = override.get_key_element()
+        swept = override.is_sweep_override()
+        values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+        alternatives[key] = [f"{key}={value}" for value in values]
+    return alternatives.values()
 
 
 def _checked(argument: str) -> Override:

@@ -12,14 +12,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import attention_zoo
 from bench import measures, models, tasks
+from bench.common import schema
 from bench.common.errors import ConfigError, keyed
 from bench.common.schema import DTYPES, checked, setting
-from bench.inputs import source
-from bench.plan.data import LARGEST, leaves, require_data
+from bench.inputs import SOURCES, source
+from bench.plan.data import LARGEST, is_data, leaves, require_data
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
+# Of benchmarks that train only; nothing is chosen where a file does not say so.
+OF_TRAINING = ("model", "task", "training")
 
 
 @dataclass
@@ -31,9 +35,12 @@ class Tracking:
     uri: str | None = None  # of an MLflow store; None: SQLite in results_dir
 
 
+TRACKERS = {"mlflow": Tracking}
+
+
 @dataclass
 class Config:
-    """One cell, and how to run it; conf/config.yaml says the same with the same defaults."""
+    """One cell, and how to run it."""
 
     attention: dict[str, Any]
     bench: dict[str, Any]
@@ -44,22 +51,39 @@ class Config:
     task: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
     seq_len: int = setting(1024, minimum=1)
-    batch_size: int | None = setting(None, minimum=1)  # None: tokens_per_batch // seq_len
-    tokens_per_batch: int = setting(16384, minimum=1)
+    batch_size: int | None = setting(None, minimum=1)  # sequences; None: tokens_per_batch // seq_len
+    tokens_per_batch: int = setting(16384, minimum=1)  # of every length the same, where batch_size is None
     num_heads: int = setting(12, minimum=1)
     head_dim: int = setting(64, minimum=1)
     dtype: str = setting("float32", choices=DTYPES)
     causal: bool = False
     device: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
-    impl: str = setting("auto", choices=("auto", "reference", "fused"))
+    impl: str = setting("auto", choices=("auto", "reference", "fused"))  # auto: the fastest exact one
     seed: int = setting(0, minimum=0)
-    repeats: int = setting(10, minimum=1, maximum=1_000_000)
-    timeout: float = setting(600.0, above=0, maximum=YEAR_S)
-    rerun: str = setting("failed", choices=("failed", "disturbed", "all"))
+    repeats: int = setting(10, minimum=1, maximum=1_000_000)  # samples of a latency, rounds, draws per sequence
+    timeout: float = setting(600.0, above=0, maximum=YEAR_S)  # seconds, without those in which Triton compiles
+    rerun: str = setting("failed", choices=("failed", "disturbed", "all"))  # beside what is missing
     results_dir: str = "runs"
-    size: str = setting("laptop", choices=("laptop", "paper"))
-    max_cells: int = setting(10_000, minimum=1)
-    dry_run: bool = False
+    size: str = setting("laptop", choices=("laptop", "paper"))  # of an experiment
+    max_cells: int = setting(10_000, minimum=1)  # a command that asks for more is refused
+    dry_run: bool = False  # say what there is to measure and how long it may take, and do nothing
+
+
+def defaults(group: str, name: Any) -> dict[str, Any]:
+    """The settings of what `name` means in a group of files, with their defaults; none for a name that nobody knows."""
+    if group in ("config", "training"):
+        given = schema.defaults(Config if group == "config" else training.Training)
+        return {key: value for key, value in given.items() if key not in OF_TRAINING}
+    if not isinstance(name, str):
+        return {}
+    if group == "attention":
+        given = attention_zoo.hyperparameters(name) if name in attention_zoo.list_attentions() else {}
+        return {key: value for key, value in given.items() if is_data(value)}
+    if group == "inputs":
+        return _inputs({"name": name}) if name in SOURCES else {}
+    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": TRACKERS}
+    found = measures.find(name) if group == "bench" else described.get(group, {}).get(name)
+    return schema.defaults(found) if found else {}
 
 
 def check(values: Mapping[str, Any]) -> Config:

@@ -95,3 +95,8 @@ def _require_leaf(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={shown(value)}: must not be bytes")
     elif isinstance(value, int) and abs(value) > LARGEST:
         raise ConfigError(f"{key}={shown(value)}: must fit into 64 bits")
+
+
+def is_data(value: Any) -> bool:
+    """Whether a default can be written into a configuration."""
+    return value is None or isinstance(value, bool | int | float | str | list | tuple)

@@ -130,14 +130,16 @@ class Slurm(Executor):
 EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices, Ray, Slurm)}
 
 
-def check(node: Mapping[str, Any]) -> Executor:
+def check(node: Any) -> Executor:
     """The executor that Hydra's node of a launcher describes.
 
     Raises:
         ConfigError: there is no such executor, or a parameter that it does not have or whose value it does not take.
     """
+    if not isinstance(node, Mapping) or "executor" not in node:
+        raise ConfigError(f"hydra/launcher: must be one of {', '.join(EXECUTORS)}; the suite uses no other one")
     name = node["executor"]
     if name not in list(EXECUTORS):  # it may be anything
         raise ConfigError(f"hydra.launcher.executor={shown(name)}: must be one of {', '.join(EXECUTORS)}")
-    values = {key: value for key, value in node.items() if key not in ("_target_", "executor")}
+    values = {key: value for key, value in node.items() if key != "executor"}
     return checked(EXECUTORS[name], values, "hydra.launcher.")

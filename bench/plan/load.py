@@ -1,200 +1,256 @@
-"""The configuration files, composed as data: nothing that they say runs, grows without bound or blocks."""
+"""The configuration files, composed by Hydra as data: nothing that they say runs, grows without bound or blocks.
+
+Hydra reads `conf/` and the user's folders through `SettingsFiles`, a source of configurations of our own. It refuses
+what is no data. Files hold presets: it adds the defaults of the class that a file names.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from bench.common.errors import ConfigError, one_line
+from bench.common.schema import defaults
+from bench.plan import config as settings
+from bench.plan import executors
 from bench.plan.conf import CONF
-from bench.plan.data import leaves, require_data, shown
+from bench.plan.data import require_data, shown
 
 NAME = "config"
+SEARCHPATH = "hydra.searchpath="
 # A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
 LARGEST_FILE = 100_000
 MOST_VALUES = 20_000
-PLUGINS = ("launcher", "sweeper")
-# Of Hydra's sweeper by Optuna.
-PARTS = re.compile(r"optuna\.samplers\.[A-Z]\w*")
-# Of Hydra's own node: what it writes itself, and what is set on the command line only.
-_WRITTEN = ("overrides", "runtime", "searchpath", *PLUGINS)
-_WRITTEN_OF_JOB = ("override_dirname", "config_name", "name")
+# Of Hydra's own node: what Hydra writes itself, and what a command line may say.
+WRITTEN = ("overrides", "runtime", "searchpath", "launcher")
 
 
-class Loader(ConfigLoaderImpl):
-    """Hydra's loader over `conf/` and perhaps a folder of the user's.
+class SettingsFiles(ConfigSource):
+    """A folder of YAML files, each completed with the defaults of what it describes."""
 
-    Hydra asks it for every configuration before it does what one says, so what it refuses is never run.
+    @staticmethod
+    def scheme() -> str:
+        """The name of this kind of folder in Hydra's search path."""
+        return "settings"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """What a file says.
+
+        Raises:
+            ConfigError: it is no data, or no file in a group.
+        """
+        group, _, name = config_path.rpartition("/")
+        if ".." in Path(config_path).parts:
+            raise ConfigError(f"{group.partition('/')[0]}={name}: must be the name of a file in {group}/")
+        if Path(config_path).suffix in (".yaml", ".yml"):
+            raise ConfigError(f"{group}={name}: must be {Path(name).stem}, the name of a file without its ending")
+        file = self._path(f"{config_path}.yaml")
+        if not file.is_file():
+            raise ConfigLoadError(f"Config not found: {file}")
+        config, header = _read(file), self._get_header_dict(file.read_text(encoding="utf-8")[:512])
+        if isinstance(config, DictConfig):
+            config = _completed(config, group or NAME, header["package"] == "_global_")
+        return ConfigResult(self.provider, self.full_path(), config, header)
+
+    def available(self) -> bool:
+        """Whether the folder is there."""
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether this is a folder of files to choose from."""
+        return self._path(config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether this is a file; its name may have an ending here, so that `load_config` says that it must not."""
+        return self._path(f"{config_path.removesuffix('.yml').removesuffix('.yaml')}.yaml").is_file()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The names of the files and folders in a group."""
+        folder = self._path(config_path)
+        kinds = {ObjectType.CONFIG: [p.stem for p in folder.glob("*.yaml") if p.is_file()]}
+        kinds[ObjectType.GROUP] = [p.name for p in folder.iterdir() if p.is_dir()]
+        return sorted({name for kind, names in kinds.items() if results_filter in (None, kind) for name in names})
+
+    def _path(self, config_path: str) -> Path:
+        return Path(os.path.realpath(Path(self.path, config_path)))
+
+
+class OwnFolder(SearchPathPlugin):
+    """Lets Hydra read `conf/` as `SettingsFiles`; other programs' folders stay as they are."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """What Hydra calls before it looks for anything."""
+        for element in search_path.get_path():
+            if element.path == str(CONF):
+                element.path = _url(CONF)
+
+
+Plugins.instance().register(SettingsFiles)
+Plugins.instance().register(OwnFolder)
+for _name, _executor in executors.EXECUTORS.items():
+    ConfigStore.instance().store(group="hydra/launcher", name=_name, node={"executor": _name, **defaults(_executor)})
+
+
+class Loader:
+    """Composes configurations of `conf/` and perhaps a folder of the user's.
 
     Raises:
         ConfigError: the folder is not there.
     """
 
     def __init__(self, folder: str | None = None) -> None:
-        version.setbase("1.3")
-        setup_globals()
-        path = create_config_search_path(str(CONF))
-        if folder is not None:
-            if not os.path.isdir(folder):
-                raise ConfigError(f"--config-dir {shown(folder)}: must be a folder that is there")
-            before_the_last = SearchPathQuery(provider="schema")
-            path.prepend("command-line", f"file://{os.path.abspath(folder)}", before_the_last)
-        super().__init__(path)
-        self.folder = None if folder is None else os.path.abspath(folder)
-        self.repository = _Files(path)
-        self._loaded: dict[tuple[str, ...], DictConfig] = {}
-
-    def __reduce__(self) -> tuple[type[Loader], tuple[str | None]]:
-        """Launchers send it to other processes, and Hydra's sources of files cannot be pickled."""
-        return Loader, (self.folder,)
+        if folder is not None and not os.path.isdir(folder):
+            raise ConfigError(f"--config-dir {shown(folder)}: must be a folder that is there")
+        self.folders = [] if folder is None else [_url(folder)]
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose a configuration, Hydra's own node included; nobody changes it.
 
         Raises:
-            ConfigError: a file cannot be read as YAML, or says something that is no data.
+            ConfigError: a file that cannot be read or is no data.
             HydraException: an override or a choice that does not exist.
         """
-        key = tuple(overrides)
-        if key not in self._loaded:
-            self._loaded[key] = self.load_configuration(NAME, list(overrides), RunMode.RUN)
-        return self._loaded[key]
+        return _composed(tuple(self.arguments(overrides)), _state())
 
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
-        """What Hydra calls."""
-        try:
-            config = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-        except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
-            raise
-        except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
-            what = " ".join(overrides) or NAME
-            raise ConfigError(f"{shown(what)}: cannot be composed: {one_line(error)}") from error
-        raw: Any = OmegaConf.to_container(config, resolve=False)
-        node = raw.pop("hydra")
-        require_data(raw)
-        _require_own(node)
-        return config
+    def arguments(self, overrides: Sequence[str]) -> list[str]:
+        """The overrides as Hydra gets them: with all folders of the user's, to be read as `SettingsFiles`.
 
-    def _process_config_searchpath(
-        self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository
-    ) -> None:
-        with warnings.catch_warnings():
+        Raises:
+            ConfigError: `hydra.searchpath` is no list of folders that are there.
+        """
+        folders, others = list(self.folders), []
+        for override in overrides:
+            if override.startswith(SEARCHPATH):
+                folders += _searched(override)
+            else:
+                others.append(override)
+        quoted = ("'" + folder.replace("'", "\\'") + "'" for folder in folders)
+        return [*([f"{SEARCHPATH}[{','.join(quoted)}]"] if folders else []), *others]
+
+
+def _state() -> int:
+    """Another number after an edit in `conf/`."""
+    return max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml"))
+
+
+def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
+    """What Hydra composes: kept, unless a user's folder takes part, for it takes a tenth of a second."""
+    kept = not any(argument.startswith(SEARCHPATH) for argument in arguments)
+    return (_compose if kept else _compose.__wrapped__)(arguments, state)
+
+
+@functools.lru_cache(maxsize=512)
+def _compose(arguments: tuple[str, ...], state: int) -> DictConfig:
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
             warnings.simplefilter("ignore")
-            super()._process_config_searchpath(config_name, parsed_overrides, repo)
-        for source in repo.get_sources():
-            if not source.available():
-                raise ConfigError(f"hydra.searchpath: {source.path} is not there")
+            warnings.filterwarnings("error", "provider=.* is not available")
+            config = compose(NAME, list(arguments), return_hydra_config=True)
+    except UserWarning as error:
+        raise ConfigError(f"{SEARCHPATH[:-1]}: {one_line(error)}") from None
+    except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
+        raise
+    except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
+        raise ConfigError(f"{shown(' '.join(arguments) or NAME)}: cannot be composed: {one_line(error)}") from error
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    _require_own(raw.pop("hydra"))
+    require_data(raw)
+    return config
+
+
+def _url(folder: str | Path) -> str:
+    return f"{SettingsFiles.scheme()}://{os.path.abspath(folder)}"
+
+
+def _searched(override: str) -> list[str]:
+    """The entries of the user's `hydra.searchpath`: folders, or packages as Hydra has them."""
+    value = OmegaConf.create(f"folders: {override.removeprefix(SEARCHPATH)}").folders
+    entries = list(value) if OmegaConf.is_list(value) else [None]
+    found = []
+    for entry in entries:
+        if isinstance(entry, str) and entry.startswith("pkg://"):
+            found.append(entry)
+        elif isinstance(entry, str) and os.path.isdir(folder := entry.removeprefix("file://")):
+            found.append(_url(folder))
+        else:
+            raise ConfigError(f"{override}: must be a list of folders that are there")
+    return found
+
+
+def _read(file: Path) -> Any:
+    """What a file holds, as OmegaConf has it."""
+    if file.stat().st_size > LARGEST_FILE:
+        raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
+    try:
+        if "*" in file.read_text(encoding="utf-8"):
+            _require_few_values(file)
+        return OmegaConf.load(file)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8: {one_line(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
+    except (ConfigError, OmegaConfBaseException, MarkedYAMLError):
+        raise
+    except Exception as error:  # of a tag such as !!int, say
+        raise ConfigError(f"{file}: {one_line(error)}") from error
+
+
+def _require_few_values(file: Path) -> None:
+    """Refuse aliases that stand for more values than memory holds, or for themselves: OmegaConf copies each of them."""
+    with open(file, encoding="utf-8") as stream:  # its name is in YAML's errors
+        pending, count = [yaml.compose(stream, Loader=yaml.SafeLoader)], 0
+    while pending:
+        node = pending.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ConfigError(f"{file}: must have at most {MOST_VALUES:,} values, aliases expanded")
+        if isinstance(node, yaml.CollectionNode):
+            pending += itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+
+
+def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
+    """What a file says, over the defaults of the class that its group and `name` mean."""
+    node = config.get(group) if is_global else config
+    if not isinstance(node, DictConfig):
+        return config
+    complete = OmegaConf.merge(settings.defaults(group, node.get("name")), node)
+    return OmegaConf.merge(config, {group: complete}) if is_global else complete  # type: ignore[return-value]
 
 
 @functools.cache
 def _own() -> dict[str, Any]:
     """Hydra's node as `conf/` has it."""
-    config = ConfigLoaderImpl(create_config_search_path(str(CONF))).load_configuration(NAME, [], RunMode.RUN)
-    return OmegaConf.to_container(config.hydra, resolve=False)  # type: ignore[return-value]
+    with initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
+        return _settled(OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra))
+
+
+def _settled(node: Any) -> dict[str, Any]:
+    """Hydra's node without what Hydra itself writes there, and what a command line may say."""
+    job = {key: value for key, value in node["job"].items() if key != "override_dirname"}
+    return {**{key: value for key, value in node.items() if key not in WRITTEN}, "job": job}
 
 
 def _require_own(node: dict[str, Any]) -> None:
-    """Refuse what would make Hydra run code, or do something else than a sweep."""
-    own = _own()
-    for key, value in node.items():
-        if key not in _WRITTEN and _without(value) != _without(own.get(key)):
+    """Refuse what would make Hydra run code, write elsewhere, or do something else than a sweep."""
+    for key, value in _settled(node).items():
+        if value != _own().get(key):
             raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")
-    for key in PLUGINS:
-        target = (node[key] or {}).get("_target_")
-        if target not in Plugins.instance().class_name_to_class:
-            raise ConfigError(f"hydra.{key}._target_={shown(target)}: must be a plugin of Hydra")
-        for name, value in leaves(node[key]):
-            if name != "_target_" and (name.startswith("_") or "._" in name) and not _is_part(name, value):
-                raise ConfigError(f"hydra.{key}.{name}={shown(value)}: not allowed, configs are data")
-
-
-def _is_part(name: str, value: Any) -> bool:
-    """Whether this names a part that a sweeper from elsewhere makes itself, and that does nothing but choose values."""
-    return name == "sampler._target_" and isinstance(value, str) and PARTS.fullmatch(value) is not None
-
-
-def _without(value: Any) -> Any:
-    """A part of Hydra's node without what Hydra writes there."""
-    return {k: v for k, v in value.items() if k not in _WRITTEN_OF_JOB} if isinstance(value, dict) else value
-
-
-class _Files(ConfigRepository):
-    """Where the loader finds files: only what can be read as data is."""
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        if ".." in Path(config_path).parts:
-            group, _, name = config_path.partition("/")
-            raise ConfigError(f"{group}={name}: must be the name of a file in {group}/")
-        if Path(config_path).suffix in (".yaml", ".yml"):
-            group, _, name = config_path.rpartition("/")
-            raise ConfigError(f"{group}={name}: must be {Path(name).stem}, the name of a file without its ending")
-        source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None or source.scheme() != "file":
-            return super().load_config(config_path)
-        file = Path(source.path, source._normalize_file_name(config_path))
-        try:
-            _require_small(file)
-            return super().load_config(config_path)
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file}: not UTF-8: {one_line(error)}") from None
-        except RecursionError:
-            raise ConfigError(f"{file}: nested too deeply") from None
-        except (ConfigError, HydraException, OmegaConfBaseException, MarkedYAMLError):
-            raise
-        except Exception as error:  # of a tag such as !!int, say
-            raise ConfigError(f"{file}: {one_line(error)}") from error
-
-
-def _require_small(file: Path) -> None:
-    """Refuse a file that is large, or would be once its aliases were replaced by what they stand for."""
-    if file.stat().st_size > LARGEST_FILE:
-        raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
-    text = file.read_text(encoding="utf-8")
-    if "*" not in text:
-        return
-    sizes: dict[int, int | None] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = None
-            children = node.value if isinstance(node, yaml.CollectionNode) else ()
-            flat = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
-            sizes[id(node)] = 1 + sum(map(size, flat))
-        known = sizes[id(node)]
-        if known is None:
-            raise ConfigError(f"{file}, line {node.start_mark.line + 1}: an alias must not stand inside what it names")
-        return known
-
-    with open(file, encoding="utf-8") as stream:  # its name is in YAML's errors
-        root = yaml.compose(stream, Loader=yaml.SafeLoader)
-    if root is not None and size(root) > MOST_VALUES:
-        raise ConfigError(f"{file}: must have at most {MOST_VALUES:,} values, aliases expanded; it has {size(root):,}")
+    executors.check(node["launcher"])

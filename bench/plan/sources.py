@@ -18,7 +18,7 @@ from typing import NamedTuple
 PACKAGES = ("attention_zoo", "bench")
 # What measuring code imports without being measured by it: the plan ends in a configuration, which is hashed itself,
 # records and errors come after the measurement, and `bench/__init__.py` is a door to the whole suite.
-NOT_MEASURED = re.compile(r"bench|bench\.(errors|schema|plan|records)(\..*)?")
+NOT_MEASURED = re.compile(r"bench|bench\.(plan|records)(\..*)?|bench\.common(\.(?!mechanism$)\w+)?")
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 INSTALLED = ("site-packages", "dist-packages")
 

@@ -53,7 +53,7 @@ class Task(Protocol):
 
 @dataclass
 class Settings:
-    """The settings `task.*` of a cell, each a `setting` with a default; `bench/conf/task/NAME.yaml` lists them too."""
+    """The settings `task.*` of a cell, each a `setting` with a default; `conf/task/NAME.yaml` names it."""
 
     name: ClassVar[str]
     causal: ClassVar[bool] = True

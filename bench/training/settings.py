@@ -15,7 +15,7 @@ SCHEDULES = ("linear", "constant")
 
 @dataclass
 class Training:
-    """AdamW with a warm-up; bench/conf/training/ says the same with the same defaults.
+    """AdamW with a warm-up; files in conf/training/ say what differs from the defaults.
 
     Matrices decay, vectors (biases, norms) do not.
     """

@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from command import ROOT, environment
 from synthetic_records import everything
 
 from bench import measures
 from bench.common.errors import ConfigError
 from bench.plan.conf import CONF
-from bench.plan.config import Config, check, split
+from bench.plan.config import check, split
 from bench.records.store import Store
-from bench.training.settings import Training
 
 HERE = Path(__file__).parent
 BENCHMARKS = measures.list_benchmarks()
@@ -136,27 +134,8 @@ print(sorted(names), [heavy for heavy in ("hydra", "omegaconf", "mlflow") if hea
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_yaml_of_a_benchmark_lists_its_settings_with_their_defaults(name):
-    written = yaml.safe_load((CONF / "bench" / f"{name}.yaml").read_text())
-    written = written.get("bench", written)  # one that also sets what is not its own
-    assert written == measures.check({"name": name})
-
-
 def test_every_yaml_is_a_benchmark():
     assert sorted(path.stem for path in (CONF / "bench").glob("*.yaml")) == BENCHMARKS
-
-
-def test_training_yaml_says_what_the_schema_says():
-    assert yaml.safe_load((CONF / "training" / "default.yaml").read_text()) == dataclasses.asdict(Training())
-
-
-def test_config_yaml_says_what_the_schema_says():
-    written = yaml.safe_load((CONF / "config.yaml").read_text())
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    declared = [f for f in dataclasses.fields(Config) if f.name not in groups]
-    defaults = {f.name: f.default for f in declared if f.default is not dataclasses.MISSING}
-    assert {key: written[key] for key in defaults} == defaults
-    assert set(written) - set(defaults) == {"defaults", "hydra", "grids"}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -1,38 +1,25 @@
-"""Every YAML is a cell that can be built, and says what the Python says."""
-
-import functools
-import re
+"""Every YAML is a cell that can be planned; files hold presets, the settings classes hold defaults."""
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
-import attention_zoo
 from bench import api
-from bench.execution.sweep import plan
+from bench.common.errors import ConfigError
+from bench.execution import sweep
 from bench.plan.cell import _measured, make_cell, merge_compared
-from bench.plan.compose import compose_jobs, expand
+from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.conf import CONF
-from bench.plan.config import ConfigError, check
+from bench.plan.config import check, defaults
+from bench.plan.load import Loader
 from bench.plan.machine import choose_device
 
-VARIANTS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+FILES = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "experiment")
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+LOADER = Loader()
 
 
-@pytest.fixture(autouse=True)
-def hydra_is_ready():
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
-
-
-def load(job):
-    return compose("config", job, return_hydra_config=True)
-
-
-def composed(*overrides):
-    return compose_jobs(load, expand(compose("config"), overrides))
+def composed(*overrides, loader=LOADER):
+    return compose_jobs(loader.load, expand(loader.load(grid_choices(overrides)), overrides))
 
 
 def made(*overrides):
@@ -47,39 +34,38 @@ def compared(*overrides):
     return merge_compared(made("bench=compare", *overrides))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_variant_can_be_built(variant):
-    config, own = composed(f"attention={variant}", "causal=true", "dtype=bfloat16")[0]
-    cell = make_cell(check(config), own)
-    assert cell.config["label"] == variant
-    if cell.unsupported:
-        config["causal"] = False
-        cell = make_cell(check(config), own)
-    assert cell.unsupported is None or re.search("package .* is not installed|needs the package", cell.unsupported)
+def test_every_variant_has_its_name_as_label():
+    variants = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+    cells = made(f"attention={','.join(variants)}", "causal=true", "dtype=bfloat16", "bench.passes=forward")
+    assert [cell.config["label"] for cell in cells] == variants
 
 
-@pytest.mark.parametrize("name", attention_zoo.list_attentions())
-def test_the_yaml_of_a_mechanism_lists_its_hyperparameters_with_their_defaults(name):
-    written = yaml.safe_load((CONF / "attention" / f"{name}.yaml").read_text())
-    assert written == {"name": name, **attention_zoo.hyperparameters(name)}
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_a_file_repeats_no_default_and_its_defaults_can_be_set(file):
+    written, group = yaml.safe_load(file.read_text()), file.parent.name
+    own = written.get(group, written)
+    if "defaults" in own or group == "model":  # a size that a paper names is said even where it is the default
+        return
+    known = defaults(group, own.get("name"))
+    assert [key for key, value in own.items() if key != "name" and key in known and known[key] == value] == []
+    if group in ("attention", "bench", "inputs"):
+        assert composed(f"{group}={file.stem}")[0][0][group].keys() == {"name", *known}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_can_be_planned(experiment):
-    choices = functools.cache(lambda choices: load(list(choices)))  # both sizes have the same
+def test_every_experiment_can_be_planned(experiment, monkeypatch):
+    monkeypatch.setattr(sweep, "forget", lambda: None)  # no code changes meanwhile
     for size in ("laptop", "paper"):
         overrides = [f"experiment={experiment}", f"size={size}"]
-        jobs = expand(compose("config", overrides), overrides)
-        cells = plan(compose_jobs(lambda job: choices(tuple(job)), jobs), overrides).cells
+        cells = sweep.plan(composed(*overrides), overrides).cells
         assert len(cells) > 10
         assert len({cell.cell_id for cell in cells}) == len(cells)
 
 
 def test_the_command_line_replaces_what_an_experiment_sweeps():
     overrides = ["experiment=polysketch_figure1", "attention=flash,v_mean", "seq_len=256"]
-    jobs = expand(compose("config", overrides[:1]), overrides)
-    assert len(jobs) == 2
-    configs = [config for config, _ in compose_jobs(load, jobs)]
+    configs = [config for config, _ in composed(*overrides)]
+    assert len(configs) == 2
     assert {config["attention"]["name"] for config in configs} == {"flash", "v_mean"}
     assert {config["seq_len"] for config in configs} == {256}
     assert {config["causal"] for config in configs} == {True}
@@ -87,21 +73,18 @@ def test_the_command_line_replaces_what_an_experiment_sweeps():
 
 def test_a_mechanism_of_the_command_line_has_no_settings_of_the_one_it_replaces():
     overrides = ["experiment=induction_small", "attention=softmax,polysketch", "seed=0"]
-    jobs = expand(compose("config", overrides[:1]), overrides)
-    assert len(jobs) == 2  # two grids, equal now
-    polysketch = compose_jobs(load, jobs)[1][0]
+    _, (polysketch, _) = composed(*overrides)  # two grids, equal now
     assert polysketch["attention"]["block_size"] == made("attention=polysketch")[0].config["attention"]["block_size"]
 
 
 def test_what_a_grid_sets_of_whatever_mechanism_stays():
     overrides = ["experiment=sketch_error", "attention=polysketch_random_r64"]
-    configs = [config for config, _ in compose_jobs(load, expand(compose("config", overrides[:1]), overrides))]
+    configs = [config for config, _ in composed(*overrides)]
     assert {config["attention"]["sketch"] for config in configs} == {"gaussian", "srht", "learned"}
 
 
 @pytest.mark.parametrize("key", ["experiment=demo,decode", "size=laptop,paper"])
 def test_python_refuses_several_experiments_or_sizes_as_the_command_line_does(key):
-    GlobalHydra.instance().clear()
     with pytest.raises(ConfigError, match=f"{key}: must have one value"):
         api.run(["tracking=none", key])
 
@@ -115,8 +98,7 @@ def test_values_set_on_copies_are_what_hydra_composes():
         "dtype=bfloat16",
     ]
     config, variant = composed(*job)[0]
-    direct = compose("config", job)
-    assert config == {key: value for key, value in direct.items() if key != "grids"}
+    assert config == {key: value for key, value in LOADER.load(job).items() if key not in ("grids", "hydra")}
     assert variant.name == "polysketch_learned_r64" and variant.overridden == {o.partition("=")[0] for o in job}
 
 
@@ -206,9 +188,9 @@ def test_the_machine_says_which_gpu_and_the_configuration_that_it_is_one():
 
 
 def test_a_sweep_measures_a_cell_of_two_names_once():
-    cells = plan(composed("attention=polynomial_p4,polynomial"), []).cells
+    cells = sweep.plan(composed("attention=polynomial_p4,polynomial"), []).cells
     assert {cell.config["label"] for cell in cells} == {"polynomial_p4"}
-    assert len(cells) == len(plan(composed("attention=polynomial"), []).cells)
+    assert len(cells) == len(sweep.plan(composed("attention=polynomial"), []).cells)
 
 
 LABELS = [
@@ -239,8 +221,8 @@ def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")
     overrides = ["experiment=eighth", f"hydra.searchpath=[{tmp_path}]", "attention=polynomial,polynomial_p8"]
-    jobs = expand(compose("config"), overrides)
-    assert [make_cell(check(config), variant).config["label"] for config, variant in compose_jobs(load, jobs)] == [
+    configs = composed(*overrides, loader=Loader())
+    assert [make_cell(check(config), variant).config["label"] for config, variant in configs] == [
         "polynomial degree=8",
         "polynomial_p8",
     ]

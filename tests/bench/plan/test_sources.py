@@ -6,17 +6,17 @@ import sys
 
 import pytest
 from command import HERE, ROOT, TINY, bench, fake_config_dir
-from hydra import compose, initialize_config_dir
 
+from bench import api
 from bench.execution import sweep
 from bench.execution.runner import Runner
 from bench.measures.context import CellContext
 from bench.plan import cell, sources
-from bench.plan.compose import compose_jobs, expand
-from bench.plan.conf import CONF
+from bench.plan.load import Loader
 from bench.records.record import Record
 from bench.records.store import Store
 
+LOADER = Loader()
 CELLS = {
     "latency of flash": ["attention=flash"],
     "latency of v_mean": ["attention=v_mean"],
@@ -88,10 +88,7 @@ def append(file, text):
 
 
 def planned(*overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        jobs = expand(compose("config"), overrides)
-        composed = compose_jobs(lambda job: compose("config", job, return_hydra_config=True), jobs)
-    return sweep.plan(composed, overrides)
+    return api.planned(LOADER, overrides)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from bench.api import planned
+from bench.common.errors import ConfigError
 from bench.execution import sweep
-from bench.plan.config import ConfigError
+from bench.plan import load
 from bench.plan.load import Loader
 
 CELLS = 300
@@ -23,7 +24,7 @@ def count(monkeypatch, owner, name):
 def expensive(monkeypatch):
     """The calls of what takes milliseconds."""
     return [
-        count(monkeypatch, Loader, "load_configuration"),
+        count(monkeypatch, load, "_composed"),
         count(monkeypatch, OmegaConf, "merge"),
         count(monkeypatch, OmegaConf, "update"),
         count(monkeypatch, OmegaConf, "create"),

@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[3]
 WRITTEN = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "conf" / "task").glob("*.yaml")}
 
 
-def test_every_task_has_a_file_that_says_what_its_settings_say():
+def test_every_task_has_a_file_that_fits_it():
     assert set(WRITTEN) == set(TASKS)
     for name, written in WRITTEN.items():
         assert set(written) == {"task", "seq_len", "batch_size"}
-        assert written["task"] == check({"name": name}) and next(iter(check({"name": name}))) == "name"
+        assert written["task"] == {"name": name} and next(iter(check({"name": name}))) == "name"
         path = ROOT / "conf" / "task" / f"{name}.yaml"
         assert path.read_text().startswith("# @package _global_\n")
         require_fits({**written, "causal": TASKS[name].causal})

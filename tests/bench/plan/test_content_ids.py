@@ -1,0 +1,60 @@
+"""A results folder of version 0.1 sweeps on: what was recorded resolves to the same settings, and has the same id."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import api
+from bench.plan import cell, machine
+from bench.plan.load import Loader
+from bench.plan.sources import Source
+from bench.records.store import Store
+
+RECORDS = Store(Path(__file__).parents[3] / "results" / "laptop")
+# The code that some records ran, as its commit had it.
+SOURCES = json.loads((Path(__file__).parent / "recorded_sources.json").read_text())
+OF_A_CELL = ("seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "device", "impl", "seed", "repeats")
+
+
+def of_every_benchmark():
+    """For each benchmark a record of one mechanism that needs no data."""
+    found = {}
+    for record in map(RECORDS.decode, RECORDS.names()):
+        config = record.config
+        plain = config["inputs"]["name"] in ("gaussian", config.get("task", {}).get("name"))
+        if plain and " " not in config["label"] and "against" not in config["bench"]:
+            found.setdefault(config["bench"]["name"], record)
+    return found
+
+
+def typed(config):
+    """A command line that asks for a cell."""
+    groups = {"attention": config["label"], "bench": config["bench"]["name"]}
+    if "task" in config:
+        models = {"transformer": "transformer_tiny", "encoder": "encoder"}
+        groups |= {"task": config["task"]["name"], "model": models[config["model"]["name"]]}
+    settings = {key: config[key] for key in OF_A_CELL}
+    for group in ("bench", "model", "task", "training"):
+        settings |= {f"{group}.{key}": value for key, value in config.get(group, {}).items() if key != "name"}
+    words = {**groups, **settings}
+    return [f"{key}={'null' if value is None else value}" for key, value in words.items()]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_id_of_a_record_comes_out_for_its_settings_code_and_machine(name, monkeypatch):
+    record = RECORDS.decode(name)
+    facts = {name: record.machine[name] for name in machine.ON_CPU}
+    monkeypatch.setattr(cell, "measuring_identity", lambda device, place: facts)
+    sources = tuple(Source(name, "", sha256) for name, sha256 in SOURCES[name].items())
+    assert cell.content_id(record.config, sources) == record.cell_id
+
+
+def test_settings_resolve_to_what_was_recorded():
+    records = of_every_benchmark()
+    assert len(records) >= 7
+    for record in records.values():
+        (planned,) = api.planned(Loader(), [*typed(record.config), "tracking=none"]).cells
+        for key, value in record.config.items():
+            now = planned.config[key]
+            assert (now | value if isinstance(value, dict) else value) == now, (record.file_name, key)
