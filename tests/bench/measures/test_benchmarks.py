@@ -133,7 +133,6 @@ print(sorted(names), [heavy for heavy in ("hydra", "omegaconf", "mlflow") if hea
     assert python(code, tmp_path) == f"{BENCHMARKS} []\n"
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_yaml_is_a_benchmark():
     assert sorted(path.stem for path in (CONF / "bench").glob("*.yaml")) == BENCHMARKS
 
