@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.latex import latex
 from analysis.numbers import number
 from bench.records.disk import write_atomically
-from bench.table import in_cell
+from bench.records.table import in_cell
 
 _CONDITIONS = ["bench", "attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal"]
 _INPUTS = ["inputs", "weights", "device_name"]

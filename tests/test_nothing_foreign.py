@@ -11,8 +11,9 @@ import pytest
 from synthetic_records import config, memory, record
 
 import analysis.__main__ as analysis
-from bench import asked, merge, status, wait
+from bench import asked, wait
 from bench.app import guarded
+from bench.cli import merge, status
 from bench.errors import ConfigError
 from bench.execution.folder import check_folder, prepare_folder
 from bench.execution.slots import slots

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import attention_zoo
 from attention_zoo.checks import check_choice, check_int, require
-from bench import models, saved, tasks
+from bench import models, tasks
 from bench.errors import one_line
 from bench.inputs import kept
 from bench.inputs import models as names
@@ -24,6 +24,7 @@ from bench.inputs.base import Source
 from bench.inputs.seeds import inputs_seed
 from bench.mechanism import build_attention
 from bench.models.multihead import MultiHead
+from bench.training import checkpoints as saved
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""

@@ -44,8 +44,8 @@ class Train(Benchmark):
         """
         import torch
 
-        from bench import saved
         from bench.training import checkpoint
+        from bench.training import checkpoints as saved
 
         trainer, keep = make_trainer(workbench), workbench.keep
         with torch.random.fork_rng():

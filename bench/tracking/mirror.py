@@ -26,7 +26,7 @@ from bench.measures.summary import benchmark, curves, headline, summarise
 from bench.quiet import QUIET
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
-from bench.table import table
+from bench.records.table import table
 from bench.tracking import local, views
 from bench.tracking.lines import lines, names, step
 

@@ -25,7 +25,7 @@ from bench.measures.progress import Point, Progress
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.record import Record
-from bench.table import table
+from bench.records.table import table
 from bench.tracking.background import Background
 from bench.tracking.mirror import Mirror, TrackingError
 

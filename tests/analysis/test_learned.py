@@ -13,7 +13,7 @@ from analysis.frame import MissingRecords, tidy
 from analysis.learned import learned, over_seeds
 from analysis.plots import learning, perplexity, quality_cost, recall, thesis
 from analysis.plots import train_step as steps
-from bench.papers import ROWS
+from bench.published.papers import ROWS
 
 LM = {"task": "language_modelling"}
 

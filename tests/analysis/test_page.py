@@ -18,7 +18,7 @@ from analysis.plots import compare, crossover, files, looks, polysketchformer, s
 from analysis.plots import page as pages
 from analysis.plots.page import page, shown
 from analysis.registry import FIGURES, Entry
-from bench.papers import NAMES
+from bench.published.papers import NAMES
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from command import HERE as BENCH_TESTS
 from command import ROOT, command, environment, fake_config_dir, family
 
-from bench.records.files import decode
+from bench.records.store import Store
 
 HERE = Path(__file__).parent
 # The cheapest cell whose samples are a file of their own.
@@ -69,9 +69,8 @@ class Sweep:
 
     def records(self):
         """Every file in `records/`, each of which must be a whole record with its samples."""
-        samples = self.results / "samples"
-        paths = sorted((self.results / "records").glob("*.json"))
-        return [decode(path.name, path.read_bytes(), (samples / path.name).read_bytes) for path in paths]
+        store = Store(self.results)
+        return [store.decode(name) for name in store.names()]
 
     def ok(self):
         """How many `ok` records each cell has."""
@@ -81,7 +80,7 @@ class Sweep:
         """Files that no record needs."""
         unfinished = [path for path in self.results.rglob("*") if path.name.endswith((".tmp", "-journal"))]
         records, samples = (self.results / name for name in ("records", "samples"))
-        unread = [path for path in samples.glob("*.json") if not (records / path.name).exists()]
+        unread = [path for path in samples.glob("*.json*") if not (records / path.name.removesuffix(".gz")).exists()]
         return [*unfinished, *unread, *(self.results / "scratch").glob("*"), *self.tmp.iterdir()]
 
     def wait_for_orphans(self):

@@ -22,7 +22,7 @@ from bench.mechanism import build_attention
 from bench.plan.compose import compose_jobs, expand
 from bench.plan.conf import CONF
 from bench.plan.config import check
-from bench.table import line
+from bench.records.table import line
 
 
 def settings(name="v_mean", steps=4, **changes):

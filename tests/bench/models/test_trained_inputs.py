@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import attention_zoo
 import bench.inputs
-from bench import models, saved, tasks
+from bench import models, tasks
 from bench.errors import ConfigError
 from bench.execution.rehearsal import rehearse
 from bench.inputs import kept
@@ -29,6 +29,7 @@ from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 from bench.records.store import Store, latest
+from bench.training import checkpoints as saved
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {

@@ -1,0 +1,1 @@
+"""What the commands print and ask."""
