@@ -15,7 +15,7 @@ from analysis import intervals
 from analysis.frame import MissingRecords, by_what, marked, newest, settle_each
 from analysis.plots import looks, page, style
 from analysis.plots.page import Picture
-from bench.records.quantities import bootstrapped
+from bench.records.metrics import bootstrapped
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bench.errors import ConfigError
 from bench.measures.progress import Point
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.schema import checked, setting
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class Benchmark:
         raise NotImplementedError
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """What the measurements say. Unless a benchmark knows better: its numbers, by their dotted path."""
         for path, value in flatten(measurements).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                yield Quantity(path, float(value))
+                yield Metric(path, float(value))
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -69,7 +69,7 @@ class Benchmark:
         return {}
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The words of the cell's line in the table at the end of a sweep."""
         return ", ".join(f"{quantity.metric} {quantity.text}" for quantity in quantities if quantity.shown)
 

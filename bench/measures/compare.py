@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, median, speedup, verdicts
+from bench.records.metrics import Metric, median, speedup, verdicts
 from bench.schema import PASSES, setting
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Compare(Benchmark):
         return {"pass": self.measured_pass, **compared(timings)}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`latency` of each mechanism in ns, and of each candidate its `speedup` over the baseline."""
         samples, name = measurements["samples"], measurements["pass"]
         baseline, *candidates = measurements["labels"]
@@ -67,6 +67,6 @@ class Compare(Benchmark):
             yield speedup(baseline, label, samples, measured_pass=name)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The verdict on each candidate."""
         return verdicts(quantities)

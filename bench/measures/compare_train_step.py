@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, median, rate, speedup, verdicts
+from bench.records.metrics import Metric, median, rate, speedup, verdicts
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CompareTrainStep(Benchmark):
             return compared(time_in_rounds(workbench, {}, steps, self.min_sample_ms))
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`step_time` of each mechanism in ns, `steps_per_second`, and of each candidate its `speedup`."""
         baseline, *candidates = measurements["labels"]
         for label in measurements["labels"]:
@@ -59,6 +59,6 @@ class CompareTrainStep(Benchmark):
             yield speedup(baseline, label, measurements["samples"])
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The verdict on each candidate."""
         return verdicts(quantities)

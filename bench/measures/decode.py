@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, median, spread
+from bench.records.metrics import Metric, median, spread
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -81,15 +81,15 @@ class Decode(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`decode_latency`, a step's time in ns, with its `spread`; `state_bytes`."""
         samples = measurements["samples"]
         yield median("decode_latency", samples, "ns", name="decode_us_per_token", shown=("µs", 1e-3))
         yield spread(samples, name="spread_pct.decode")
-        yield Quantity("state_bytes", measurements["state_bytes"], "bytes", name="state_mib", shown=("MiB", 2.0**-20))
+        yield Metric("state_bytes", measurements["state_bytes"], "bytes", name="state_mib", shown=("MiB", 2.0**-20))
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """Time and state."""
         text = {one.metric: one.text for one in quantities}
         return f"{text['decode_latency']} per token, state {text['state_bytes']}"

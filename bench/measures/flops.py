@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.errors import IncorrectError
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -61,15 +61,15 @@ class Flops(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`flops_analytic`, `flops_counted`, and `flops_ratio` of the first to the second."""
         analytic, counted = measurements["analytic"], measurements["counted"]
-        yield Quantity("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
-        yield Quantity("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
-        yield Quantity("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
+        yield Metric("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
+        yield Metric("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
+        yield Metric("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """Formula, count and ratio."""
         analytic, counted, ratio = (one.text for one in quantities)
         return f"{analytic} by formula, {counted} counted, ratio {ratio}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bench.measures import Benchmark, register
 from bench.measures.peak import METHODS
 from bench.measures.search import largest, runs
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -81,15 +81,15 @@ class LargestBatch(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read; `limit`."""
-        yield Quantity("largest_batch", measurements["largest"])
-        yield Quantity("accumulation", measurements["accumulation"])
+        yield Metric("largest_batch", measurements["largest"])
+        yield Metric("accumulation", measurements["accumulation"])
         if measurements["limit_bytes"] is not None:
-            yield Quantity("limit", measurements["limit_bytes"], "bytes", shown=None)
+            yield Metric("limit", measurements["limit_bytes"], "bytes", shown=None)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The batch, and what becomes of the cell's own."""
         number = {one.metric: one.text for one in quantities}
         return f"largest batch {number['largest_batch']}, accumulate={number['accumulation']} for the cell's own"

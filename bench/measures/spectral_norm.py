@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity, by_sequence, mean
+from bench.records.metrics import Metric, by_sequence, mean
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SpectralNorm(Benchmark):
         return {"features": features, "reference": info.approximates, "sequences": len(query), **result}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`absolute`, `relative` and `exact_norm`: means over sequences of the means over their heads and draws."""
         for metric in ("absolute", "relative", "exact_norm"):
             shown = None if metric == "exact_norm" else ("", 1.0)
@@ -94,7 +94,7 @@ class SpectralNorm(Benchmark):
             yield mean(metric, samples, name=f"spectral_norm.{metric}", shown=shown)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """Both errors."""
         text = {one.metric: one.text for one in quantities}
         return f"error {text['absolute']}, relative {text['relative']}"

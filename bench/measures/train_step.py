@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.measures import Benchmark, register
 from bench.measures.peak import METHODS, MIB
-from bench.records.quantities import Quantity, median, rate
+from bench.records.metrics import Metric, median, rate
 from bench.schema import setting
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TrainStep(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of the whole batch `forward_time`, ..., `step_time` in ns, `steps_per_second`, `tokens_per_second`; peak."""
         for part, timing in measurements["parts"].items():
             pieces = measurements["pieces"] if part in ("forward", "backward") else 1
@@ -70,10 +70,10 @@ class TrainStep(Benchmark):
             if part == "step":
                 yield rate("steps_per_second", 1, time)
                 yield rate("tokens_per_second", measurements["tokens"], time)
-        yield Quantity("peak_memory", measurements["peak_bytes"], "bytes", name="peak_mib", shown=MIB)
+        yield Metric("peak_memory", measurements["peak_bytes"], "bytes", name="peak_mib", shown=MIB)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """Speed and memory."""
         text = {one.metric: one.text for one in quantities}
         return f"{text['steps_per_second']}, {text['tokens_per_second']} tokens, peak {text['peak_memory']}"
