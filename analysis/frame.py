@@ -17,7 +17,7 @@ from analysis import selection
 from analysis.selection import MissingRecords
 from bench.common.errors import one_line
 from bench.common.schema import PASSES
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
 
@@ -37,7 +37,7 @@ COLUMNS = (
     "value",  # NaN for a cell that is not ok, and for a share that is beyond its ceiling
     "low",
     "high",
-    "interval",  # what low and high are: "95%", "range" or "95% t", see `bench.records.quantities.Quantity`
+    "interval",  # what low and high are: "95%", "range" or "95% t", see `bench.records.metrics.Metric`
     "over",  # of an interval: its unit of replication, such as "sequences" or "rounds"
     "samples",  # how many
     "unit",
@@ -223,7 +223,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
     }
 
 
-def _of_quantity(quantity: Quantity) -> Row:
+def _of_quantity(quantity: Metric) -> Row:
     unit, factor = quantity.shown or (None, np.nan)
     row = {
         "metric": quantity.metric,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from bench.records.quantities import BOOTSTRAP, RANGE, STUDENT
+from bench.records.metrics import BOOTSTRAP, RANGE, STUDENT
 
 BARS = {BOOTSTRAP: "95% bootstrap interval", RANGE: "range", STUDENT: "95% interval (Student's t)"}
 

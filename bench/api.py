@@ -22,7 +22,7 @@ from bench.plan.explain import explained
 from bench.plan.load import Loader
 from bench.records import plans
 from bench.records.record import Record
-from bench.table import crossovers, table
+from bench.records.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
 __all__ = ["exit_code", "finish", "launch", "planned", "print_table", "run", "say_figures"]

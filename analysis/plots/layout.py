@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.common.errors import bounded
-from bench.papers import NAMES
+from bench.published.papers import NAMES
 
 WIDTHS = {"single": 3.25, "double": 6.75}
 """Inches of one column and of both, as ICML has them; others are within a tenth (ACL 3.03, AAAI 3.3, IEEE 3.5)."""

@@ -14,7 +14,7 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, table_of
-from bench.records.quantities import bootstrapped
+from bench.records.metrics import bootstrapped
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {

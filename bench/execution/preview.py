@@ -11,7 +11,7 @@ from bench.execution.sweep import Sweep, outstanding
 from bench.measures.summary import Results
 from bench.plan.cell import Cell
 from bench.records import index
-from bench.records.durations import OF_SIZE, Durations, duration
+from bench.records.plans import OF_SIZE, Durations, duration
 
 # Lines of cells; those that differ in a pass or a seed, say, share one.
 MOST = 50

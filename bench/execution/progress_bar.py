@@ -15,7 +15,7 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.records.record import Record
 from bench.records.store import Store
-from bench.table import line
+from bench.records.table import line
 
 # Between lines of a log file that say how far a cell is.
 LOG_INTERVAL_S = 60.0

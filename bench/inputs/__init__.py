@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from attention_zoo.checks import check_choice, require
-from bench import saved
 from bench.inputs.base import Source
+from bench.training import checkpoints as saved
 
 # Imported by name: the code of one source is no part of a cell that reads another.
 SOURCES = {

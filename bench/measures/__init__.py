@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from bench.common.errors import ConfigError
 from bench.common.schema import checked, setting
 from bench.measures.progress import Point
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 
 if TYPE_CHECKING:
     from bench.measures.context import CellContext
@@ -59,11 +59,11 @@ class Benchmark:
         raise NotImplementedError
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """What the measurements say. Unless a benchmark knows better: its numbers, by their dotted path."""
         for path, value in flatten(measurements).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                yield Quantity(path, float(value))
+                yield Metric(path, float(value))
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -71,7 +71,7 @@ class Benchmark:
         return {}
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The words of the cell's line in the table at the end of a sweep."""
         if cls.headline_format is not None:
             return cls.headline_format.format_map({one.metric: one.text for one in quantities})

@@ -15,7 +15,7 @@ from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.timing import Pass
-from bench.records.quantities import Quantity, median, speedup, verdicts
+from bench.records.metrics import Metric, median, speedup, verdicts
 
 
 @register
@@ -53,7 +53,7 @@ class Compare(Benchmark):
         return {"pass": self.measured_pass, **compared(timings)}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`latency` of each mechanism in ns, and of each candidate its `speedup` over the baseline."""
         samples, name = measurements["samples"], measurements["pass"]
         baseline, *candidates = measurements["labels"]
@@ -64,6 +64,6 @@ class Compare(Benchmark):
             yield speedup(baseline, label, samples, measured_pass=name)
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The verdict on each candidate."""
         return verdicts(quantities)

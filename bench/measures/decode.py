@@ -16,7 +16,7 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.timing import WARMUP_CALLS, Stopwatch
-from bench.records.quantities import Quantity, median, spread
+from bench.records.metrics import Metric, median, spread
 
 
 @register
@@ -78,12 +78,12 @@ class Decode(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`decode_latency`, a step's time in ns, with its `spread`; `state_bytes`."""
         samples = measurements["samples"]
         yield median("decode_latency", samples, "ns", name="decode_us_per_token", shown=("µs", 1e-3))
         yield spread(samples, name="spread_pct.decode")
-        yield Quantity("state_bytes", measurements["state_bytes"], "bytes", name="state_mib", shown=("MiB", 2.0**-20))
+        yield Metric("state_bytes", measurements["state_bytes"], "bytes", name="state_mib", shown=("MiB", 2.0**-20))
 
 
 def last_steps(inputs: tuple[Tensor, Tensor, Tensor], steps: int) -> tuple[int, int]:

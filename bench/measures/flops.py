@@ -15,7 +15,7 @@ from bench.common.errors import IncorrectError
 from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 
 GFLOP = ("GFLOP", 1e-9)
 
@@ -58,12 +58,12 @@ class Flops(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`flops_analytic`, `flops_counted`, and `flops_ratio` of the first to the second."""
         analytic, counted = measurements["analytic"], measurements["counted"]
-        yield Quantity("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
-        yield Quantity("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
-        yield Quantity("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
+        yield Metric("flops_analytic", analytic, "FLOP", name="gflop.analytic", shown=GFLOP)
+        yield Metric("flops_counted", counted, "FLOP", name="gflop.counted", shown=GFLOP)
+        yield Metric("flops_ratio", analytic / counted, name="flops.ratio", shown=None)
 
 
 def analytic(attention: Attention, batch: int, seq_len: int) -> int:

@@ -14,7 +14,7 @@ from bench.measures.context import CellContext
 from bench.measures.memory import METHODS, fits_in_memory, largest_fitting
 from bench.measures.train import make_trainer
 from bench.measures.train_step import Part, model_bytes, optimizer_bytes
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.training.loop import Trainer
 
 GIB = 2**30
@@ -78,12 +78,12 @@ class LargestBatch(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read; `limit`."""
-        yield Quantity("largest_batch", measurements["largest"])
-        yield Quantity("accumulation", measurements["accumulation"])
+        yield Metric("largest_batch", measurements["largest"])
+        yield Metric("accumulation", measurements["accumulation"])
         if measurements["limit_bytes"] is not None:
-            yield Quantity("limit", measurements["limit_bytes"], "bytes", shown=None)
+            yield Metric("limit", measurements["limit_bytes"], "bytes", shown=None)
 
 
 def step_bytes(trainer: Trainer, batch_size: int) -> int | None:

@@ -16,7 +16,7 @@ from bench.measures.replay import in_three_ways
 from bench.measures.rounds import time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
-from bench.records.quantities import Quantity, median, spread
+from bench.records.metrics import Metric, median, spread
 
 
 @register
@@ -69,7 +69,7 @@ class Latency(Benchmark):
         return {"passes": passes, "tokens": batch_size * seq_len, **work}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of each pass `latency` in ns, `latency_per_token` in µs/token and `spread`.
 
         What was asked for beside: of the forward one `flops`, `throughput`, and its `share` of the ceiling; on a GPU of
@@ -96,7 +96,7 @@ class Latency(Benchmark):
                     yield roofline.share(samples, ceilings, measurements["flops"], measurements["bytes"])
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The median of each pass, and beside it what is known of its ceiling, its caller, its graph and its energy."""
         words: dict[str | None, list[str]] = {}
         for one in quantities:
@@ -110,9 +110,9 @@ class Latency(Benchmark):
         return ", ".join(f"{one.measured_pass} {one.text}{beside.get(one.measured_pass, '')}" for one in times)
 
 
-def _energy(used: Mapping[str, Any], tokens: int, of_pass: Mapping[str, Any]) -> Iterator[Quantity]:
+def _energy(used: Mapping[str, Any], tokens: int, of_pass: Mapping[str, Any]) -> Iterator[Metric]:
     per_token = used["joules"] / used["calls"] / tokens
-    yield Quantity("energy_per_token", per_token, "J/token", shown=("µJ/token", 1e6), **of_pass)
-    yield Quantity("power", used["joules"] / used["seconds"], "W", shown=("W", 1.0), **of_pass)
+    yield Metric("energy_per_token", per_token, "J/token", shown=("µJ/token", 1e6), **of_pass)
+    yield Metric("power", used["joules"] / used["seconds"], "W", shown=("W", 1.0), **of_pass)
     if used["idle_w"] is not None:
-        yield Quantity("idle_power", used["idle_w"], "W", shown=("W", 1.0), **of_pass)
+        yield Metric("idle_power", used["idle_w"], "W", shown=("W", 1.0), **of_pass)

@@ -15,8 +15,8 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.timing import Pass
+from bench.records.metrics import Metric
 from bench.records.outcomes import classify
-from bench.records.quantities import Quantity
 
 PASSES = ("forward", "forward_backward")
 METHODS = {"cuda": "cuda max_memory_allocated", "cpu": "cpu allocator events"}
@@ -84,18 +84,18 @@ class Memory(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of each pass its `peak_memory` in bytes; `largest_batch_size` or `largest_seq_len` of the last one."""
         for name, peak in measurements["passes"].items():
-            yield Quantity(
+            yield Metric(
                 "peak_memory", peak["peak_bytes"], "bytes", measured_pass=name, name=f"peak_mib.{name}", shown=MIB
             )
         if largest := measurements.get("largest"):
             axis = largest["axis"]
-            yield Quantity(f"largest_{axis}", largest["value"], axis, measured_pass=name, name=f"largest.{axis}")
+            yield Metric(f"largest_{axis}", largest["value"], axis, measured_pass=name, name=f"largest.{axis}")
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The peak of each pass, and what is the largest that fits."""
         return ", ".join(
             f"{one.measured_pass} {one.text}" if one.metric == "peak_memory" else f"largest {one.unit} {one.value}"

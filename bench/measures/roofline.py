@@ -14,7 +14,7 @@ from bench.measures.peaks import Peaks, compulsory_bytes
 from bench.measures.rounds import time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
-from bench.records.quantities import Quantity, median
+from bench.records.metrics import Metric, median
 
 # From here on people say TFLOP/s.
 MANY = 1e13
@@ -60,20 +60,20 @@ class Roofline(Benchmark):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`latency`, `flops`, `throughput`, `bytes`, `intensity`, `share`, and each ceiling by its name."""
         samples, flops, moved = (measurements[key] for key in ("samples", "flops", "bytes"))
         of_pass: dict[str, Any] = {"measured_pass": "forward"}
         latency = median("latency", samples, "ns", name="latency_ms.forward", shown=("ms", 1e-6), **of_pass)
         yield latency
         yield from roofline.throughput(flops, latency)
-        yield Quantity("bytes", moved, "bytes", shown=None, **of_pass)
-        yield Quantity("intensity", flops / moved, "FLOP/byte", shown=("FLOP/byte", 1.0), **of_pass)
+        yield Metric("bytes", moved, "bytes", shown=None, **of_pass)
+        yield Metric("intensity", flops / moved, "FLOP/byte", shown=("FLOP/byte", 1.0), **of_pass)
         yield roofline.share(samples, measurements["ceilings"], flops, moved)
         yield from roofline.rates(measurements["ceilings"])
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The share, what was reached of which ceiling, and which one it is; or why there is no share."""
         values = {one.metric: one.value for one in quantities}
         (share,) = (one for one in quantities if one.metric == "share")

@@ -19,7 +19,7 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, redraws
 from bench.measures.reference import require_finite
-from bench.records.quantities import Quantity, by_sequence, root_of_mean_square
+from bench.records.metrics import Metric, by_sequence, root_of_mean_square
 
 ROWS_AT_ONCE = 512  # of an n x n matrix
 EXPLICIT_ROWS = 8  # whose r^2 features are formed
@@ -83,7 +83,7 @@ class SketchError(Benchmark):
         return {"features": features, "sequences": len(query), **optional, **measured}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Root mean squares of `kernel_error` and `sketch_error` with intervals over draws, and what is expected.
 
         Also the `smallest_weight` and the `negative_share` of all trials and heads.
@@ -96,14 +96,14 @@ class SketchError(Benchmark):
             if (expected := measurements[f"{which}_expected"]) is not None:
                 value = float(np.sqrt(np.square(expected).mean()))
                 tracked = f"sketch_error.{which}_expected"
-                yield Quantity(f"{which}_expected", value, name=tracked, shown=("", 1.0) if which == "kernel" else None)
+                yield Metric(f"{which}_expected", value, name=tracked, shown=("", 1.0) if which == "kernel" else None)
         for metric, reduce in (("smallest_weight", np.min), ("negative_share", np.mean)):
             if measurements[metric] is not None:
                 raw = np.ravel(measurements[metric])
-                yield Quantity(metric, float(reduce(raw)), raw=raw, name=f"sketch_error.{metric}")
+                yield Metric(metric, float(reduce(raw)), raw=raw, name=f"sketch_error.{metric}")
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The error of the weights beside what is expected, that of the sketch before squaring, the smallest weight."""
         by_metric = {one.metric: one for one in quantities}
         error = by_metric["kernel_error"]

@@ -14,7 +14,7 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, num_features, redraws
 from bench.measures.reference import require_finite
-from bench.records.quantities import Quantity, by_sequence, mean
+from bench.records.metrics import Metric, by_sequence, mean
 
 
 @register
@@ -73,7 +73,7 @@ class SpectralNorm(Benchmark):
         return {"features": num_features(attention), "reference": info.approximates, "sequences": len(query), **result}
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`absolute`, `relative` and `exact_norm`: means over sequences of the means over their heads and draws."""
         for metric in ("absolute", "relative", "exact_norm"):
             shown = None if metric == "exact_norm" else ("", 1.0)

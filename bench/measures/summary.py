@@ -11,12 +11,12 @@ import numpy as np
 from bench import measures
 from bench.common.errors import one_line
 from bench.measures.progress import Point
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 from bench.records.record import Record, RecordError
 from bench.records.store import Store
 
 
-def quantities(record: Record) -> list[Quantity]:
+def quantities(record: Record) -> list[Metric]:
     """What a record says, as its benchmark computes it from the raw samples; nothing for one that is not ok.
 
     Of a benchmark that is not known here: its numbers, by their dotted path.
@@ -54,7 +54,7 @@ def _measurements(record: Record) -> dict[str, Any]:
     return record.measurements
 
 
-def _replicated(quantity: Quantity, record: Record) -> Quantity:
+def _replicated(quantity: Metric, record: Record) -> Metric:
     over = benchmark(record).replicates
     return quantity if quantity.interval is None else dataclasses.replace(quantity, over=over)
 

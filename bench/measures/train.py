@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from bench import models, saved, tasks
+from bench import models, tasks
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.progress import Point
-from bench.records.quantities import Quantity, fraction
+from bench.records.metrics import Metric, fraction
 from bench.training import checkpoint
+from bench.training import checkpoints as saved
 from bench.training.loop import Trainer
 from bench.training.settings import Training
 from bench.training.world import join
@@ -105,38 +106,38 @@ class Train(Benchmark):
             )
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; the curves; the speed.
 
         Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers.
         """
         test = measurements["test"]
-        yield Quantity("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
-        yield Quantity("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
+        yield Metric("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
+        yield Metric("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
         for name in ("token_accuracy", "example_accuracy"):
             yield fraction(name, test[name], name=f"{name}.test")
         yield _by_position(test["loss_by_position"])
         for name, loss in measurements.get("baselines", {}).items():
-            yield Quantity(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
+            yield Metric(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
         raw = np.array(measurements["curve"]["train_loss"], dtype=float)
-        yield Quantity("train_loss", float(raw[-1]), "nats", raw=raw, name="loss.train", shown=None)
+        yield Metric("train_loss", float(raw[-1]), "nats", raw=raw, name="loss.train", shown=None)
         yield from _curves(measurements["validation"])
-        yield Quantity("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
+        yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
 
-def _by_position(losses: Sequence[float | None]) -> Quantity:
+def _by_position(losses: Sequence[float | None]) -> Metric:
     """The mean loss at each position in `raw`, NaN where nothing is asked; the value is that of the last one asked."""
     raw = np.array(losses, dtype=float)
     last = float(raw[np.isfinite(raw)][-1])
-    return Quantity("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
+    return Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
 
 
-def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Quantity]:
+def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     """What was found on the validation split, evaluation by evaluation in `raw`; the value is the last one."""
     for metric, unit in (("step", "1"), ("loss", "nats"), ("token_accuracy", "1"), ("example_accuracy", "1")):
         raw = np.array([found[metric] for found in validation], dtype=float)
         name = f"validation_{metric}"
-        yield Quantity(name, float(raw[-1]), unit, raw=raw, name=f"{metric}.validation", shown=None)
+        yield Metric(name, float(raw[-1]), unit, raw=raw, name=f"{metric}.validation", shown=None)
 
 
 def _newest(trainer: Trainer) -> dict[str, Point]:

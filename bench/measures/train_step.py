@@ -15,7 +15,7 @@ from bench.measures.context import CellContext
 from bench.measures.memory import METHODS, MIB, peak_bytes
 from bench.measures.rounds import compared, time_in_rounds
 from bench.measures.train import make_trainer
-from bench.records.quantities import Quantity, median, rate, speedup, verdicts
+from bench.records.metrics import Metric, median, rate, speedup, verdicts
 from bench.training.loop import Trainer
 from bench.training.order import training_indices
 
@@ -68,7 +68,7 @@ class TrainStep(Steps):
         }
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of the whole batch `forward_time`, ..., `step_time` in ns, `steps_per_second`, `tokens_per_second`; peak."""
         for part, timing in measurements["parts"].items():
             pieces = measurements["pieces"] if part in ("forward", "backward") else 1
@@ -78,7 +78,7 @@ class TrainStep(Steps):
             if part == "step":
                 yield rate("steps_per_second", 1, time)
                 yield rate("tokens_per_second", measurements["tokens"], time)
-        yield Quantity("peak_memory", measurements["peak_bytes"], "bytes", name="peak_mib", shown=MIB)
+        yield Metric("peak_memory", measurements["peak_bytes"], "bytes", name="peak_mib", shown=MIB)
 
 
 @register
@@ -101,7 +101,7 @@ class CompareTrainStep(Steps):
             return compared(time_in_rounds(context, {}, steps, self.min_sample_ms))
 
     @classmethod
-    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Quantity]:
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`step_time` of each mechanism in ns, `steps_per_second`, and of each candidate its `speedup`."""
         baseline, *candidates = measurements["labels"]
         for label in measurements["labels"]:
@@ -113,7 +113,7 @@ class CompareTrainStep(Steps):
             yield speedup(baseline, label, measurements["samples"])
 
     @classmethod
-    def headline(cls, quantities: Sequence[Quantity]) -> str:
+    def headline(cls, quantities: Sequence[Metric]) -> str:
         """The verdict on each candidate."""
         return verdicts(quantities)
 

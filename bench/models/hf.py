@@ -14,7 +14,8 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
 
 from attention_zoo import UnsupportedError
-from bench import models, saved
+from bench import models
+from bench.training import checkpoints as saved
 
 
 class AttentionZooConfig(PreTrainedConfig):

@@ -2,79 +2,107 @@
 
 from __future__ import annotations
 
-import functools
-import gzip
-import io
 import os
 import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
-from bench.records.disk import require_file, write_atomically
-from bench.records.files import LARGEST, decode, samples_file
+from bench.records.disk import replacing, require_file
+from bench.records.files import LARGEST, decode, decompress
 from bench.records.own import RECORD
-from bench.records.record import RecordError
+from bench.records.record import Record, RecordError
 from bench.records.store import Store
 
-Read = Callable[[], bytes]
-# Of an archive, unpacked: it is held in memory.
-LARGEST_ARCHIVE = 2**30
-MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(?:\.gz)?")
-
-
-_TOO_LARGE = f"its records are larger than {LARGEST_ARCHIVE >> 20:,} MiB"
+MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
 
 
 class ArchiveError(ValueError):
     """An archive that holds something else than records; the message names it."""
 
 
-def pack(results_dir: Path, archive: Path) -> int:
+class Archive:
+    """The records in an archive, in memory; it is read as a `Store` is.
+
+    Raises:
+        ArchiveError: it is no archive, is torn, or holds something that is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files: dict[tuple[str, str], bytes] = {}
+        try:
+            require_file(path)
+            with tarfile.open(path, "r:gz") as tar:
+                for member in tar:
+                    match = MEMBER.fullmatch(member.name)
+                    content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
+                    if match is None or content is None:
+                        raise ArchiveError(f"{path}: {member.name[:200]!r} is not a record's file")
+                    data = content.read()
+                    self._files[match[1], match[2]] = decompress(data) if match[3] else data
+        except FileExistsError:
+            raise ArchiveError(f"{path}: is no file; must be an archive that `make pack` wrote") from None
+        except (tarfile.TarError, zlib.error, EOFError, OSError, RecordError) as error:
+            raise ArchiveError(f"{path}: {one_line(error)}") from None
+        for name in self.names():
+            try:
+                self.decode(name)
+            except RecordError as error:
+                raise ArchiveError(f"{path}: {name}: {error}") from None
+
+    def names(self) -> list[str]:
+        """The names of the records' files."""
+        return sorted(name for folder, name in self._files if folder == "records")
+
+    def decode(self, name: str) -> Record:
+        """The record in a file."""
+        return decode(name, self.read_record(name), partial(self.read_samples, name))
+
+    def read_record(self, name: str) -> bytes:
+        """The contents of a record's file."""
+        return self._files["records", name]
+
+    def read_samples(self, name: str) -> bytes:
+        """The contents of the file of its samples, unpacked; raises `RecordError` where there is none."""
+        if ("samples", name) not in self._files:
+            raise RecordError("are not in the archive")
+        return self._files["samples", name]
+
+
+def pack(results_dir: Path, path: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
     A file that is no record is named on stderr and left out.
 
     Raises:
         ArchiveError: something else is at the archive's path.
-        ConfigError: the folder is not one of results, lacks records that an earlier archive of that name has, or they
-            are more than `LARGEST_ARCHIVE`.
+        ConfigError: the folder is not one of results, or lacks records that an earlier archive of that name has.
     """
-    earlier = _own_records(archive) if os.path.lexists(archive) else set()
-    buffer, store = io.BytesIO(), Store(results_dir)
-    records = [path for path, _ in store.readable(store.names())]
-    made = own.is_marked(results_dir, own.RESULTS) or any((results_dir / name).is_dir() for name in own.FOLDERS)
-    # One that a sweep has made, or is to make, may have none yet.
-    if not records and not made and results_dir.is_dir() and any(results_dir.iterdir()):
-        raise ConfigError(f"--results={str(results_dir)!r}: holds no records; must be a results folder")
-    if lost := len(earlier - {path.name for path in records}):
-        where = f"--results={str(results_dir)!r}"
-        raise ConfigError(f"{where}: lacks {lost} records that {archive} has, which stays as it is; must be a new name")
-    samples = [path for record in records if (path := samples_file(store.samples_dir, record.name)).exists()]
-    if sum(tarfile.BLOCKSIZE + path.stat().st_size for path in (*records, *samples)) > LARGEST_ARCHIVE:
-        raise ConfigError(f"--results={str(results_dir)!r}: {_TOO_LARGE}; `python -m bench.merge` takes folders")
-    # What a link leads to, and not the link.
-    with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as tar:
-        for path in (*samples, *records):
-            tar.add(path, f"{path.parent.name}/{path.name}", filter=_anonymous)
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(archive, buffer.getvalue())
+    store, where = Store(results_dir), f"--results={str(results_dir)!r}"
+    records = [record for record, _ in store.readable(store.names())]
+    # A folder that a sweep has made may have none yet.
+    if not records and not own.is_marked(results_dir, own.RESULTS) and results_dir.is_dir() and os.listdir(results_dir):
+        raise ConfigError(f"{where}: holds no records; must be a results folder")
+    if os.path.lexists(path):
+        try:
+            lost = {*Archive(path).names()} - {record.name for record in records}
+        except ArchiveError:
+            raise ArchiveError(f"{path}: is no archive of records, and stays as it is; must be a new name") from None
+        if lost:
+            raise ConfigError(f"{where}: lacks {len(lost)} records that {path} has; the archive must be a new name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples = [samples for record in records if (samples := store.samples_file(record.name)).exists()]
+    # A link's file is packed, not the link.
+    with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz", dereference=True) as tar:
+        for each in (*samples, *records):
+            tar.add(each, f"{each.parent.name}/{each.name}", filter=_anonymous)
     return len(records)
-
-
-def _own_records(archive: Path) -> set[str]:
-    """The names of the records in an earlier archive, which alone may be written over."""
-    try:
-        require_file(archive)
-        return set(_members(archive)["records"])
-    except (OSError, ArchiveError):
-        raise ArchiveError(f"{archive}: is no archive of records, and stays as it is; must be a new name") from None
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -83,84 +111,22 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def unpack(archive: Path, results_dir: Path) -> tuple[int, int]:
+def unpack(path: Path, results_dir: Path) -> tuple[int, int]:
     """Add an archive's records to a results folder; those that are there stay as they are.
 
     Returns:
         How many were added, and how many were there.
 
     Raises:
-        ArchiveError: a member is not a record, or not where records lie, or all are more than `LARGEST_ARCHIVE`;
-            nothing is written then.
+        ArchiveError: it is no archive of records; nothing is written then.
     """
-    files = _members(archive)
-    for name, data in files["records"].items():
-        try:
-            decode(name, data, functools.partial(_content, files["samples"], name))
-        except RecordError as error:
-            raise ArchiveError(f"{archive}: {name}: {error}") from None
+    archive = Archive(path)
     own.claim(results_dir, own.RESULTS, "--results")
     store = Store(results_dir)
-    missing = [name for name in files["records"] if not (store.records_dir / name).exists()]
-    with store.writing():
-        for name in missing:
-            store.keep(name, files["records"][name], files["samples"].get(name))
-    return len(missing), len(files["records"]) - len(missing)
-
-
-def contents(archive: Path) -> Iterator[tuple[str, Read, Read]]:
-    """The names of an archive's records, each with what gives its contents and those of its samples.
-
-    Raises:
-        ArchiveError: a member is not a record's file.
-    """
-    files = _members(archive)
-    read, read_samples = (
-        functools.partial(functools.partial, _content, files[kind]) for kind in ("records", "samples")
-    )
-    return ((name, read(name), read_samples(name)) for name in sorted(files["records"]))
-
-
-def _members(archive: Path) -> dict[str, dict[str, bytes]]:
-    """The contents of an archive's files, by folder and name."""
-    files: dict[str, dict[str, bytes]] = {"samples": {}, "records": {}}
-    try:
-        if not archive.is_file():
-            raise ArchiveError(f"{archive}: is no file; must be an archive that `make pack` wrote")
-        with gzip.open(archive) as stream, _stream(_Bounded(stream, archive)) as tar:
-            for member in tar:
-                match = MEMBER.fullmatch(member.name)
-                content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
-                if match is None or content is None:
-                    raise ArchiveError(f"{archive}: {member.name[:200]!r} is not a record's file")
-                files[match[1]][match[2]] = content.read()
-    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ArchiveError(f"{archive}: {error}") from None
-    return files
-
-
-def _stream(content: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=content, mode="r|")  # it needs nothing but `read`
-
-
-class _Bounded:
-    """What a compressed file holds, as far as that is bounded, whatever its headers say."""
-
-    def __init__(self, stream: gzip.GzipFile, archive: Path) -> None:
-        self._stream, self._archive, self._left = stream, archive, LARGEST_ARCHIVE
-
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise ArchiveError(f"{self._archive}: {_TOO_LARGE}")
-        return data
-
-
-def _content(files: dict[str, bytes], name: str) -> bytes:
-    if name not in files:
-        raise RecordError("are not in the archive")
-    return files[name]
+    missing = [name for name in archive.names() if not os.path.lexists(store.records_dir / name)]
+    for name in missing:
+        store.copy(archive, name)
+    return len(missing), len(archive.names()) - len(missing)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Files written wholly or not at all; where a link, a pipe or a device is in their place, it stays as it is."""
+"""Files that are written as a whole or not at all. A link, a pipe or a device in the place of one stays as it is."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader (or a crash) sees all of it or nothing; an OSError names the file."""
+    """Write a file so that a reader sees all of it or nothing, also after a crash. An OSError names the file."""
     with replacing(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BufferedRandom]:
-    """A file to write (and read), which becomes `path` when the block ends without an error, and is gone otherwise.
+    """A file to write and read. It becomes `path` when the block ends without an error, else it is removed.
 
-    Its folder is made, those above it are not: a results folder that is away comes back. What is at `path` and no
-    regular file stays: OSError.
+    Its folder is made, but not the folders above: a results folder that was unmounted may come back.
+
+    Raises:
+        OSError: something is at `path` that is no regular file, or the file cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
     require_file(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "x+b") as file:
-            # Says to whoever clears up that this is being written.
+            # The lock tells a sweep that clears up that somebody is writing this file.
             with contextlib.suppress(OSError):
                 lock(file.fileno(), exclusively=True)
             yield file
@@ -39,27 +41,27 @@ def replacing(path: Path) -> Iterator[BufferedRandom]:
             os.fsync(file.fileno())
             os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # half a file on a full disk is room for nothing else
+        with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # that of what is being written
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # the download's, not the file's
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
 def unfinished(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
-    """What writers that were killed left of files whose names have a form."""
+    """The temporary files that killed writers left of files whose names have a form."""
     return files(folder, re.compile(rf"\.(?:{form.pattern})\.[0-9a-f]+\.tmp"))
 
 
 def lock(descriptor: int, *, exclusively: bool) -> None:
-    """A lock on a file or folder, which ends with its holder; raises OSError where it cannot be had at once."""
-    import fcntl  # records are read where there is none, too
+    """Lock a file or folder until it is closed. Raises OSError where an exclusive lock cannot be had at once."""
+    import fcntl  # Windows has none, and records are read there too
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file itself: no link to one, nothing that may have no end."""
+    """Whether a path is a regular file: no link to one, no pipe, no device."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -67,28 +69,15 @@ def is_file(path: Path) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Raise OSError where something is at a path that is no regular file: it is neither opened nor written over."""
+    """Raise OSError where a path is something else than a regular file: it is neither opened nor written over."""
     if os.path.lexists(path) and not is_file(path):
-        raise _irregular(path)
-
-
-def _irregular(path: Path) -> OSError:
-    return OSError(errno.EEXIST, "is no regular file, and stays as it is", str(path))
+        raise OSError(errno.EEXIST, "is no regular file, and stays as it is", str(path))
 
 
 def open_file(path: Path) -> BufferedReader:
-    """A regular file to read.
-
-    Raises:
-        OSError: it cannot be opened, or is a link or something that may have no end; nothing waits.
-    """
+    """A regular file to read; raises OSError where it cannot be opened, or is a link, a pipe or a device."""
     require_file(path)
-    unfollowed = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | unfollowed)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise _irregular(path)
+    return open(path, "rb")
 
 
 def files(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:

@@ -1,14 +1,12 @@
-"""A record on disk: one file that reads on a screen, and beside it a compressed one for samples too many to read."""
+"""A record as JSON: a file that reads on a screen, and beside it one for samples that are too many to read."""
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
 import hashlib
-import io
 import json
 import math
-import os
 import stat
 import zlib
 from collections.abc import Callable
@@ -18,29 +16,27 @@ from typing import Any, NoReturn
 from bench.common.errors import bounded
 from bench.records.record import Record, RecordError
 
-# A list of more numbers than this is no reading.
+# A list of more numbers than this goes into the second file.
 READABLE = 64
 WIDTH = 120
-GZIP = b"\x1f\x8b"
-# What is read: bytes of a file, compressed or not, lists and objects inside each other, and numbers whose squares are
-# numbers still.
+# The largest file that is read, in bytes, unpacked.
 LARGEST = 2**26
-DEEPEST = 24
+# The square of a larger number is none.
 LARGEST_NUMBER = 1e150
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
-    """The record's file and, where it measured long lists, the compressed file of these; strict JSON, without NaN."""
+    """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
     short, long = _part(record.measurements)
     fields = dataclasses.asdict(record) | {"measurements": short}
     if not long:
         return _to_json(fields), None
     samples = _to_json(long)
-    return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), compressed(samples)
+    return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), samples
 
 
 def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
-    """The record of a file, its texts as `bench.common.errors.bounded` makes them.
+    """The record in a file, its texts as `bench.common.errors.bounded` makes them.
 
     Args:
         name: of the file.
@@ -48,48 +44,32 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
         read_samples: gives the contents of its second file, where it has one.
 
     Raises:
-        RecordError: one of the two is not what `encode` writes, or is not there, or it has the name of another.
+        RecordError: one of the two is not what `encode` writes, or is missing, or the file has another record's name.
     """
-    fields = _from_json(data)
-    digest = fields.pop("samples_sha256", None)
-    # The lines that a child printed are for people with an editor, who want them as they are.
-    lines = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
-    record = Record.from_fields({**_plain(fields, DEEPEST), **lines})
-    if name != record.file_name:
-        raise RecordError(f"a record that belongs into {record.file_name}")
-    if digest is not None:
-        try:
-            samples = _decompressed(read_samples())
-        except RecordError as error:
-            raise RecordError(f"its samples: {error}") from None
-        if hashlib.sha256(samples).hexdigest() != digest:
-            raise RecordError("its samples are not those that it was written with")
-        long = _plain(_from_json(samples), DEEPEST)
-        record = dataclasses.replace(record, measurements=_joined(record.measurements, long))
-    return record
-
-
-def compressed(samples: bytes) -> bytes:
-    """The contents of a file of samples; those that version 0.1 wrote are not compressed yet."""
-    return samples if samples.startswith(GZIP) else gzip.compress(samples, mtime=0)
-
-
-def samples_file(folder: Path, name: str) -> Path:
-    """Where the samples of the record's file of this name are; version 0.1 did not compress them."""
-    path = folder / f"{name}.gz"
-    return path if os.path.lexists(path) or not os.path.lexists(folder / name) else folder / name
-
-
-def _decompressed(samples: bytes) -> bytes:
-    if not samples.startswith(GZIP):
-        return samples
     try:
-        contents = gzip.GzipFile(fileobj=io.BytesIO(samples)).read(LARGEST + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RecordError(f"cannot be decompressed: {error}") from None
-    if len(contents) > LARGEST:
-        raise RecordError(f"larger than {LARGEST >> 20} MiB")
-    return contents
+        fields = _from_json(data)
+        digest = fields.pop("samples_sha256", None)
+        # People read what a child printed in an editor: it stays as it is.
+        printed = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
+        record = Record.from_fields({**_printable(fields), **printed})
+        if name != record.file_name:
+            raise RecordError(f"a record that belongs into {record.file_name}")
+        if digest is None:
+            return record
+        return dataclasses.replace(record, measurements=_joined(record.measurements, _samples(digest, read_samples)))
+    except RecursionError:
+        raise RecordError("not strict JSON: nested too deeply") from None
+
+
+def _samples(digest: str, read_samples: Callable[[], bytes]) -> dict[str, Any]:
+    try:
+        samples = read_samples()
+    except RecordError as error:
+        raise RecordError(f"its samples: {error}") from None
+    if hashlib.sha256(samples).hexdigest() != digest:
+        raise RecordError("its samples are not those that it was written with")
+    long: dict[str, Any] = _printable(_from_json(samples))
+    return long
 
 
 def read_file(path: Path) -> bytes:
@@ -105,9 +85,26 @@ def read_file(path: Path) -> bytes:
         if status.st_size > LARGEST:
             raise RecordError(f"larger than {LARGEST >> 20} MiB")
         with open(path, "rb") as file:
-            return file.read(status.st_size)
+            return file.read(status.st_size)  # a file of the kernel's may have no end
     except OSError as error:
         raise RecordError(f"cannot be read: {error.strerror}") from None
+
+
+def compress(data: bytes) -> bytes:
+    """The same bytes give the same compressed bytes: there is no time in them."""
+    return gzip.compress(data, compresslevel=6, mtime=0)
+
+
+def decompress(data: bytes) -> bytes:
+    """Undo `compress`; raises `RecordError` where that cannot be, or gives more than `LARGEST`."""
+    try:
+        unpacked = zlib.decompressobj(wbits=31)
+        content = unpacked.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise RecordError(f"not compressed: {error}") from None
+    if not unpacked.eof:
+        raise RecordError(f"torn, or larger than {LARGEST >> 20} MiB")
+    return content
 
 
 def _part(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -153,40 +150,23 @@ def _written(start: str, node: Any, margin: str) -> str:
 
 def _from_json(data: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(
-            data.decode(),
-            parse_constant=_refuse,
-            parse_float=_finite,
-            parse_int=_whole,
-            object_pairs_hook=_with_each_key_once,
-        )
+        fields = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite)
     except ValueError as error:
-        raise RecordError(f"not strict JSON: {error}") from None
-    except RecursionError:
-        raise RecordError("not strict JSON: nested too deeply") from None
+        raise RecordError(f"not strict JSON: {bounded(str(error))}") from None
     if not isinstance(fields, dict):
         raise RecordError("not a JSON object")
     return fields
 
 
-def _plain(node: Any, levels: int) -> Any:
-    """The same with the texts bounded and printable, and at most so many levels."""
+def _printable(node: Any) -> Any:
+    """The same with its texts bounded and printable."""
     if isinstance(node, str):
         return bounded(node)
-    if not isinstance(node, list | dict):
-        return node
-    if not levels:
-        raise RecordError(f"nested deeper than {DEEPEST} levels")
     if isinstance(node, list):
-        return [_plain(entry, levels - 1) for entry in node]
-    return {bounded(key): _plain(value, levels - 1) for key, value in node.items()}
-
-
-def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return fields
+        return [_printable(entry) for entry in node]
+    if isinstance(node, dict):
+        return {bounded(key): _printable(value) for key, value in node.items()}
+    return node
 
 
 def _refuse(name: str) -> NoReturn:
@@ -198,10 +178,3 @@ def _finite(text: str) -> float:
     if not math.fabs(number) <= LARGEST_NUMBER:
         raise ValueError(f"{text} is too large a number")
     return number
-
-
-def _whole(text: str) -> int:
-    # Longer ones are refused before they are read, which takes the square of their length.
-    if len(text) > 300 or abs(int(text)) > LARGEST_NUMBER:
-        raise ValueError(f"{bounded(text, 20)} is too large a number")
-    return int(text)

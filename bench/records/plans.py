@@ -1,28 +1,31 @@
-"""A sweep's plan on disk, `sweeps/SWEEP/plan.json.gz`: all its cells, for processes that did not plan it.
+"""A sweep's plan in a file, `sweeps/SWEEP/plan.json.gz`: all its cells, for processes that did not plan it.
 
-It is the same whenever the same command is planned, and says nothing of what has been measured: records do.
+The same command always gives the same plan. What has been measured is in the records, not here; how long the rest
+takes is estimated from them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.records.disk import write_atomically
-from bench.records.files import read_file
+from bench.records.files import compress, decompress, read_file
 from bench.records.record import RecordError
 
 FOLDER, FILE = "sweeps", "plan.json.gz"
 SCHEMA = 1
 SWEEP = re.compile("[0-9a-f]{16}")
+# What must agree for cells to be of the same size, and on how many of the levels below it does.
+SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
+OF_SIZE = 2
 
 
 class PlanError(ValueError):
@@ -60,8 +63,7 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
     """Write a plan, unless it is there."""
     path = results_dir / FOLDER / plan.sweep_id / FILE
     data = json.dumps({"schema": SCHEMA, **dataclasses.asdict(plan)}, separators=(",", ":")).encode()
-    # Without a time in it: the same plan is the same file.
-    compressed = gzip.compress(data, compresslevel=1, mtime=0)
+    compressed = compress(data)
     with contextlib.suppress(RecordError):
         if read_file(path) == compressed:
             return path
@@ -79,11 +81,11 @@ def load(results_dir: Path, sweep_id: str) -> SavedPlan:
     if not path.exists():
         raise PlanError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
     try:
-        fields = json.loads(gzip.decompress(read_file(path)))
+        fields = json.loads(decompress(read_file(path)))
         if fields.pop("schema") != SCHEMA:
             raise PlanError(f"{path}: of another version of the suite")
         return SavedPlan(**{**fields, "cells": [SavedCell(**cell) for cell in fields["cells"]]})
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(f"{path}: cannot be read: {error}") from None
 
 
@@ -92,3 +94,43 @@ def saved(results_dir: Path) -> Iterator[str]:
     files = (results_dir / FOLDER).glob(f"*/{FILE}")
     dated = sorted(((file.stat().st_mtime, file.parent.name) for file in files), reverse=True)
     yield from (name for _, name in dated if SWEEP.fullmatch(name))
+
+
+class Durations:
+    """How long cells take: the mean over cells that are alike.
+
+    Args:
+        took: configurations of cells that have ended, each with its seconds.
+    """
+
+    def __init__(self, took: Iterable[tuple[Mapping[str, Any], float]]) -> None:
+        self._took: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        for config, seconds in took:
+            for key in _alike(config):
+                self._took[key].append(seconds)
+
+    def expected(self, config: Mapping[str, Any], levels: int | None = None) -> float | None:
+        """The seconds of a cell, from the cells that have the most in common with it; None: there are none.
+
+        They have in common the benchmark, mechanism and sizes; or benchmark and sizes; or benchmark and mechanism; or
+        the benchmark; or nothing. `levels` is how many of these count.
+        """
+        for key in list(_alike(config))[:levels]:
+            if seconds := self._took.get(key):
+                return sum(seconds) / len(seconds)
+        return None
+
+
+def _alike(config: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
+    bench, label = config["bench"]["name"], config["label"]
+    sizes = (*(config.get(key) for key in SIZES), *((config.get(part) or {}).get("name") for part in ("model", "task")))
+    yield from ((bench, label, sizes), (bench, sizes), (bench, label), (bench,), ())
+
+
+def duration(seconds: float) -> str:
+    """A time for people: in seconds, minutes or hours."""
+    seconds = round(seconds)
+    if seconds < 100:
+        return f"{seconds} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -36,29 +37,9 @@ class RecordError(ValueError):
     """A result file that is not a record of this schema; the message names what is wrong."""
 
 
-class Attempt:
-    """What a record is known by, and whether it stands."""
-
-    record_id: str
-    cell_id: str
-    attempt: int
-    status: str
-    ended: str
-
-    @property
-    def file_name(self) -> str:
-        """Of its file, and of that of its samples."""
-        return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the outcome stands, so that the cell need not run again."""
-        return self.status not in RETRIED
-
-
 @dataclass(frozen=True)
-class Record(Attempt):
-    """One attempt at one cell. Raw samples are inside `measurements`, summaries nowhere.
+class Record:
+    """One attempt at one cell. It holds raw samples, in `measurements`, and no summaries.
 
     A record whose status is not `ok` carries no measurements.
     """
@@ -98,22 +79,22 @@ class Record(Attempt):
     numerics: dict[str, Any] = field(default_factory=dict)
     """threads, float32_matmul_precision, tf32 flags, the implementation and backend that ran."""
     mechanisms: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """For the label of each mechanism: `approximates`, the exact function that its output is or estimates (None: one of
-    its own); `exact`, whether it computes that very function; `size`, the hyperparameter that a paper's d means."""
+    """For the label of each mechanism: `approximates`, the function that its output is or estimates (None: one of its
+    own); `exact`, whether it computes that very function; `size`, the hyperparameter that the papers call d."""
     device_state: dict[str, Any] = field(default_factory=dict)
     """Of a GPU at the `start` of the cell, `before` its first sample and `after` its last: clocks, power, temperature,
-    throttle reasons, energy, processes; or what is `missing` to know them. Empty for a CPU. What `energy_j` has grown
-    from the start to after the last sample is the cell's."""
+    throttle reasons, energy, processes; or what is `missing` to read them. Empty for a CPU. The cell has used the
+    difference of `energy_j` between start and after."""
     host_state: dict[str, Any] = field(default_factory=dict)
-    """`before` and `after` the cell, and `during` it, as `bench.execution.host_state` reads them; for a cell that takes
-    times also why it is `disturbed`, an empty list for a quiet machine. Older records have none."""
+    """`before` and `after` the cell, and `during` it, as `bench.execution.host_state` reads them. A cell that takes
+    times also says why it is `disturbed`: an empty list on a quiet machine. Older records have none."""
     inputs_sha256: str | None = None
     correctness: dict[str, Any] = field(default_factory=dict)
-    """Of each label, on its `short` and its `own` input: the gate's errors, what is allowed, the rows compared."""
+    """For each label, on its `short` and its `own` input: the errors of the check, the allowed ones, how many rows."""
     measurements: dict[str, Any] = field(default_factory=dict)
     """What the benchmark measured; its docstring says in which shape."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """What each of `PHASES` took, `check` being the correctness gate."""
+    """How long each of `PHASES` took; `check` compares the output with the reference."""
     overhead_s: float | None = None
     """duration_s without the seconds that inputs, check and measurement took."""
 
@@ -124,8 +105,18 @@ class Record(Attempt):
             raise RecordError(f"status={self.status}: a cell that is not ok carries no measurements")
 
     @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return f"{self.cell_id[:16]}-{self.record_id[:16]}.json"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the outcome stands, so that the cell need not run again."""
+        return self.status not in RETRIED
+
+    @property
     def disturbed(self) -> list[str]:
-        """Why its times may not be those of a quiet machine, each a few words, with how much behind a colon."""
+        """Why its times may not be those of a quiet machine, for example `other processes: 1.3 cores`."""
         return self.host_state.get("disturbed") or []
 
     @classmethod
@@ -145,16 +136,14 @@ class Record(Attempt):
         for name in ("started", "ended"):
             _check_time(name, fields[name])
         _check_config(fields["config"])
-        _check_types("code.", fields.get("code", {}), _CODE)
-        _check_types("machine.", fields.get("machine", {}), _MACHINE)
-        _check_types("host_state.", fields.get("host_state", {}), _HOST_STATE)
-        _check_types("numerics.", fields.get("numerics", {}), _NUMERICS)
+        for part, hints in _PARTS.items():
+            _check_types(f"{part}.", fields.get(part, {}), hints)
         for label, facts in fields.get("mechanisms", {}).items():
             _check_types(f"mechanisms.{label}.", facts, _MECHANISM)
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
 
 
-# What readers rely on. Names are texts and sizes whole numbers, where they are known.
+# What readers rely on. These are too few rules for pydantic, which `analysis` need not install.
 _CELL = {"label": str, "attention": dict, "impl": str | None, "dtype": str | None}
 _CONFIG = _CELL | {
     "bench": dict,
@@ -167,10 +156,12 @@ _CONFIG = _CELL | {
     "device": str | None,
     "seed": int | None,
 }
-_CODE = {"git_sha": str | None, "sources_sha256": str | None}
-_MACHINE = {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None}
-_HOST_STATE = {"disturbed": list[str] | None}
-_NUMERICS = {"threads": int | None}
+_PARTS: dict[str, dict[str, Any]] = {
+    "code": {"git_sha": str | None, "sources_sha256": str | None},
+    "machine": {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None},
+    "host_state": {"disturbed": list[str] | None},
+    "numerics": {"threads": int | None},
+}
 _MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
 # They are parts of file names and of queries.
 _IDS = {"record_id": "[0-9a-f]{16,64}", "cell_id": "[0-9a-f]{16,64}", "sweep_id": "[0-9a-z]{0,64}"}
@@ -182,7 +173,8 @@ def _check_config(config: dict[str, Any]) -> None:
     _check_types("config.bench.", config["bench"], {"name": str})
     _check_types("config.inputs.", config["inputs"], {"name": str | None, "weights": str | None})
     against = config["bench"].get("against", [])
-    _check_types("config.bench.", {"against": against}, {"against": list[dict[str, Any]]})
+    if not _is_a(against, list[dict[str, Any]]):
+        raise RecordError(f"config.bench.against={str(against)[:80]!r}: must be a list of cells")
     for prefix, cell in (("config.", config), *(("config.bench.against.", other) for other in against)):
         _check_types(prefix, cell, _CELL)
         _check_types(f"{prefix}attention.", cell["attention"], {"name": str})
@@ -195,7 +187,7 @@ def _check_config(config: dict[str, Any]) -> None:
 
 @functools.cache
 def _hints() -> dict[str, Any]:
-    return get_type_hints(Record)  # takes as long as all else about a record
+    return get_type_hints(Record)  # as slow as all other checks together
 
 
 def _is_required(declared: dataclasses.Field[Any]) -> bool:
@@ -226,17 +218,18 @@ def _is_a(value: Any, hint: Any) -> bool:
         return True
     if isinstance(value, bool):
         return kind is bool
-    if kind is int:
-        return isinstance(value, int) and -(2**63) <= value < 2**63
-    return isinstance(value, int | float if kind is float else kind)
+    if isinstance(value, int):
+        return kind in (int, float) and -(2**63) <= value < 2**63
+    return isinstance(value, kind)
 
 
 def _check_time(name: str, value: str) -> None:
-    """As it is written, so that times sort as texts do."""
-    try:
+    """One way to write a time, so that times sort as texts do."""
+    with contextlib.suppress(ValueError):
         time = datetime.fromisoformat(value)
-        fine = time.utcoffset() == timedelta(0) and time.isoformat() == value and time >= EPOCH
-    except ValueError:
-        fine = False
-    if not fine:
-        raise RecordError(f"{name}={value[:80]!r}: must be a UTC time in ISO 8601, since 1970")
+        if time.utcoffset() == timedelta(0) and time.isoformat() == value and time >= EPOCH:
+            return
+    raise RecordError(f"{name}={value[:80]!r}: must be a UTC time in ISO 8601, since 1970")
+
+
+Attempt = Record  # what other rooms still call it

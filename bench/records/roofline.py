@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.records.quantities import Quantity, bootstrapped, median
+from bench.records.metrics import Metric, bootstrapped, median
 from bench.records.statistics import ratio_interval
 
 Array = NDArray[np.float64]
@@ -32,7 +32,7 @@ BEYOND = {
 }
 
 
-def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Quantity]:
+def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Each ceiling by its name, as work per second; those in another dtype than the cell's are `gemm_float32`, ..."""
     for name, ceiling in ceilings.items():
         unit, shown = UNITS[name.partition("_")[0]]
@@ -40,16 +40,16 @@ def rates(ceilings: Mapping[str, Mapping[str, Any]]) -> Iterator[Quantity]:
         yield median(name, per_second, unit, shown=shown)
 
 
-def throughput(flops: float, latency: Quantity) -> Iterator[Quantity]:
+def throughput(flops: float, latency: Metric) -> Iterator[Metric]:
     """`flops` of a forward pass, and its `throughput`."""
-    yield Quantity("flops", flops, "FLOP", measured_pass="forward", shown=None)
+    yield Metric("flops", flops, "FLOP", measured_pass="forward", shown=None)
     rate, tracked = flops / latency.value / 1e3, "tflop_per_s.forward"
-    yield Quantity("throughput", rate, "TFLOP/s", measured_pass="forward", name=tracked, shown=None)
+    yield Metric("throughput", rate, "TFLOP/s", measured_pass="forward", name=tracked, shown=None)
 
 
 def share(
     samples: Sequence[float], ceilings: Mapping[str, Mapping[str, Any]], flops: float, compulsory_bytes: float
-) -> Quantity:
+) -> Metric:
     """The `share` of the ceiling of a forward pass in percent, with its interval over rounds.
 
     Its verdict is which ceiling binds, `compute` or `memory`. None is above 100 %: it is bounded by that where its
@@ -73,10 +73,10 @@ def share(
         value, low, high, bound = math.nan, math.nan, math.nan, f"beyond {bound}"
     raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
-    return Quantity("share", value, "%", low, high, bootstrapped(raw), raw, "forward", **words)
+    return Metric("share", value, "%", low, high, bootstrapped(raw), raw, "forward", **words)
 
 
-def words(share: Quantity) -> str:
+def words(share: Metric) -> str:
     """A share for people, or why there is none."""
     return BEYOND.get(str(share.verdict), f"{share.value:.3g} % of the ceiling")
 

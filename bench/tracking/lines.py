@@ -1,10 +1,13 @@
-"""The lines of a plot that cells are on, and names that tell cells apart."""
+"""What runs are called, the lines of a plot that cells are on, and values as MLflow takes them."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bench.common.errors import bounded
@@ -12,8 +15,8 @@ from bench.measures import flatten
 from bench.measures.summary import benchmark, features
 from bench.records.record import Record
 
-# Characters of a setting in a name.
-MAX_SETTING = 40
+# Characters of a setting in a name, and of a value (MLflow takes 6000, which nobody reads).
+MAX_SETTING, MAX_VALUE = 40, 500
 
 
 def step(record: Record) -> int:
@@ -98,3 +101,21 @@ def _by(key: str, cells: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[s
     for cell in cells:
         parts[repr(cell.get(key, ...))].append(cell)
     return parts.values()
+
+
+def text(value: Any) -> str:
+    """A value as a tag or a parameter holds it."""
+    return bounded(str(value), MAX_VALUE)
+
+
+def digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:
+    """Of what a summary shows, so that the same is not written again."""
+    content = hashlib.sha256(repr([[record.record_id for record in records], table]).encode())
+    for figure in figures:
+        content.update(figure.name.encode() + figure.read_bytes())
+    return content.hexdigest()
+
+
+def milliseconds(iso: str) -> int:
+    """Since 1970, as MLflow counts."""
+    return round(datetime.fromisoformat(iso).replace(tzinfo=UTC).timestamp() * 1000)

@@ -1,18 +1,18 @@
-"""The sweep's side of MLflow: it may be off, slow or broken, and no measurement depends on it.
+"""How a sweep writes to MLflow, which may be off, slow or broken: no measurement depends on it.
 
-A thread writes everything, and the next cell waits for it a little. A store on this machine is work for its
-processors (20 ms a record, 0.3 s with long curves; seconds to import MLflow and to make the store), which would disturb
-the timing of what runs beside it: the next cell waits as long as that can reasonably take. A server that is well has a
-record after 0.06 s. For one that is not the next cell waits no longer than twice that, and once only: the server gets
-the record while other cells are measured, 15 ms of a processor spread over seconds of waiting. What would be more work,
-such as the records that an earlier server never got, comes when the sweep is done.
+A thread writes. A store on this machine takes processor time (20 ms a record, 0.3 s with long curves, seconds to make
+the store), which would disturb the next cell's timing: that waits until all is written. A server takes 0.06 s for a
+record, and the next cell waits for twice that at most, and not again for a server that was slower. What takes longer,
+such as records that an earlier server never got, is written when the sweep is done.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
@@ -25,8 +25,7 @@ from bench.measures.progress import Point, Progress
 from bench.plan.cell import Cell
 from bench.plan.config import Config
 from bench.records.record import Record
-from bench.table import table
-from bench.tracking.background import Background
+from bench.records.table import table
 from bench.tracking.mirror import Mirror, TrackingError
 
 # A server that is not there is given up after seconds instead of MLflow's minutes; what the user has set stays.
@@ -38,15 +37,14 @@ PATIENCE = {
 LIVE_INTERVAL_S = 5.0
 # How long the next cell waits for a record to be mirrored. Another process may hold the lock of a store for minutes.
 LOCAL_WINDOW_S, SERVER_WINDOW_S = 60.0, 0.15
-# When the sweep is done: without any progress, until it says what it waits for, and between looks.
-STALLED_S, SILENT_S, POLL_S = 60.0, 5.0, 0.5
+# When the sweep is done: how long it waits, how much longer for each record, and after how long it says so.
+FINISH_S, FINISH_RECORD_S, SILENT_S = 60.0, 0.5, 5.0
 LOCAL = ("sqlite:", "file:")
-SQLITE = b"SQLite format 3\0"
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 
 
 class Tracker:
-    """Mirrors records as they come, and the sweep as a whole when it is done.
+    """Mirrors each record as it comes, and the sweep as a whole when it is done.
 
     Raises:
         ConfigError: MLflow is wanted and not installed, or cannot write where it is told to.
@@ -55,10 +53,10 @@ class Tracker:
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
         self._background = Background(self._give_up)
-        self._kept_up = True
+        self._in_time = True
         self._records: dict[str, Record] = {}
         self._begun = False
-        # By cell: when its curves were last told, and its newest points while they wait to be.
+        # By cell: when points of its curves were last sent, and its newest points while they wait for that.
         self._followed: dict[str, float] = {}
         self._live: dict[str, tuple[Mapping[str, Any], Mapping[str, Point]]] = {}
         if settings.tracking["name"] == "none":
@@ -99,7 +97,7 @@ class Tracker:
             self._live[cell_id] = cell.config, progress.curves
             self._followed[cell_id] = now
             if not waits:
-                self._background.add(partial(self._tell, mirror, cell_id))
+                self._background.add(partial(self._send, mirror, cell_id))
 
     def wants_summary(self, records: Sequence[Record]) -> bool:
         """Whether there is a mirror, and several cells to show together."""
@@ -126,28 +124,22 @@ class Tracker:
 
     def _soon(self, task: Callable[[], object]) -> None:
         """Do it in the background, and let the next cell wait for it a little, unless that was in vain before."""
-        patient = self._kept_up or not self._background.busy
+        patient = self._in_time or not self._background.busy
         self._background.add(task)
-        self._kept_up = patient and self._background.wait(self._window)
+        self._in_time = patient and self._background.wait(self._window)
 
-    def _tell(self, mirror: Mirror, cell_id: str) -> None:
+    def _send(self, mirror: Mirror, cell_id: str) -> None:
         newest = self._live.pop(cell_id, None)
         if newest is not None:
             mirror.follow(cell_id, *newest)
 
     def _wait(self, mirror: Mirror) -> None:
-        began = moved = time.monotonic()
-        beats, said = mirror.beats, False
-        while not self._background.wait(POLL_S):
-            now = time.monotonic()
-            if mirror.beats != beats:
-                beats, moved = mirror.beats, now
-            if now - moved > STALLED_S:
-                self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: no answer for {STALLED_S:.0f} s"))
-                return
-            if not said and now - began > SILENT_S:
-                said = True
-                say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
+        longest = FINISH_S + FINISH_RECORD_S * len(self._records)
+        if self._background.wait(min(SILENT_S, longest)):
+            return
+        say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
+        if not self._background.wait(longest - SILENT_S):
+            self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: not done after {longest:.0f} s"))
 
     def _give_up(self, error: Exception) -> None:
         if self.mirror is not None:
@@ -174,13 +166,56 @@ def _require_store(uri: str) -> None:
         file = Path(parts.path[1:])
         if not parts.path[1:] or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ConfigError(f"tracking.uri={uri!r}: must be sqlite:///FILE in a folder that can be written")
-        if file.exists() and not _is_database(file):
-            raise ConfigError(f"tracking.uri={uri!r}: must be a database of SQLite, or the name of a new one")
 
 
-def _is_database(file: Path) -> bool:
-    """Whether a file is one of SQLite, which makes an empty one before it writes to it."""
-    if not file.is_file():
-        return False
-    with open(file, "rb") as stream:
-        return stream.read(len(SQLITE)) in (SQLITE, b"")
+class Background:
+    """A thread that does tasks in the order in which they come; after one that fails, those that wait are dropped.
+
+    It is a daemon, unlike that of an executor of `concurrent.futures`: a program that ends does not wait for a server.
+
+    Args:
+        failed: gets what a task raised, in that thread.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._changing = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task is being done."""
+        return self._thread is not None
+
+    def add(self, task: Callable[[], object]) -> None:
+        """Do it when all before it are done."""
+        with self._changing:
+            self._tasks.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+                self._thread.start()
+
+    def drop(self) -> None:
+        """Forget the tasks that have not begun."""
+        with self._changing:
+            self._tasks.clear()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all is done, at most so long; returns whether it is."""
+        if thread := self._thread:
+            thread.join(seconds)
+        return not self.busy
+
+    def _work(self) -> None:
+        while True:
+            with self._changing:
+                if not self._tasks:
+                    self._thread = None
+                    return
+                task = self._tasks.popleft()
+            try:
+                task()
+            except Exception as error:
+                self._failed(error)
+                self.drop()

@@ -10,14 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-
-import psutil
 
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
@@ -51,18 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=_port, default=5000, help="default: 5000")
     options = parser.parse_args(arguments)
     try:
-        with _on_signals(_stop):
-            _require_free(options.port)
-            if not options.results.is_dir():
-                raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
-            own.claim(options.results, own.RESULTS, "--results")
-            mirror = Mirror(options.results)
-            experiment_id = mirror.create()
-            _mirror_all(mirror)
-            with serving(mirror, options.port) as server:
-                print(_pages(options.port, experiment_id), flush=True)
-                status = server.wait()
-                raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
+        _require_free(options.port)
+        if not options.results.is_dir():
+            raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
+        own.claim(options.results, own.RESULTS, "--results")
+        mirror = Mirror(options.results)
+        experiment_id = mirror.create()
+        _mirror_all(mirror)
+        with serving(mirror, options.port) as server:
+            print(_pages(options.port, experiment_id), flush=True)
+            status = server.wait()
+            raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
     except KeyboardInterrupt:
         return 0
     except (ConfigError, OSError, ServerError, TrackingError) as error:
@@ -72,19 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers; on leaving, none of its processes is left. Raises `ServerError`."""
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    """A server that answers. None of its processes is left afterwards, when this one ignores signals.
+
+    Raises:
+        ServerError: it does not start.
+    """
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", mirror.uri]
     command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
     require_file(mirror.results_dir / LOG)
@@ -106,13 +95,13 @@ def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _end_with_this_process() -> None:
-    """Have Linux end the server where this process is killed and cannot; elsewhere it stays."""
+    """On Linux the server ends with this process, even by `kill -9`."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _mirror_all(mirror: Mirror) -> None:
-    """Bring what records there are into the store; sweeps that wrote none there are seen too."""
+    """Mirror all records of the folder, whoever measured them."""
     store = Results(mirror.results_dir)
     names = store.names()
     if names:
@@ -164,39 +153,23 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
-    """End the server's session, workers included: ending only its first process would orphan them."""
-    with _on_signals(signal.SIG_IGN):
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, number)
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            while _group_lives(server.pid) and time.monotonic() < deadline:
-                time.sleep(0.05)
-        server.wait()
+    """End the server's session: its workers would outlive its first process."""
+    signals.answer(signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while _group_lives(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
-def _group_lives(group: int) -> bool:
-    for process in psutil.process_iter(["status"]):
-        try:
-            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                return True
-        except ProcessLookupError:
-            continue
-    return False
-
-
-@contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Handle what asks a process to end, for a while. Only the main thread may; others leave it to the program."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in signals.TO_END}
+def _group_lives(server: subprocess.Popen[bytes]) -> bool:
+    server.poll()  # else it would be there as a zombie
     try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        os.killpg(server.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -204,4 +177,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    signals.answer(_stop)
     sys.exit(main())

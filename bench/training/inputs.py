@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 import attention_zoo
 from attention_zoo.checks import require
-from bench import models, saved, tasks
+from bench import models, tasks
 from bench.common.errors import one_line
 from bench.common.mechanism import build_attention
 from bench.inputs import models as names
 from bench.inputs.base import ModelSource, cached_tensors
 from bench.inputs.capture import ReachedLayer
 from bench.models.layers import MultiHead
+from bench.training import checkpoints as saved
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""

@@ -14,7 +14,7 @@ from analysis.plots import train_step as steps
 from analysis.selection import MissingRecords
 from analysis.tables import trained
 from analysis.training import over_seeds, trained_cells
-from bench.papers import ROWS
+from bench.published.papers import ROWS
 
 LM = {"task": "language_modelling"}
 

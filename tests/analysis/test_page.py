@@ -18,7 +18,7 @@ from analysis.plots import compare, crossover, files, layout, scaling, skeinform
 from analysis.plots.layout import page, shown
 from analysis.registry import FIGURES, Entry
 from analysis.selection import MissingRecords, choose
-from bench.papers import NAMES
+from bench.published.papers import NAMES
 
 
 @pytest.fixture(scope="module")

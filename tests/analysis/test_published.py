@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from analysis.published import PAPERS, PUBLISHED, beside, published
-from bench.papers import ROWS
 from bench.plan.conf import CONF
+from bench.published.papers import ROWS
 
 
 def values(metric, row, of=None, paper="ICML"):

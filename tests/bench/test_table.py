@@ -6,7 +6,7 @@ from synthetic_records import compare, latency, spectral, under
 
 from analysis.frame import tidy
 from analysis.plots import compare as comparison
-from bench.table import crossovers, line, table
+from bench.records.table import crossovers, line, table
 
 
 def at(length, flash_ms, sketch_ms, rng):

@@ -70,7 +70,7 @@ class Sweep:
     def records(self):
         """Every file in `records/`, each of which must be a whole record with its samples."""
         store = Store(self.results)
-        return [store.decode(path.name) for path in sorted(store.records_dir.glob("*.json"))]
+        return [store.decode(name) for name in store.names()]
 
     def ok(self):
         """How many `ok` records each cell has."""
@@ -80,7 +80,7 @@ class Sweep:
         """Files that no record needs."""
         unfinished = [path for path in self.results.rglob("*") if path.name.endswith((".tmp", "-journal"))]
         records, samples = (self.results / name for name in ("records", "samples"))
-        unread = [path for path in samples.glob("*.json.gz") if not (records / path.stem).exists()]
+        unread = [path for path in samples.glob("*.json*") if not (records / path.name.removesuffix(".gz")).exists()]
         return [*unfinished, *unread, *(self.results / "scratch").glob("*"), *self.tmp.iterdir()]
 
     def wait_for_orphans(self):

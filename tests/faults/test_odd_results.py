@@ -24,7 +24,7 @@ def test_odd_records_cost_no_other(tmp_path, promise):
 
     again = bench(*arguments)
     assert again.returncode == 0 and "2 cells, 2 done already" in again.stderr
-    assert again.stderr.count(": skipped, ") == len(UNREADABLE) + len(odd) and "Traceback" not in again.stderr
+    assert ": skipped, " not in again.stderr, "it reads the records of its own cells only"
     assert fine <= {record.record_id for record in Store(tmp_path).load()}
     for what in ("figures", "tables"):
         command = [sys.executable, "-m", "analysis", what, "--results", str(tmp_path)]

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 import attention_zoo
-from bench.papers import ROWS
 from bench.plan.conf import CONF
+from bench.published.papers import ROWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
@@ -17,7 +17,7 @@ COUNTED: dict[str, Any] = {"head_dim": 64, "num_heads": 12, "max_seq_len": 1024}
 INTRODUCTION = """\
 # The zoo
 
-Made by `make docs` from the registry, `conf/attention/` and `bench/papers.py`; the tests check it.
+Made by `make docs` from the registry, `conf/attention/` and `bench/published/papers.py`; the tests check it.
 What a mechanism does not support it refuses. *Causal* `approx.`: no query attends to the future, but which keys of
 the past it attends to depends on it. *Decode*: it has `init_state`, `prefill` and `step`. *Parameters*: the trainable
 ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.

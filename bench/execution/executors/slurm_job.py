@@ -22,7 +22,7 @@ from bench.plan.executors import Devices, Slurm, check
 from bench.plan.machine import is_gpu, visible_gpus
 from bench.records import plans
 from bench.records.store import Store
-from bench.table import line
+from bench.records.table import line
 
 # Neither a success nor the cells' fault; see sysexits(3).
 TRY_AGAIN = 75

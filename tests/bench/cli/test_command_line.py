@@ -11,7 +11,7 @@ from bench import api
 from bench.cli import main as app
 from bench.execution.preview import preview
 from bench.plan.load import Loader
-from bench.records.durations import OF_SIZE, Durations, duration
+from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store
 
 SIZES = ["batch_size=1", "num_heads=1", "head_dim=4", "device=cpu", "tracking=none"]

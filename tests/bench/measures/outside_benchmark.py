@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from bench.common.schema import setting
 from bench.measures import Benchmark, register
-from bench.records.quantities import Quantity
+from bench.records.metrics import Metric
 
 
 @register
@@ -22,4 +22,4 @@ class OutputNorm(Benchmark):
 
     @classmethod
     def quantities(cls, measurements):
-        yield Quantity("output_norm", measurements["norm"], "1", shown=("kilo", 1e-3))
+        yield Metric("output_norm", measurements["norm"], "1", shown=("kilo", 1e-3))

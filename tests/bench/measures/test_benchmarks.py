@@ -124,7 +124,7 @@ import sys
 from analysis.frame import load
 from bench.records.store import Store
 from bench.measures.summary import summarise
-from bench.table import crossovers, table
+from bench.records.table import crossovers, table
 frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
 table(records), crossovers(records), [summarise(record) for record in records]
 names = set(frame["bench"])

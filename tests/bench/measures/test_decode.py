@@ -21,7 +21,7 @@ from bench.measures.timing import WARMUP_CALLS
 from bench.plan.compose import compose_jobs
 from bench.plan.config import check
 from bench.plan.load import Loader
-from bench.table import line
+from bench.records.table import line
 
 
 def settings(name="v_mean", steps=4, **changes):

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 import bench.models.hf
 from attention_zoo import UnsupportedError
-from bench import models, saved
+from bench import models
 from bench.models.hf import AttentionZooForCausalLM, AttentionZooForMaskedLM
 from bench.plan import sources
+from bench.training import checkpoints as saved
 
 AUTO = {"transformer": transformers.AutoModelForCausalLM, "encoder": transformers.AutoModelForMaskedLM}
 
@@ -136,5 +137,6 @@ def test_each_kind_of_model_has_its_class(tmp_path):
 
 def test_models_need_no_transformers():
     needs = {module for module in FILES if "transformers" in sources._imported(FILES[module], module)}
-    assert {module for module in needs if module.startswith(("bench.models.", "bench.saved"))} == {"bench.models.hf"}
+    ours = ("bench.models.", "bench.training.checkpoints")
+    assert {module for module in needs if module.startswith(ours)} == {"bench.models.hf"}
     assert bench.models.hf.__name__ in needs

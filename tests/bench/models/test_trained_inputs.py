@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import attention_zoo
 import bench.inputs
-from bench import models, saved, tasks
+from bench import models, tasks
 from bench.common.errors import ConfigError
 from bench.execution.precheck import check_cells
 from bench.inputs.base import inputs_seed
@@ -27,6 +27,7 @@ from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 from bench.records.store import Store, latest
+from bench.training import checkpoints as saved
 from bench.training import inputs as trained_inputs
 from bench.training.inputs import Trained, attention_inputs
 

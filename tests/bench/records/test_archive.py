@@ -1,19 +1,26 @@
 """Records travel as one file: all of them, nothing else, and they replace nothing."""
 
-import gzip
 import io
 import os
 import shutil
 import subprocess
 import tarfile
-from pathlib import Path
 
+import numpy as np
 import pytest
+from synthetic_records import memory, train
 
-from bench.records import archive as archive_module
 from bench.records.archive import ArchiveError, main, pack, unpack
-from bench.records.files import samples_file
 from bench.records.store import Store
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two records without samples of their own and two with."""
+    rng = np.random.default_rng(0)
+    for record in (*(memory("flash", n) for n in (512, 1024)), *(train("flash", 64, seed, rng) for seed in (0, 1))):
+        Store(tmp_path / "runs").write(record)
+    return tmp_path / "runs"
 
 
 def members(archive):
@@ -30,25 +37,24 @@ def an_archive(path, *entries):
     return path
 
 
-def test_what_is_unpacked_is_what_was_packed(synthetic_results, tmp_path):
-    results = Path(shutil.copytree(synthetic_results, tmp_path / "runs"))
+def test_what_is_unpacked_is_what_was_packed(results, tmp_path):
     (results / "mlflow.db").write_text("not this")
     (results / "locks").mkdir()
     archive = tmp_path / "runs.tgz"
     count = pack(results, archive)
     samples = len(list(Store(results).samples_dir.iterdir()))
-    assert len(members(archive)) == count + samples and count > 2 and samples > 2
+    assert len(members(archive)) == count + samples and (count, samples) == (4, 2)
     assert {name.split("/")[0] for name in members(archive)} == {"records", "samples"}
     with tarfile.open(archive) as tar:
         assert {(member.uid, member.uname) for member in tar} == {(0, "")}
     assert unpack(archive, tmp_path / "home") == (count, 0)
-    assert Store(tmp_path / "home").load() == Store(synthetic_results).load()
+    assert Store(tmp_path / "home").load() == Store(results).load()
     assert unpack(archive, tmp_path / "home") == (0, count)
 
 
-def test_merging_replaces_nothing(synthetic_results, tmp_path):
+def test_merging_replaces_nothing(results, tmp_path):
     archive = tmp_path / "runs.tgz"
-    count = pack(synthetic_results, archive)
+    count = pack(results, archive)
     name = members(archive)[-1]
     unpack(archive, tmp_path / "home")
     (tmp_path / "home" / name).write_text("mine")
@@ -58,47 +64,25 @@ def test_merging_replaces_nothing(synthetic_results, tmp_path):
 
 def test_a_folder_without_records_makes_no_archive(tmp_path, capsys):
     (tmp_path / "photos" / "mine").mkdir(parents=True)
-    for folder in ("photos",):
-        arguments = ["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / folder)]
-        assert main(arguments) == 2
-        assert capsys.readouterr().err.endswith("holds no records; must be a results folder\n")
+    assert main(["pack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "photos")]) == 2
+    assert capsys.readouterr().err.endswith("holds no records; must be a results folder\n")
     assert not (tmp_path / "a.tgz").exists()
 
 
 @pytest.mark.parametrize("lacking", ["all", "one"])
-def test_no_record_of_an_earlier_archive_is_lost(lacking, synthetic_results, tmp_path, capsys):
+def test_no_record_of_an_earlier_archive_is_lost(lacking, results, tmp_path, capsys):
     """A misspelt folder, or another one, under the name of an archive that has records."""
     archive, other = tmp_path / "runs.tgz", tmp_path / "other"
-    pack(synthetic_results, archive)
+    pack(results, archive)
     before = archive.read_bytes()
     if lacking == "one":
-        shutil.copytree(synthetic_results, other)
+        shutil.copytree(results, other)
         next((other / "records").iterdir()).unlink()
     assert main(["pack", str(archive), "--results", str(other)]) == 2
     assert "records that" in capsys.readouterr().err and archive.read_bytes() == before
     # More records may join those that it has.
     unpack(archive, other)
     assert main(["pack", str(archive), "--results", str(other)]) == 0
-
-
-def test_an_archive_is_bounded_as_a_whole(synthetic_results, tmp_path, monkeypatch, capsys):
-    pack(synthetic_results, tmp_path / "good.tgz")
-    with gzip.open(tmp_path / "good.tgz") as stream:
-        size = len(stream.read())
-    # Each member is small enough.
-    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size - 2**11)
-    assert main(["unpack", str(tmp_path / "good.tgz"), "--results", str(tmp_path / "home")]) == 2
-    assert "larger than" in capsys.readouterr().err and not (tmp_path / "home").exists()
-    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", size)
-    assert unpack(tmp_path / "good.tgz", tmp_path / "home")[0] > 0
-
-
-def test_a_header_is_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive_module, "LARGEST_ARCHIVE", 2**20)
-    member = tarfile.TarInfo(NAME)
-    member.pax_headers = {"comment": "x" * 2**21}
-    with pytest.raises(ArchiveError, match="larger than"):
-        unpack(an_archive(tmp_path / "bomb.tgz", (member, b"")), tmp_path / "home")
 
 
 def test_a_pipe_is_no_archive(tmp_path, capsys):
@@ -114,12 +98,10 @@ NAME = "records/0123456789abcdef-0123456789abcdef.json"
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "/tmp/evil.json", "records/../../evil.json", "records/evil.py", NAME])
-def test_what_is_no_record_is_refused_whole(synthetic_results, tmp_path, name):
-    store = Store(synthetic_results)
+def test_what_is_no_record_is_refused_whole(results, tmp_path, name):
+    store = Store(results)
     first = next(
-        path
-        for path in sorted(store.records_dir.glob("*.json"))
-        if not samples_file(store.samples_dir, path.name).exists()
+        path for path in sorted(store.records_dir.glob("*.json")) if not store.samples_file(path.name).exists()
     )
     good = tarfile.TarInfo(f"records/{first.name}"), first.read_bytes()
     archive = an_archive(tmp_path / "runs.tgz", good, (tarfile.TarInfo(name), b"{}"))
@@ -136,29 +118,22 @@ def test_a_link_is_no_record(tmp_path, kind):
         unpack(an_archive(tmp_path / "runs.tgz", (member, b"")), tmp_path / "home")
 
 
-def test_a_file_that_is_no_archive_is_one_line(tmp_path, capsys):
-    (tmp_path / "runs.tgz").write_bytes(b"not an archive")
-    assert main(["unpack", str(tmp_path / "runs.tgz"), "--results", str(tmp_path / "home")]) == 2
-    assert main(["unpack", str(tmp_path / "nothing.tgz"), "--results", str(tmp_path / "home")]) == 2
-    assert [line.startswith("error: ") for line in capsys.readouterr().err.splitlines()] == [True, True]
-
-
-def test_a_torn_archive_is_refused(synthetic_results, tmp_path):
+def test_a_torn_archive_is_refused(results, tmp_path):
     archive = tmp_path / "runs.tgz"
-    pack(synthetic_results, archive)
+    pack(results, archive)
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(ArchiveError):
         unpack(archive, tmp_path / "home")
 
 
-def test_the_system_s_tar_reads_it(synthetic_results, tmp_path):
-    count = pack(synthetic_results, tmp_path / "runs.tgz")
+def test_the_system_s_tar_reads_it(results, tmp_path):
+    count = pack(results, tmp_path / "runs.tgz")
     listed = subprocess.run(["tar", "tzf", str(tmp_path / "runs.tgz")], capture_output=True, text=True, check=True)
     assert sum(line.startswith("records/") for line in listed.stdout.splitlines()) == count
 
 
-def test_a_record_without_its_samples_is_refused(synthetic_results, tmp_path):
-    store = Store(synthetic_results)
+def test_a_record_without_its_samples_is_refused(results, tmp_path):
+    store = Store(results)
     name = next(store.samples_dir.iterdir()).name.removesuffix(".gz")
     record = tarfile.TarInfo(f"records/{name}"), (store.records_dir / name).read_bytes()
     with pytest.raises(ArchiveError, match="samples"):

@@ -11,7 +11,8 @@ from synthetic_records import train
 from bench.measures.progress import Point, Progress
 from bench.plan.config import Config
 from bench.tracking import tracker
-from bench.tracking.mirror import MAX_POINTS, Mirror
+from bench.tracking.mirror import Mirror
+from bench.tracking.runs import MAX_POINTS
 from bench.tracking.tracker import Tracker
 
 

@@ -19,7 +19,7 @@ from bench.measures import flatten
 from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
-from bench.tracking import local, views
+from bench.tracking import runs, views
 from bench.tracking.mirror import Mirror, TrackingError
 
 SWEEP = "5a3e" * 16
@@ -63,7 +63,7 @@ def a_record(number=0, *, label="flash", bench="latency", seq_len=1024, status="
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    local.create(path, "file:///nowhere")
+    runs.create_store(path, "file:///nowhere")
     return path
 
 
@@ -438,19 +438,37 @@ def test_what_records_there_are_is_mirrored_with_a_summary_for_each_sweep(result
     assert [run.info.run_id for run in runs_of(results_dir, "summary")] == [summary.info.run_id]
 
 
-def test_artifacts_are_found_where_the_folder_has_moved(results_dir, tmp_path_factory):
-    mirror = Mirror(results_dir)
-    mirror.sync([a_record(1)])
-    mirror.summary(SWEEP, [a_record(1), a_record(2)], [], "the table")
+def test_a_folder_that_has_moved_is_mirrored_again(results_dir, tmp_path_factory):
+    """MLflow keeps whole paths of artifacts."""
+    records = [a_record(1), a_record(2)]
+    Mirror(results_dir).complete(records)
     moved = tmp_path_factory.mktemp("elsewhere") / "a longer name"
     shutil.move(results_dir, moved)
-    Mirror(moved).create()
+    assert Mirror(moved).complete(records) == 2 and Mirror(moved).complete(records) == 0
     (summary,) = runs_of(moved, "summary")
     assert {item.path for item in client_of(moved).list_artifacts(summary.info.run_id)} == {"table.md", "cells.json"}
     assert {run.info.artifact_uri for run in runs_of(moved)} == {
         f"{(moved / 'mlartifacts').as_uri()}/{run.info.run_id}/artifacts" for run in runs_of(moved)
     }
     results_dir.mkdir()
+
+
+def test_what_mlflow_refuses_is_named_and_costs_no_other(results_dir, monkeypatch, capsys):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    records, log = [a_record(number, seq_len=512 << number) for number in range(3)], MlflowClient.log_batch
+
+    def refusing(self, run_id, metrics=(), params=(), tags=()):
+        if any(param.key == "seq_len" and param.value == "1024" for param in params):
+            raise MlflowException("no\nsuch", error_code=1000)
+        log(self, run_id, metrics, params, tags)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", refusing)
+    assert Mirror(results_dir).sync(records) == 2
+    assert capsys.readouterr().err == f"warning: MLflow mirror: {records[1].file_name}: left out, no\n"
+    monkeypatch.setattr(MlflowClient, "log_batch", log)
+    assert Mirror(results_dir).sync(records) == 1
 
 
 def test_runs_of_cells_that_differ_have_names_that_differ(results_dir):
@@ -528,6 +546,8 @@ def test_a_store_that_cannot_be_written_is_one_line(results_dir, damage):
 
 def test_without_mlflow(results_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.delitem(sys.modules, "bench.tracking.runs")
+    monkeypatch.delattr("bench.tracking.runs")
     with pytest.raises(TrackingError, match="mlflow"):
         Mirror(results_dir).sync([a_record()])
 
@@ -599,10 +619,8 @@ def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
 import itertools, os, signal, sys
 from sqlalchemy import Engine, event
 from bench.records.store import Store
-from bench.tracking import mirror
 from bench.tracking.mirror import Mirror
 
-mirror.BATCH = 2
 numbers = itertools.count()
 
 @event.listens_for(Engine, "before_cursor_execute")

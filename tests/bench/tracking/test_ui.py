@@ -13,8 +13,6 @@ import psutil
 import pytest
 from command import family
 
-from bench.tracking import ui as server
-
 pytestmark = pytest.mark.commands
 
 
@@ -136,10 +134,3 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 def test_the_address_cannot_be_chosen(tmp_path):
     done = subprocess.run([*ui(tmp_path, a_free_port()), "--host", "0.0.0.0"], capture_output=True, timeout=60)
     assert done.returncode == 2
-
-
-def test_ending_the_server_gives_the_signals_back():
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    server._end_group(subprocess.Popen(["sleep", "60"], start_new_session=True))
-    assert [signal.getsignal(number) for number in numbers] == before

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 import attention_zoo
-from bench.papers import ROWS
 from bench.plan.conf import CONF
+from bench.published.papers import ROWS
 from tools.pages.zoo import PAGE, page
 
 VARIANTS = {path.stem for path in (CONF / "attention").glob("*.yaml")}

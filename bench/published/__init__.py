@@ -1,0 +1,1 @@
+"""The numbers in the papers, and what their rows are here."""

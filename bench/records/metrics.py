@@ -1,0 +1,204 @@
+"""What a benchmark's raw samples say in numbers: computed here and nowhere else, for tables, figures and MLflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bench.common.schema import PASSES
+from bench.records.statistics import FEWEST, Estimate, mean_interval, median_interval, ratio_interval, root_mean_square
+
+BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
+# What can be, by unit, the lowest and the highest; of other units any number. No call ends within a nanosecond, and
+# what a cache makes of a share of the ceiling is far from a thousandfold.
+NOT_NEGATIVE = 0.0, math.inf
+ALLOWED = {
+    "ns": (1.0, math.inf),
+    "%": (-1e5, 1e5),
+    **dict.fromkeys(("µs/token", "J/token", "W", "1/s", "FLOP/s", "TFLOP/s", "bytes/s"), NOT_NEGATIVE),
+    **dict.fromkeys(("bytes", "FLOP", "FLOP/byte", "nats"), NOT_NEGATIVE),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One number that a cell measured: a row of the frame of `analysis`, a metric of MLflow, words in tables.
+
+    Raises:
+        TypeError, ValueError: it is no number, or one that cannot be, see `ALLOWED`.
+    """
+
+    metric: str
+    """What was measured: `latency`, `peak_memory`, ..."""
+    value: float
+    unit: str = "1"
+    """Of `value`, `low`, `high` and `raw`; `ALLOWED` has what those of some units can be."""
+    low: float = math.nan
+    high: float = math.nan
+    interval: str | None = None
+    """What `low` and `high` are: `95%`, a bootstrap interval; `range`, of samples too few for one; `95% t`, Student's,
+    NaN where there are too few."""
+    raw: NDArray[np.float64] | None = None
+    """The samples themselves; of a ratio, the ratio of each round."""
+    measured_pass: str | None = None
+    """`forward`, `backward` or `forward_backward`."""
+    attention: str | None = None
+    """The label of the mechanism, where a cell measures several."""
+    baseline: str | None = None
+    """Of a ratio: the label that it is relative to."""
+    verdict: str | None = None
+    """Of a ratio: `faster`, `slower` or `tie`; of a share of the ceiling: which one binds, `compute` or `memory`, or
+    one of `bench.records.roofline.BEYOND`."""
+    name: str | None = None
+    """In MLflow; None: the metric and the pass."""
+    shown: tuple[str, float] | None = ("", 1.0)
+    """The unit in which people read it, and how many of it a `unit` is; None: left out of tables."""
+    over: str | None = None
+    """What the interval is over, `sequences` for one, as the benchmark states it; `raw` has a sample for each."""
+
+    def __post_init__(self) -> None:
+        for name in ("value", "low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name}={value!r:.80}: must be a number")
+        if self.unit in ALLOWED:
+            self._require(*ALLOWED[self.unit])
+        if self.measured_pass not in (None, *PASSES):
+            raise ValueError(f"measured_pass={self.measured_pass!r}: must be one of {', '.join(PASSES)}")
+
+    def _require(self, lowest: float, highest: float) -> None:
+        values = np.append([] if self.raw is None else self.raw, float(self.value))
+        # NaN says that there is none.
+        impossible = values[~np.isnan(values) & ~((values >= lowest) & (values <= highest) & np.isfinite(values))]
+        if impossible.size:
+            number = f"{self.metric}={impossible[0]:g} {self.unit}"
+            raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
+
+    @property
+    def samples(self) -> int | None:
+        """How many."""
+        return None if self.raw is None else len(self.raw)
+
+    @property
+    def factor(self) -> float:
+        """From `unit` to the unit that is shown."""
+        return self.shown[1] if self.shown else 1.0
+
+    @property
+    def text(self) -> str:
+        """The value in the unit that is shown, with four digits."""
+        return f"{self.value * self.factor:.4g} {self.shown[0] if self.shown else ''}".strip()
+
+    def tracked(self) -> dict[str, float]:
+        """The number by its name in MLflow, and the interval of a mean, a ratio or a share."""
+        name = self.name or ".".join(filter(None, (self.metric, self.measured_pass)))
+        numbers = {name: self.value}
+        if self.interval == STUDENT or self.verdict is not None:
+            quantity, _, which = name.partition(".")
+            ends = {f"{quantity}_low.{which}": self.low, f"{quantity}_high.{which}": self.high}
+            numbers |= {key.removesuffix("."): number for key, number in ends.items()}
+        return {key: number * self.factor for key, number in numbers.items() if math.isfinite(number)}
+
+
+def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Metric:
+    """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
+    raw = _numbers(metric, samples)
+    interval = median_interval(raw)
+    return Metric(metric, interval.median, unit, interval.low, interval.high, bootstrapped(raw), raw, **fields)
+
+
+def spread(samples: ArrayLike, **fields: Any) -> Metric:
+    """The interquartile range of samples over their median, in percent."""
+    lower, middle, upper = np.percentile(_numbers("spread", samples), [25, 50, 75])
+    return Metric("spread", float(100 * (upper - lower) / middle), "%", shown=None, **fields)
+
+
+def mean(metric: str, samples: ArrayLike, **fields: Any) -> Metric:
+    """The mean of `(units, ...)` with its interval over the independent units; `raw` has the mean of each."""
+    raw = _by_unit(_numbers(metric, samples))
+    return _estimated(metric, mean_interval(raw), raw, fields)
+
+
+def fraction(metric: str, value: float, **fields: Any) -> Metric:
+    """How much of a whole, between 0 and 1; `fields` as in `median`."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{metric}={value!r:.80}: must be between 0 and 1")
+    return Metric(metric, value, shown=("%", 100.0), **fields)
+
+
+def root_of_mean_square(metric: str, samples: ArrayLike, **fields: Any) -> Metric:
+    """The root of the mean square of `(units, ...)` with its interval over them; `raw` has that of each."""
+    raw = np.sqrt(_by_unit(np.square(_numbers(metric, samples))))
+    return _estimated(metric, root_mean_square(raw), raw, fields)
+
+
+def by_sequence(trials: ArrayLike, sequences: int) -> NDArray[np.float64]:
+    """Norms of trials, all draws of a sequence side by side, as `(sequences, draws, heads)`."""
+    samples = _numbers("trials", trials)
+    if samples.min() < 0:
+        raise ValueError(f"trials: must be norms, one is {samples.min():g}")
+    return samples.reshape(sequences, -1, samples.shape[-1])
+
+
+def _by_unit(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    return samples.reshape(len(samples), -1).mean(axis=1)
+
+
+def _estimated(metric: str, found: Estimate, raw: NDArray[np.float64], fields: dict[str, Any]) -> Metric:
+    return Metric(metric, found.value, "1", found.low, found.high, STUDENT, raw, **fields)
+
+
+def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: Any) -> Metric:
+    """How many times faster `label` is than `baseline`, from the times of both in the same rounds."""
+    of_baseline, of_label = (_numbers(key, samples[key]) for key in (baseline, label))
+    ratio = ratio_interval(of_baseline, of_label)
+    return Metric(
+        "speedup",
+        ratio.median,
+        "1",
+        ratio.low,
+        ratio.high,
+        bootstrapped(of_label),
+        of_baseline / of_label,
+        attention=label,
+        baseline=baseline,
+        verdict=ratio.verdict,
+        name=f"speedup.{label}",
+        shown=("x", 1.0),
+        **fields,
+    )
+
+
+def verdicts(quantities: Sequence[Metric]) -> str:
+    """The speed-ups among some quantities in words."""
+    return ", ".join(
+        f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
+        for one in quantities
+        if one.verdict
+    )
+
+
+def rate(metric: str, amount: float, time: Metric, **fields: Any) -> Metric:
+    """How much of something there is per second, where so much takes a time in ns; `fields` as in `median`."""
+    low, middle, high = (amount * 1e9 / value for value in (time.high, time.value, time.low))
+    raw = None if time.raw is None else amount * 1e9 / time.raw
+    return Metric(metric, middle, "1/s", low, high, time.interval, raw, shown=("/s", 1.0), **fields)
+
+
+def bootstrapped(raw: NDArray[np.float64]) -> str:
+    """What a bootstrap gives for so many samples: an interval, or the range of too few."""
+    return BOOTSTRAP if len(raw) >= FEWEST else RANGE
+
+
+def _numbers(name: str, samples: ArrayLike) -> NDArray[np.float64]:
+    """Samples as an array; text and truth are none, even where they look like numbers."""
+    raw = np.asarray(samples)
+    if raw.dtype.kind not in "fiu" or not raw.size:
+        raise TypeError(f"{name}: must be numbers, is {samples!r:.80}")
+    return raw.astype(float)
