@@ -16,8 +16,11 @@ MOVED = {
     "bench.console": "bench.cli.console",
     "bench.errors": "bench.common.errors",
     "bench.mechanism": "bench.common.mechanism",
+    "bench.papers": "bench.published.papers",
     "bench.quiet": "bench.common.quiet",
+    "bench.saved": "bench.training.checkpoints",
     "bench.schema": "bench.common.schema",
+    "bench.table": "bench.records.table",
     "bench.wait": "bench.cli.wait",
 }
 
