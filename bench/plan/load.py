@@ -169,7 +169,8 @@ def _compose(arguments: tuple[str, ...], state: int) -> DictConfig:
     except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
         raise
     except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
-        raise ConfigError(f"{shown(' '.join(arguments) or NAME)}: cannot be composed: {one_line(error)}") from error
+        typed = " ".join(argument for argument in arguments if not argument.startswith(SEARCHPATH))
+        raise ConfigError(f"{shown(typed or NAME)}: cannot be composed: {one_line(error)}") from error
     raw: Any = OmegaConf.to_container(config, resolve=False)
     _require_own(raw.pop("hydra"))
     require_data(raw)

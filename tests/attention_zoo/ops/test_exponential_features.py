@@ -218,7 +218,7 @@ def performer(monkeypatch, **given):
 def test_the_features_of_a_mechanism_are_those_of_its_reference(m, monkeypatch):
     attention, x = performer(monkeypatch, num_features=m, eps=1e-3, scale=0.7), rows(30, 16)
     features, log_scale = attention._features_by_kernels(x, [])
-    expected = attention.double()._stable_features(x.double())
+    expected = attention.double()._scaled_features(x.double())
     assert_near([features[..., :m], log_scale], expected, of_float32())
 
 

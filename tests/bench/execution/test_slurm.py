@@ -32,7 +32,7 @@ TYPED = ["hydra/launcher=slurm", "tracking=none", *TINY, "attention=v_mean"]
 
 
 def settings(**given):
-    return check({"_target_": "ours", "executor": "slurm", **given})
+    return check({"executor": "slurm", **given})
 
 
 def tool(folder, name, script):
