@@ -6,6 +6,7 @@ what is no data. Files hold presets: it adds the defaults of the class that a fi
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
@@ -65,7 +66,8 @@ class SettingsFiles(ConfigSource):
         file = self._path(f"{config_path}.yaml")
         if not file.is_file():
             raise ConfigLoadError(f"Config not found: {file}")
-        config, header = _read(file), self._get_header_dict(file.read_text(encoding="utf-8")[:512])
+        config = copy.deepcopy(_read(file, file.stat().st_mtime_ns))
+        header = self._get_header_dict(file.read_text(encoding="utf-8")[:512])
         if isinstance(config, DictConfig):
             config = _completed(config, group or NAME, header["package"] == "_global_")
         return ConfigResult(self.provider, self.full_path(), config, header)
@@ -196,8 +198,9 @@ def _searched(override: str) -> list[str]:
     return found
 
 
-def _read(file: Path) -> Any:
-    """What a file holds, as OmegaConf has it."""
+@functools.lru_cache(maxsize=512)
+def _read(file: Path, changed: int) -> Any:
+    """What a file holds, as OmegaConf has it; read again when it was changed."""
     if file.stat().st_size > LARGEST_FILE:
         raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
     try:
