@@ -10,7 +10,6 @@ from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, outstanding
 from bench.measures.summary import Results
 from bench.plan.cell import Cell
-from bench.records import index
 from bench.records.plans import OF_SIZE, Durations, duration
 
 # Lines of cells; those that differ in a pass or a seed, say, share one.
@@ -24,7 +23,7 @@ def preview(sweep: Sweep) -> str:
         ConfigError: a cell that a mechanism or the inputs refuse.
     """
     store = Results(sweep.settings.results_dir)
-    attempts = index.of_cells(store, (cell.cell_id for cell in sweep.cells))
+    attempts = store.of_cells(cell.cell_id for cell in sweep.cells)
     missing, _ = outstanding(store, sweep, attempts)
     missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
     ended = [record for record in store.load() if record.status == "ok"]

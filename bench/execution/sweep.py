@@ -27,10 +27,10 @@ from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
-from bench.records import index, plans
+from bench.records import plans
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
-from bench.records.record import FAILED, Attempt, Record
+from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 
 # Settings of the sweep and not of its cells: one value for all of them.
@@ -141,10 +141,10 @@ def run_sweep(
     if rerun:
         rerun.end()
     standing = latest(_attempts(store, sweep) if todo else attempts)
-    return index.read(store, (standing[cell.cell_id] for cell in sweep.cells))
+    return [standing[cell.cell_id] for cell in sweep.cells]
 
 
-def needs_no_rerun(record: Record | index.Entry | None, rerun: str) -> bool:
+def needs_no_rerun(record: Record | None, rerun: str) -> bool:
     """Whether a cell with this latest record is not measured again, by what `rerun` asks for beside `all`."""
     return record is not None and record.terminal and not (rerun == "disturbed" and record.disturbed)
 
@@ -162,7 +162,7 @@ class Rerun:
         before: the ids of the records that do not count.
     """
 
-    def __init__(self, file: Path, records: Iterable[Attempt]) -> None:
+    def __init__(self, file: Path, records: Iterable[Record]) -> None:
         self._file = file
         self.before = {record.record_id for record in records}
         with contextlib.suppress(ValueError):
@@ -177,7 +177,7 @@ class Rerun:
         self._file.unlink(missing_ok=True)
 
 
-def outstanding(store: Store, sweep: Sweep, attempts: Sequence[index.Entry]) -> tuple[list[Cell], Rerun | None]:
+def outstanding(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], Rerun | None]:
     """The cells that are to be measured, by the records that there are, and what `rerun=all` remembers of them."""
     file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
     rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
@@ -185,11 +185,11 @@ def outstanding(store: Store, sweep: Sweep, attempts: Sequence[index.Entry]) -> 
     return [cell for cell in sweep.cells if not needs_no_rerun(fresh.get(cell.cell_id), sweep.settings.rerun)], rerun
 
 
-def _attempts(store: Store, sweep: Sweep) -> list[index.Entry]:
-    return index.of_cells(store, (cell.cell_id for cell in sweep.cells))
+def _attempts(store: Store, sweep: Sweep) -> list[Record]:
+    return store.of_cells(cell.cell_id for cell in sweep.cells)
 
 
-def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Attempt]) -> bool:
+def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:
     unsupported = {cell.cell_id for cell in todo if cell.unsupported}
     done = {cell.cell_id for cell in sweep.cells} - {cell.cell_id for cell in todo}
     return all(standing[cell_id].status == "unsupported" for cell_id in done) and len(unsupported) == len(todo)

@@ -230,6 +230,3 @@ def _check_time(name: str, value: str) -> None:
         if time.utcoffset() == timedelta(0) and time.isoformat() == value and time >= EPOCH:
             return
     raise RecordError(f"{name}={value[:80]!r}: must be a UTC time in ISO 8601, since 1970")
-
-
-Attempt = Record  # what other rooms still call it

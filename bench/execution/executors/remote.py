@@ -17,7 +17,7 @@ from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
-from bench.records import index, plans
+from bench.records import plans
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
 from bench.records.record import Record
@@ -27,7 +27,7 @@ FILE = "round.json"
 
 def begin(runner: Runner, todo: Sequence[Cell]) -> None:
     """Write what is to do."""
-    known = sorted(entry.record_id for entry in index.of_cells(runner.store, (cell.cell_id for cell in todo)))
+    known = sorted(entry.record_id for entry in runner.store.of_cells(cell.cell_id for cell in todo))
     data = json.dumps({"cells": [cell.cell_id for cell in todo], "seen": known}).encode()
     write_atomically(_file(runner.store.root, runner.sweep_id), data)
 

@@ -65,5 +65,9 @@ def test_what_trains_is_part_of_the_id_and_of_no_other_benchmark():
     assert {"bench/training/loop.py", "bench/tasks/reversal.py", "bench/models/encoder.py"} <= names
     (other,) = planned(Loader(), ["bench=latency", "bench.passes=[forward]", "attention=softmax", "device=cpu"]).cells
     assert not {"model", "task", "training"} & other.config.keys()
+    # Inputs know the folder of a trained model.
     trains = {source.name for source in other.sources if source.name.split("/")[1] in ("training", "tasks", "models")}
-    assert trains == {"bench/training/__init__.py", "bench/training/checkpoints.py"}  # which inputs know by their folder
+    assert trains == {
+        "bench/training/__init__.py",
+        "bench/training/checkpoints.py",
+    }
