@@ -98,7 +98,7 @@ def run_tests(family: str, mutant: Mutant | None = None) -> tuple[str, str]:
     For a process of its own, which has not imported the library yet.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("attention_zoo", "analysis", "bench", "conf", "examples", "tests"):
+        for part in ("attention_zoo", "analysis", "bench", "conf", "examples", "tests", "tools"):
             shutil.copytree(ROOT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
         if mutant is not None:
