@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parents[3] / "tools" / "stub_driver"
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.needs("cc"), pytest.mark.skipif(sys.platform != "linux", reason="a driver of Linux")]
 
@@ -19,7 +19,7 @@ def stub(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stub")
     headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{headers}", "-o", folder / "libcuda.so.1"]
-    subprocess.run([*command, HERE / "driver.c"], check=True)
+    subprocess.run([*command, ROOT / "tools" / "stub_driver" / "driver.c"], check=True)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "STUB_DRIVER_FD": "1"}
     return os.environ | own | {"TRITON_LIBCUDA_PATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
@@ -27,8 +27,8 @@ def stub(tmp_path_factory):
 
 def launched(stub, match):
     """The calls, and what the driver said of them."""
-    command = [sys.executable, HERE / "launch.py", match]
-    ran = subprocess.run(command, env=stub, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tools.stub_driver.launch", match]
+    ran = subprocess.run(command, env=stub, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     lines = ran.stdout.splitlines()
     said = [line for line in lines if not line.startswith("call ")]
@@ -60,6 +60,6 @@ def test_the_stub_refuses_what_a_driver_refuses(stub):
         "launcher(divide_kernel, x, 1, 65536)(x, x, row, x, row, 1, 16, 0, 0, 16, 16, BLOCK_T=64)"
     )
     command = [sys.executable, "-c", wrong.format(str(HERE / "launch.py"))]
-    ran = subprocess.run(command, env=stub, capture_output=True, text=True)
+    ran = subprocess.run(command, env=stub, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1 and "invalid argument" in ran.stderr
     assert "grid launch divide_kernel grid 1 65536 1" in ran.stdout
