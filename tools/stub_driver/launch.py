@@ -1,4 +1,4 @@
-"""`python -m tools.stub_driver.launch REGEX` launches the calls of the catalogue of kernels over the stub of a driver, as on an H100.
+"""`python -m tools.stub_driver.launch REGEX` launches the catalogue of kernels over the stub of a driver.
 
 The environment names the stub in `TRITON_LIBCUDA_PATH` and `LD_LIBRARY_PATH`. Tensors are on the CPU, and what Triton
 and PyTorch say of devices is made up.

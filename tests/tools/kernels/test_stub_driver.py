@@ -53,13 +53,14 @@ def test_every_launch_of_the_catalogue(stub):
 
 def test_the_stub_refuses_what_a_driver_refuses(stub):
     wrong = (
-        "import runpy, sys; sys.argv = ['launch', 'nothing']; runpy.run_path({!r}); import torch;"
+        "import runpy, sys; sys.argv = ['launch', 'nothing'];"
+        "runpy.run_module('tools.stub_driver.launch'); import torch;"
         "from attention_zoo.ops.feature_product.gradient_kernels import divide_kernel;"
         "from attention_zoo.ops.launching import launcher;"
         "x = torch.ones(1, 1, 16, 16); row = x[0, 0, 0];"
         "launcher(divide_kernel, x, 1, 65536)(x, x, row, x, row, 1, 16, 0, 0, 16, 16, BLOCK_T=64)"
     )
-    command = [sys.executable, "-c", wrong.format(str(HERE / "launch.py"))]
+    command = [sys.executable, "-c", wrong]
     ran = subprocess.run(command, env=stub, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1 and "invalid argument" in ran.stderr
     assert "grid launch divide_kernel grid 1 65536 1" in ran.stdout
