@@ -116,7 +116,7 @@ class Record:
 
     @property
     def disturbed(self) -> list[str]:
-        """Why its times may not be those of a quiet machine, for example `other processes: 1.3 cores`."""
+        """Reasons why its times may not be those of a quiet machine, such as what other processes used."""
         return self.host_state.get("disturbed") or []
 
     @classmethod
