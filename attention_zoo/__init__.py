@@ -4,11 +4,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
-import sys
-import types
-import warnings
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from attention_zoo.base import Attention
 from attention_zoo.info import AttentionInfo, Executed, UnsupportedError
@@ -51,21 +47,3 @@ for _package in (__name__, f"{__name__}.third_party"):
     for _module in pkgutil.iter_modules(importlib.import_module(_package).__path__):
         importlib.import_module(f"{_package}.{_module.name}")
 import_plugins()
-
-# Modules that moved, under the names that they had in version 0.1.
-_MOVED = {name: name for name in ("fla", "retention", "xformers", "lucidrains")}
-_MOVED |= {
-    f"lucidrains.{name}": "lucidrains" for name in ("linformer", "local", "nystromformer", "performer", "reformer")
-}
-
-
-class _Moved(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        new = f"{__name__}.third_party.{_MOVED[self.__name__.partition('.')[2]]}"
-        warnings.warn(f"{self.__name__} is now {new}", FutureWarning, stacklevel=2)
-        return getattr(sys.modules[new], name)
-
-
-sys.modules.update({f"{__name__}.{name}": _Moved(f"{__name__}.{name}") for name in _MOVED})

@@ -33,4 +33,4 @@ def _require_analysis() -> None:
 
 
 _require_analysis()
-sys.meta_path.insert(0, OldNames())
+sys.meta_path.append(OldNames())

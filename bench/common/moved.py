@@ -10,17 +10,10 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
+# Those that a tutorial or a document of version 0.1 names.
 MOVED = {
-    "bench.app": "bench.cli.main",
-    "bench.asked": "bench.common.signals",
-    "bench.console": "bench.cli.console",
-    "bench.errors": "bench.common.errors",
-    "bench.mechanism": "bench.common.mechanism",
-    "bench.papers": "bench.published.papers",
-    "bench.quiet": "bench.common.quiet",
-    "bench.saved": "bench.training.checkpoints",
+    "bench.records.quantities": "bench.records.metrics",
     "bench.schema": "bench.common.schema",
-    "bench.table": "bench.records.table",
     "bench.wait": "bench.cli.wait",
 }
 
@@ -33,7 +26,7 @@ class OldNames(MetaPathFinder):
         if fullname not in MOVED:
             return None
         new = MOVED[fullname]
-        warnings.warn(f"{fullname} is {new} now, and the old name goes in 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{fullname} is {new} now, and the old name goes in 0.3", FutureWarning, stacklevel=2)
         return ModuleSpec(fullname, _Renamed(new), origin=new)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attention_zoo.checks import check_choice, require
 from bench.inputs.base import Source
-from bench.training import checkpoints as saved
+from bench.training import saved
 
 # Imported by name: the code of one source is no part of a cell that reads another.
 SOURCES = {

@@ -17,8 +17,7 @@ from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.progress import Point
 from bench.records.metrics import Metric, fraction
-from bench.training import checkpoint
-from bench.training import checkpoints as saved
+from bench.training import checkpoint, saved
 from bench.training.loop import Trainer
 from bench.training.settings import Training
 from bench.training.world import join

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
 
 from attention_zoo import UnsupportedError
 from bench import models
-from bench.training import checkpoints as saved
+from bench.training import saved
 
 
 class AttentionZooConfig(PreTrainedConfig):

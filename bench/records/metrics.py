@@ -106,6 +106,9 @@ class Metric:
         return {key: number * self.factor for key, number in numbers.items() if math.isfinite(number)}
 
 
+Quantity = Metric  # its name in version 0.1
+
+
 def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Metric:
     """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
     raw = _numbers(metric, samples)

@@ -23,7 +23,7 @@ from bench.inputs import models as names
 from bench.inputs.base import ModelSource, cached_tensors
 from bench.inputs.capture import ReachedLayer
 from bench.models.layers import MultiHead
-from bench.training import checkpoints as saved
+from bench.training import saved
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""

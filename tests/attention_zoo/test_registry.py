@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import json
 import os
 import subprocess
@@ -182,22 +181,6 @@ print(json.dumps([attention_zoo.list_attentions(), out.sum().item()]))
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     names, total = python(code, PYTHONPATH=path, ATTENTION_ZOO_PLUGINS="outside_plugin,second_plugin")
     assert set(names) == {"outside", "second", *attention_zoo.list_attentions()} and total == 12
-
-
-@pytest.mark.parametrize(
-    "old, name",
-    [
-        ("fla", "FlaGla"),
-        ("lucidrains.reformer", "LucidrainsReformer"),
-        ("retention", "RetentionPower"),
-        ("xformers", "XformersMemoryEfficient"),
-    ],
-)
-def test_modules_that_moved_are_found_with_a_warning(old, name):
-    new = f"attention_zoo.third_party.{old.partition('.')[0]}"
-    with pytest.warns(FutureWarning, match=f"attention_zoo.{old} is now {new}"):
-        moved = getattr(importlib.import_module(f"attention_zoo.{old}"), name)
-    assert moved in map(attention_zoo.attention_class, attention_zoo.list_attentions())
 
 
 def test_the_zoo_imports_nothing_of_the_suite():

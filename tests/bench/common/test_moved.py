@@ -12,7 +12,7 @@ from bench.common.moved import MOVED
 
 @pytest.mark.parametrize("old", MOVED)
 def test_an_old_name_is_the_module(old):
-    with pytest.warns(DeprecationWarning, match=f"{old} is {MOVED[old]} now"):
+    with pytest.warns(FutureWarning, match=f"{old} is {MOVED[old]} now"):
         sys.modules.pop(old, None)
         module = importlib.import_module(old)
     assert module is importlib.import_module(MOVED[old]) and module.__spec__.name == MOVED[old]

@@ -14,7 +14,7 @@ from attention_zoo import UnsupportedError
 from bench import models
 from bench.models.hf import AttentionZooForCausalLM, AttentionZooForMaskedLM
 from bench.plan import sources
-from bench.training import checkpoints as saved
+from bench.training import saved
 
 AUTO = {"transformer": transformers.AutoModelForCausalLM, "encoder": transformers.AutoModelForMaskedLM}
 
@@ -137,6 +137,6 @@ def test_each_kind_of_model_has_its_class(tmp_path):
 
 def test_models_need_no_transformers():
     needs = {module for module in FILES if "transformers" in sources._imported(FILES[module], module)}
-    ours = ("bench.models.", "bench.training.checkpoints")
+    ours = ("bench.models.", "bench.training.saved")
     assert {module for module in needs if module.startswith(ours)} == {"bench.models.hf"}
     assert bench.models.hf.__name__ in needs

@@ -27,8 +27,8 @@ from bench.plan import cell as plan_cell
 from bench.plan.cell import Variant, make_cell, merge_compared
 from bench.plan.config import check
 from bench.records.store import Store, latest
-from bench.training import checkpoints as saved
 from bench.training import inputs as trained_inputs
+from bench.training import saved
 from bench.training.inputs import Trained, attention_inputs
 
 LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}

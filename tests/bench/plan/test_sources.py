@@ -44,7 +44,7 @@ EDITS = {
     "bench/inputs/__init__.py": EVERY,
     "bench/inputs/base.py": EVERY,
     "bench/inputs/gaussian.py": EVERY,
-    "bench/training/checkpoints.py": EVERY,
+    "bench/training/saved.py": EVERY,
     "bench/inputs/pretrained.py": set(),
     "bench/training/inputs.py": set(),
     "bench/models/__init__.py": set(),

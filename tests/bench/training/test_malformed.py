@@ -69,5 +69,5 @@ def test_what_trains_is_part_of_the_id_and_of_no_other_benchmark():
     trains = {source.name for source in other.sources if source.name.split("/")[1] in ("training", "tasks", "models")}
     assert trains == {
         "bench/training/__init__.py",
-        "bench/training/checkpoints.py",
+        "bench/training/saved.py",
     }

@@ -159,7 +159,7 @@ def test_what_is_not_finite_ends_the_run_with_its_step_and_parameter(tmp_path):
 
 def test_trained_weights_build_their_model_again(tmp_path):
     from bench import models
-    from bench.training import checkpoints as saved
+    from bench.training import saved
 
     record = trained(
         tmp_path,
