@@ -29,7 +29,7 @@ def _inputs(
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
     d, visible = tl.arange(0, WIDTH), (rows < seq_len)[:, None]
     first = tl.load(rows_at(x, head, heads, rows, x_batch, x_head, x_row) + d[None, :], visible, 0.0)
-    unit, rate = None, None
+    unit, rate = first, first  # without a norm nobody reads them; Triton 3.6 returns no None
     if weight is not None:
         unit, rate = standardised(first.to(tl.float32), eps, WIDTH)
         first = affine(unit, weight, bias, WIDTH).to(first.dtype)
