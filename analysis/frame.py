@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import warnings
@@ -20,6 +19,7 @@ from bench.common.schema import PASSES
 from bench.records.metrics import Metric
 from bench.records.record import Record, RecordError
 from bench.records.store import latest
+from bench.records.summary import Results, features, quantities, traits
 
 Row = dict[str, Any]
 
@@ -110,7 +110,7 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
         MissingRecords: there are none.
         OSError: the folder cannot be read.
     """
-    standing = latest(_summary().Results(results_dir).load())
+    standing = latest(Results(results_dir).load())
     chosen = [record for cell_id, record in standing.items() if cell_ids is None or cell_id in cell_ids]
     if not chosen:
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"
@@ -138,17 +138,10 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
     return frame.astype(numbers | counts | {"disturbed": bool})
 
 
-def _summary() -> Any:
-    """What computes metrics from a record's samples: its benchmark, which may load torch, and so only once it reads."""
-    from bench.measures import summary
-
-    return summary
-
-
 def _rows(record: Record) -> Iterator[Row]:
     config, against = record.config, record.config["bench"].get("against", ())
     common = _conditions(record)
-    measured = [_of_quantity(quantity) for quantity in _summary().quantities(record)]
+    measured = [_of_quantity(quantity) for quantity in quantities(record)]
     # A cell that says nothing has a row, and a comparison that does not one for each of its candidates.
     silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
     labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
@@ -196,8 +189,7 @@ def _conditions(record: Record) -> Row:
 
 
 def _not_conditions(record: Record) -> set[str]:
-    fields = dataclasses.fields(_summary().benchmark(record))
-    return {"against", "name", *(field.name for field in fields if not field.metadata.get("condition", True))}
+    return {"against", "name", *traits(record)["not_conditions"]}
 
 
 def _only_pass(bench: dict[str, Any]) -> str | None:
@@ -216,7 +208,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "function": facts.get("approximates") or name,
         "exact": bool(facts.get("exact")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
-        "features": _summary().features(record, cell["label"]),
+        "features": features(record, cell["label"]),
         # An entry of an older comparison is as the cell is.
         **{key: cell.get(key, record.config.get(key)) for key in ("impl", "dtype")},
         "sized_by": facts.get("size"),

@@ -17,7 +17,7 @@ ROOMS = {
     "mechanisms": r"attention_zoo(\.third_party\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
     "common": r"bench\.(common|published)(\..*)?",
-    "records": r"bench\.records(\.(?!table$)\w+)?",
+    "records": r"bench\.records(\.(?!(summary|table)$)\w+)?",
     "folders of trained models": r"bench\.training\.saved",
     "models": r"bench\.models(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
@@ -25,7 +25,8 @@ ROOMS = {
     "training": r"bench\.training(\.(?!saved$)\w+)?",
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
-    "the printed table": r"bench\.records\.table",
+    # Of older records the benchmarks say what was measured.
+    "what records say": r"bench\.records\.(summary|table)",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
     "frame": r"analysis\.(formats|frame|intervals|published|selection|table|tables(\..*)?|training)",

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
-from bench.measures.summary import Results
 from bench.records import own
 from bench.records.archive import Archive, ArchiveError
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
 from bench.records.record import RecordError
 from bench.records.store import Store
+from bench.records.summary import Results
 
 DETAILS = """
 A FROM is a results folder or an archive that `make pack` wrote; INTO may be new. What INTO has stays as it is: a

@@ -22,11 +22,11 @@ from typing import Any
 from bench.common.errors import Parser, bounded, named_path, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
-from bench.measures.summary import Results
 from bench.records import plans
 from bench.records.plans import Durations, PlanError, SavedCell, SavedPlan, duration
 from bench.records.record import FAILED
 from bench.records.store import Store, latest
+from bench.records.summary import Results
 
 INTERVAL_S = 2.0
 # Running and failed cells beyond these are counted only.

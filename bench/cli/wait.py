@@ -16,11 +16,11 @@ from bench.cli.main import guarded
 from bench.common.errors import ConfigError, Parser, one_line
 from bench.execution.executors import remote
 from bench.execution.sweep import Sweep
-from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.config import Config
 from bench.records import plans
 from bench.records.store import latest
+from bench.records.summary import Results
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from bench.common.errors import bounded
 from bench.execution.precheck import check_cells
 from bench.execution.sweep import Sweep, outstanding
-from bench.measures.summary import Results
 from bench.plan.cell import Cell
 from bench.records.plans import OF_SIZE, Durations, duration
+from bench.records.summary import Results
 
 # Lines of cells; those that differ in a pass or a seed, say, share one.
 MOST = 50

@@ -23,7 +23,6 @@ from bench.execution.cell_process import Options, child_environment
 from bench.execution.device_locks import hold_device, memory_share, needs_quiet
 from bench.execution.locks import hold, scheduler_job
 from bench.measures.progress import Progress
-from bench.measures.summary import quantities
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
@@ -32,6 +31,7 @@ from bench.plan.sources import digest
 from bench.records.files import decode, encode
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
+from bench.records.summary import summarised
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 
@@ -222,14 +222,14 @@ class Runner:
 
 
 def readable(record: Record) -> Record:
-    """The record, or an `error` that says why what it measured cannot be read back."""
+    """The record with its summary, or an `error` that says why what it measured cannot be read back."""
     data, samples = encode(record)
     try:
-        quantities(decode(record.file_name, data, lambda: samples or b""))
+        return summarised(decode(record.file_name, data, lambda: samples or b""))
     except RecordError as error:
         reason = f"what was measured is no record: {one_line(error)}"
-        return dataclasses.replace(record, status="error", reason=reason, phase="teardown", measurements={})
-    return record
+        failed = dataclasses.replace(record, status="error", reason=reason, phase="teardown", measurements={})
+        return summarised(failed)
 
 
 def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:

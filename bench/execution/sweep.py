@@ -22,7 +22,6 @@ from bench.execution.progress_bar import ProgressBar
 from bench.execution.results_folder import check_folder, prepare_folder
 from bench.execution.runner import Runner
 from bench.measures.progress import Progress
-from bench.measures.summary import Results
 from bench.plan.cell import Cell, Variant, forget, make_cell, merge_compared
 from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
@@ -32,6 +31,7 @@ from bench.records.disk import write_atomically
 from bench.records.files import read_file
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
+from bench.records.summary import Results
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")

@@ -5,14 +5,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-
-class Point(NamedTuple):
-    """The newest value of a curve."""
-
-    step: int
-    value: float
+from bench.records.metrics import Point
 
 
 @dataclass(frozen=True)

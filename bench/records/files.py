@@ -23,12 +23,15 @@ WIDTH = 120
 LARGEST = 2**26
 # The square of a larger number is none.
 LARGEST_NUMBER = 1e150
+# Beside the measurements of the second file; no benchmark calls one of its own so.
+_SUMMARY = "summary."
 
 
 def encode(record: Record) -> tuple[bytes, bytes | None]:
     """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
-    short, long = _part(record.measurements)
-    fields = dataclasses.asdict(record) | {"measurements": short}
+    (short, long), (summary, raw) = _part(record.measurements), _part(record.summary)
+    fields = dataclasses.asdict(record) | {"measurements": short, "summary": summary}
+    long |= {_SUMMARY: raw} if raw else {}
     if not long:
         return _to_json(fields), None
     samples = _to_json(long)
@@ -56,7 +59,9 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
             raise RecordError(f"a record that belongs into {record.file_name}")
         if digest is None:
             return record
-        return dataclasses.replace(record, measurements=_joined(record.measurements, _samples(digest, read_samples)))
+        samples = _samples(digest, read_samples)
+        summary = _joined(record.summary, samples.pop(_SUMMARY, {}))
+        return dataclasses.replace(record, measurements=_joined(record.measurements, samples), summary=summary)
     except RecursionError:
         raise RecordError("not strict JSON: nested too deeply") from None
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bench.common.schema import PASSES
+from bench.records.files import LARGEST_NUMBER
 from bench.records.statistics import FEWEST, Estimate, mean_interval, median_interval, ratio_interval, root_mean_square
 
 BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
@@ -24,6 +26,13 @@ ALLOWED = {
     **dict.fromkeys(("µs/token", "J/token", "W", "1/s", "FLOP/s", "TFLOP/s", "bytes/s"), NOT_NEGATIVE),
     **dict.fromkeys(("bytes", "FLOP", "FLOP/byte", "nats"), NOT_NEGATIVE),
 }
+
+
+class Point(NamedTuple):
+    """One value of a curve."""
+
+    step: int
+    value: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +89,20 @@ class Metric:
             number = f"{self.metric}={impossible[0]:g} {self.unit}"
             raise ValueError(f"{number}: must be finite, from {lowest:g} to {highest:g}")
 
+    def as_json(self) -> dict[str, Any]:
+        """The fields that are not as by default; a number that JSON has not is a text."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        return {name: _as_json(value) for name, value in fields.items() if value is not defaults[name]}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Metric:
+        """Undo `as_json`."""
+        numbers = {name: float(fields[name]) for name in ("value", "low", "high") if name in fields}
+        raw = {"raw": np.array(fields["raw"], dtype=float)} if "raw" in fields else {}
+        shown = {"shown": tuple(fields["shown"])} if fields.get("shown") else {}
+        return cls(**{**fields, **numbers, **raw, **shown})
+
     @property
     def samples(self) -> int | None:
         """How many."""
@@ -104,6 +127,15 @@ class Metric:
             ends = {f"{quantity}_low.{which}": self.low, f"{quantity}_high.{which}": self.high}
             numbers |= {key.removesuffix("."): number for key, number in ends.items()}
         return {key: number * self.factor for key, number in numbers.items() if math.isfinite(number)}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, tuple)):
+        return [_as_json(entry) for entry in value]
+    if not isinstance(value, Real):
+        return value
+    number = float(value)
+    return number if abs(number) <= LARGEST_NUMBER else str(number)
 
 
 Quantity = Metric  # its name in version 0.1

@@ -39,7 +39,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """One attempt at one cell. It holds raw samples, in `measurements`, and no summaries.
+    """One attempt at one cell: raw samples, and what its benchmark says of them.
 
     A record whose status is not `ok` carries no measurements.
     """
@@ -93,6 +93,8 @@ class Record:
     """For each label, on its `short` and its `own` input: the errors of the check, the allowed ones, how many rows."""
     measurements: dict[str, Any] = field(default_factory=dict)
     """What the benchmark measured; its docstring says in which shape."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What the benchmark says of them (`bench.records.summary.summarised`), so that reading needs no benchmark."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each of `PHASES` took; `check` compares the output with the reference."""
     overhead_s: float | None = None
@@ -138,6 +140,8 @@ class Record:
         _check_config(fields["config"])
         for part, hints in _PARTS.items():
             _check_types(f"{part}.", fields.get(part, {}), hints)
+        if fields.get("summary"):
+            _check_types("summary.", fields["summary"], _SUMMARY)
         for label, facts in fields.get("mechanisms", {}).items():
             _check_types(f"mechanisms.{label}.", facts, _MECHANISM)
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
@@ -163,6 +167,7 @@ _PARTS: dict[str, dict[str, Any]] = {
     "numerics": {"threads": int | None},
 }
 _MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
+_SUMMARY = {"axis": str, "replicates": str | None, "not_conditions": list[str], "headline": list[str] | None}
 # They are parts of file names and of queries.
 _IDS = {"record_id": "[0-9a-f]{16,64}", "cell_id": "[0-9a-f]{16,64}", "sweep_id": "[0-9a-z]{0,64}"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.common.errors import bounded, in_cell
-from bench.measures.summary import headline, quantities
 from bench.records.record import Record, RecordError
 from bench.records.statistics import Comparison, overtakings
+from bench.records.summary import headline, quantities
 
 COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "result")
 LONGEST_NAME = 100

@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.common.errors import bounded
 from bench.measures import flatten
-from bench.measures.summary import benchmark, features
 from bench.records.record import Record
+from bench.records.summary import features, traits
 
 # Characters of a setting in a name, and of a value (MLflow takes 6000, which nobody reads).
 MAX_SETTING, MAX_VALUE = 40, 500
@@ -21,7 +21,7 @@ MAX_SETTING, MAX_VALUE = 40, 500
 
 def step(record: Record) -> int:
     """The axis that the paper's figure has: the number of features for errors, else the length."""
-    size = features(record) if benchmark(record).axis == "features" else None
+    size = features(record) if traits(record)["axis"] == "features" else None
     return size or record.config["seq_len"]
 
 

@@ -24,8 +24,8 @@ from sqlalchemy import Engine, event
 from bench.common.errors import one_line, say
 from bench.measures import flatten
 from bench.measures.progress import Point
-from bench.measures.summary import benchmark, curves, headline, summarise
 from bench.records.record import Record, RecordError
+from bench.records.summary import curves, headline, summarise, traits
 from bench.tracking.lines import milliseconds, step, text
 
 # What MLflow takes in one call, and characters of a note.
@@ -219,7 +219,7 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
         "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
-        "intervals_over": benchmark(record).replicates,
+        "intervals_over": traits(record)["replicates"],
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
         "cpu_model": record.machine.get("cpu_model"),
         "torch": record.machine.get("torch"),

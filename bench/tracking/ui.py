@@ -19,9 +19,9 @@ from types import FrameType
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.common.quiet import QUIET
-from bench.measures.summary import Results
 from bench.records import own
 from bench.records.disk import require_file
+from bench.records.summary import Results
 from bench.tracking import views
 from bench.tracking.mirror import Mirror, TrackingError
 

@@ -5,8 +5,8 @@ import os
 import pytest
 from command import TINY, bench
 
-from bench.measures.summary import quantities
 from bench.records.store import Store
+from bench.records.summary import quantities
 
 PAIRS, MOST = 200, 0.05
 TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "hydra.launcher.timings_alone=false"]

@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 from aftermath import CHEAP, Sweep
 
-from bench.measures.summary import quantities
+from bench.records.summary import quantities
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("two_cores")]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from bench.execution.interrupts import Interrupts
 from bench.execution.runner import Runner
-from bench.measures.summary import Results
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
@@ -21,6 +20,7 @@ from bench.records import plans
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
 from bench.records.record import Record
+from bench.records.summary import Results
 
 FILE = "round.json"
 

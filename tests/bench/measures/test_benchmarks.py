@@ -69,7 +69,7 @@ import json, sys
 from analysis.frame import load
 from analysis.table import by_cell
 from bench.records.store import Store
-from bench.measures.summary import summarise
+from bench.records.summary import summarise
 frame = load(sys.argv[1])
 records = Store(sys.argv[1]).load()
 print(json.dumps({
@@ -105,14 +105,16 @@ print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_
 
 
 @pytest.mark.commands
-def test_without_its_file_the_numbers_of_a_benchmark_are_still_read(measured):
+def test_without_its_file_a_benchmark_reads_the_same_and_an_older_record_gives_its_numbers(measured):
     code = """
-import sys
-from analysis.frame import load
-frame = load(sys.argv[1])
-print(sorted(set(frame["metric"])), set(frame["status"]))
+import sys, dataclasses
+from analysis.frame import load, tidy
+from bench.records.store import Store
+older = [dataclasses.replace(record, summary={}) for record in Store(sys.argv[1]).load()]
+for frame in load(sys.argv[1]), tidy(older):
+    print(sorted(set(frame["metric"])), set(frame["status"]))
 """
-    assert python(code, measured[0]) == "['norm'] {'ok'}\n"
+    assert python(code, measured[0]) == "['output_norm'] {'ok'}\n['norm'] {'ok'}\n"
 
 
 @pytest.mark.commands
@@ -123,7 +125,7 @@ def test_what_reading_records_loads(tmp_path):
 import sys
 from analysis.frame import load
 from bench.records.store import Store
-from bench.measures.summary import summarise
+from bench.records.summary import summarise
 from bench.records.table import crossovers, table
 frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
 table(records), crossovers(records), [summarise(record) for record in records]

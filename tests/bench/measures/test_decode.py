@@ -16,11 +16,11 @@ from bench.common.errors import IncorrectError, NonFiniteError
 from bench.common.mechanism import build_attention
 from bench.measures import decode
 from bench.measures.context import CellContext
-from bench.measures.summary import summarise
 from bench.measures.timing import WARMUP_CALLS
 from bench.plan.compose import compose_jobs
 from bench.plan.config import check
 from bench.plan.load import Loader
+from bench.records.summary import summarise
 from bench.records.table import line
 
 

@@ -16,9 +16,9 @@ from bench.measures import rounds
 from bench.measures.context import CellContext
 from bench.measures.flops import count
 from bench.measures.peaks import Peak, Peaks, compulsory_bytes
-from bench.measures.summary import headline, quantities, summarise
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
 from bench.records import roofline
+from bench.records.summary import headline, quantities, summarise
 
 CPU = torch.device("cpu")
 GEMM, COPY, EXPONENTIALS = 1e11, 2e10, 1e9  # of a device, per second

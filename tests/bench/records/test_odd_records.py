@@ -14,9 +14,9 @@ import analysis
 from analysis.__main__ import main
 from analysis.frame import tidy
 from analysis.registry import FIGURES, TABLES, made
-from bench.measures.summary import Results
 from bench.records import archive
 from bench.records.store import Store, latest
+from bench.records.summary import Results
 from bench.records.table import crossovers, line, table
 from bench.tracking.mirror import Mirror
 

@@ -16,9 +16,9 @@ import pytest
 
 from bench.common.errors import bounded
 from bench.measures import flatten
-from bench.measures.summary import summarise
 from bench.records.record import STATUSES, Record
 from bench.records.store import Store
+from bench.records.summary import summarise
 from bench.tracking import runs, views
 from bench.tracking.mirror import Mirror, TrackingError
 

@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench import measures
 from bench.common.errors import one_line
-from bench.measures.progress import Point
-from bench.records.metrics import Metric
+from bench.records.metrics import Metric, Point
 from bench.records.record import Record, RecordError
 from bench.records.store import Store
 
+if TYPE_CHECKING:
+    from bench.measures import Benchmark
+
+
+def traits(record: Record) -> dict[str, Any]:
+    """What its benchmark is like: its `axis`, its `replicates`, and the settings of it that are `not_conditions`."""
+    if record.summary:
+        return record.summary
+    its = benchmark(record)
+    settings = [field.name for field in dataclasses.fields(its) if not field.metadata.get("condition", True)]
+    return {"axis": its.axis, "replicates": its.replicates, "not_conditions": settings}
+
+
+def summarised(record: Record) -> Record:
+    """The record with its `summary`: `traits`, of an ok one also its `metrics` (their samples in `raw`) and `headline`.
+
+    Raises:
+        RecordError: as `quantities`.
+    """
+    record = dataclasses.replace(record, summary={})
+    summary = traits(record)
+    if record.status == "ok":
+        metrics = [metric.as_json() for metric in quantities(record)]
+        raw = {str(i): metric.pop("raw") for i, metric in enumerate(metrics) if "raw" in metric}
+        summary |= {"headline": _headline(record).split(", "), "metrics": metrics, "raw": raw}
+    return dataclasses.replace(record, summary=summary)
+
 
 def quantities(record: Record) -> list[Metric]:
-    """What a record says, as its benchmark computes it from the raw samples; nothing for one that is not ok.
+    """What a record says, as its benchmark computed it from the raw samples; nothing for one that is not ok.
 
     Of a benchmark that is not known here: its numbers, by their dotted path.
 
@@ -27,14 +52,18 @@ def quantities(record: Record) -> list[Metric]:
     if record.status != "ok":
         return []
     try:
+        if record.summary:
+            metrics, raw = record.summary["metrics"], record.summary["raw"]
+            samples = ({"raw": raw[str(i)]} if str(i) in raw else {} for i in range(len(metrics)))
+            return [Metric.from_json(metric | its) for metric, its in zip(metrics, samples, strict=True)]
         # A number that no float holds is none, and is not worth a warning of numpy's.
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            told = [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
-        if not told and benchmark(record) is not measures.Benchmark:
+            computed = [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
+        if not computed and hasattr(benchmark(record), "name"):  # one that is known
             raise ValueError("there are none")
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
-    return told
+    return computed
 
 
 class Results(Store):
@@ -93,12 +122,18 @@ def headline(record: Record) -> str:
     Raises:
         RecordError: as `quantities`.
     """
-    size, told = features(record), quantities(record)
+    size = features(record)
+    # In parts, because a reader of records cuts long texts.
+    words = ", ".join(record.summary["headline"]) if "headline" in record.summary else _headline(record)
+    return f"d={size} {words}" if size and "features" in record.measurements else words
+
+
+def _headline(record: Record) -> str:
+    metrics = quantities(record)
     try:
-        words = benchmark(record).headline(told)
+        return benchmark(record).headline(metrics)
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
-    return f"d={size} {words}" if size and "features" in record.measurements else words
 
 
 def features(record: Record, label: str | None = None) -> int | None:
@@ -120,6 +155,8 @@ def _size(value: Any) -> int | None:
     return value if type(value) is int and 0 < value < 2**63 else None
 
 
-def benchmark(record: Record) -> type[measures.Benchmark]:
-    """The benchmark that measured a record."""
+def benchmark(record: Record) -> type[Benchmark]:
+    """The benchmark that measured a record. It is imported, and with it torch, where a record has no `summary`."""
+    from bench import measures
+
     return measures.find(record.config["bench"]["name"]) or measures.Benchmark

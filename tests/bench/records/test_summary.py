@@ -1,0 +1,72 @@
+"""A record says what its benchmark says of it, so that reading it needs neither the benchmark nor torch."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.records.files import decode, encode
+from bench.records.record import STATUSES, RecordError
+from bench.records.store import Store, latest
+from bench.records.summary import headline, quantities, summarised, traits
+
+ROOT = Path(__file__).parents[3]
+COMMITTED = latest(Store(ROOT / "results/laptop").load()).values()
+# Of each benchmark a few of those that say different things.
+KINDS = {(record.config["bench"]["name"], len(quantities(record)), record.status): record for record in COMMITTED}
+
+
+def reread(record):
+    data, samples = encode(record)
+    return decode(record.file_name, data, lambda: samples)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_record_reads_back_as_its_benchmark_says(kind):
+    record = KINDS[kind]
+    older = dataclasses.replace(record, summary={})
+    newer = reread(summarised(older))
+    assert newer.measurements == older.measurements and newer.summary
+    assert {**traits(newer), **traits(older)} == newer.summary and headline(newer) == headline(older)
+    for ours, theirs in zip(quantities(newer), quantities(older), strict=True):
+        np.testing.assert_equal(dataclasses.asdict(ours), dataclasses.asdict(theirs))
+
+
+def test_numbers_that_json_has_not_read_back():
+    record = next(record for (name, *_), record in KINDS.items() if name == "train")
+    measured = {**record.measurements, "test": {**record.measurements["test"], "loss": 690.0}}
+    newer = reread(summarised(dataclasses.replace(record, measurements=measured, summary={})))
+    perplexity = next(one for one in quantities(newer) if one.metric == "perplexity")
+    assert perplexity.value == pytest.approx(np.exp(690.0)) and np.isnan(perplexity.low)
+
+
+@pytest.mark.parametrize("status", set(STATUSES) - {"ok"})
+def test_a_record_without_measurements_says_only_what_its_benchmark_is_like(status):
+    record = next(iter(KINDS.values()))
+    failed = summarised(dataclasses.replace(record, status=status, reason="why", measurements={}))
+    assert failed.summary == traits(dataclasses.replace(failed, summary={}))
+
+
+def test_reading_a_record_needs_no_torch(tmp_path):
+    for record in KINDS.values():
+        Store(tmp_path).write(summarised(record))
+    code = f"import sys, analysis.frame; print(len(analysis.frame.load({str(tmp_path)!r})) > 9, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
+@pytest.mark.parametrize("harm", [{"metrics": None}, {"metrics": [{}]}, {"raw": None}, {"metrics": [{"metric": 3}]}])
+def test_metrics_that_are_none_are_named(harm):
+    record = summarised(next(record for (*_, status), record in KINDS.items() if status == "ok"))
+    with pytest.raises(RecordError, match="measurements are not those of"):
+        quantities(reread(dataclasses.replace(record, summary=record.summary | harm)))
+
+
+@pytest.mark.parametrize("harm", [{"axis": None}, {"replicates": 3}, {"not_conditions": "all"}, {"headline": "fast"}])
+def test_a_summary_that_is_none_is_no_record(harm):
+    record = summarised(next(iter(KINDS.values())))
+    with pytest.raises(RecordError, match=f"summary.{next(iter(harm))}="):
+        reread(dataclasses.replace(record, summary=record.summary | harm))
