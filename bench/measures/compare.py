@@ -33,12 +33,7 @@ class Compare(Benchmark):
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of every mechanism per round, in alternating order.
-
-        Returns:
-            `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
-            "calls_per_sample": {label: calls}, "method", "cache"}`.
-        """
+        """One sample of every mechanism per round, in alternating order: `{"pass": name}` and what `compared` says."""
         attentions, dtypes = context.attentions(), {c["label"]: c["dtype"] for c in context.configs()}
         inputs = {dtype: context.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
         by_dtype = {dtype: context.correctness_check(of_dtype) for dtype, of_dtype in inputs.items()}

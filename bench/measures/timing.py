@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.common.errors import IncorrectError
+from bench.inputs.base import Inputs
 
 Result = tuple[Tensor | None, ...]
 
@@ -32,53 +32,37 @@ LAUNCHED_CALLS = 3
 LAUNCHED = ("host_ns", "head_start_ns", "queued")
 
 
-class Timed(Protocol):
+class Timed:
     """What a stopwatch takes the time of: `run`, on what `prepare` made."""
+
+    name = ""
 
     def prepare(self) -> Any:
         """What `run` needs and what is not timed."""
 
     def run(self, prepared: Any) -> Any:
         """The timed call."""
+        raise NotImplementedError
 
 
-class Named(Timed, Protocol):
-    """One of several passes or parts."""
-
-    name: str
-
-
-class Pass:
-    """One pass of a mechanism: `prepare` is not timed, `run` is.
+class Pass(Timed):
+    """One pass of a mechanism.
 
     `forward` runs without autograd, `backward` on a graph that `prepare` made, `forward_backward` both. Gradients of
-    `gradient` go to the inputs and to the mechanism's parameters.
-
-    Args:
-        name: the pass.
-        attention: the mechanism.
-        inputs: query, key, value, `(batch, heads, seq_len, head_dim)`.
-        gradient: of the output, shaped like query; None is a random one.
+    `gradient`, which is random where it is None, go to the inputs and to the mechanism's parameters.
     """
 
-    def __init__(
-        self,
-        name: str,
-        attention: torch.nn.Module,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        gradient: Tensor | None = None,
-    ) -> None:
+    def __init__(self, name: str, attention: torch.nn.Module, inputs: Inputs, gradient: Tensor | None = None) -> None:
         self.name, self.attention = name, attention
         self.inputs = inputs if name == "forward" else tuple(x.detach().requires_grad_() for x in inputs)
-        self.parameters = {name: p for name, p in attention.named_parameters() if p.requires_grad}
-        self.leaves = [*self.inputs, *self.parameters.values()]
+        self.leaves = [*self.inputs, *(p for p in attention.parameters() if p.requires_grad)]
         if gradient is None and name != "forward":
             generator = torch.Generator("cpu").manual_seed(0)
             gradient = torch.randn(inputs[0].shape, generator=generator).to(inputs[0])
         self.gradient = gradient
 
     def prepare(self) -> Tensor | None:
-        """What `run` needs and what is not timed."""
+        """The output with its graph for `backward`."""
         return self._output() if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> Result:
@@ -91,7 +75,7 @@ class Pass:
 
     def _output(self) -> Tensor:
         out = self.attention(*self.inputs)
-        if not isinstance(out, Tensor):  # the gate says so of the forward pass, whose calls are only timed
+        if not isinstance(out, Tensor):  # the check says so of the forward pass, whose calls are only timed
             raise IncorrectError(f"{self.name}: output is {type(out).__name__}, must be a tensor")
         return out
 
@@ -100,33 +84,22 @@ class Pass:
         return self.run(self.prepare())
 
 
-@dataclass
-class Launches:
-    """How the calls of one thing reach a GPU."""
-
-    host_ns: float
-    """What the host takes to launch one, the queue being empty."""
-    head_start_ns: float
-    """What the GPU sleeps before it begins."""
-    calls: int = 0
-    """Sampled so far."""
-    queued: int = 0
-    """Of these, those whose last launch was in the queue before the first one began: no time of the host is in them."""
-
-
 class Stopwatch:
     """Times calls on a device: by the clock on a CPU, by events with a cold L2 cache on a GPU.
 
-    The events stand in a queue behind a sleep that lasts until all launches of the call are in it (`Launches`), so that
-    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device
-    to an idle device. `result` is what the last call returned.
+    The events stand in a queue behind a sleep that lasts until all launches of the call are in it, so that they say
+    what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device to an idle
+    device. `result` is what the last call returned.
     """
 
     def __init__(self, device: torch.device, *, eager: bool = False) -> None:
         self.device, self.eager = device, eager
         self.result: Any = None
         self.flush: Tensor | None = None
-        self.launches: dict[Timed, Launches] = {}
+        self.launches: dict[Timed, tuple[float, float, list[bool]]] = {}
+        """What the host takes to launch a call, the queue being empty; what the GPU sleeps before it begins; of each
+        sampled call, whether its last launch was in the queue before the first one began: it has no time of the host's.
+        """
         self._was_queued = False
         if device.type == "cuda":
             l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -135,9 +108,9 @@ class Stopwatch:
     @property
     def method(self) -> dict[str, str]:
         """How a sample was taken, for the record."""
-        on_gpu = self.flush is not None
-        by_events = on_gpu and not self.eager
-        return {"method": "cuda_event" if by_events else "perf_counter", "cache": "cold" if on_gpu else "warm"}
+        if self.flush is None:
+            return {"method": "perf_counter", "cache": "warm"}
+        return {"method": "perf_counter" if self.eager else "cuda_event", "cache": "cold"}
 
     def time(self, measured: Timed) -> float:
         """Nanoseconds of one call."""
@@ -160,7 +133,7 @@ class Stopwatch:
     def _by_events(self, measured: Timed, prepared: Any) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         known = self.launches.get(measured)
-        torch.cuda._sleep(int(CYCLES_PER_NS * (known.head_start_ns if known else FIRST_HEAD_START_NS)))
+        torch.cuda._sleep(int(CYCLES_PER_NS * (known[1] if known else FIRST_HEAD_START_NS)))
         begin.record()
         self.result = measured.run(prepared)
         end.record()
@@ -172,30 +145,28 @@ class Stopwatch:
         """Find out how long the host takes to launch a call, so that a GPU is given that much of a head start."""
         if self.flush is None or self.eager:
             return
-        host_ns = statistics.median(self._host_ns(measured) for _ in range(LAUNCHED_CALLS))
+        times = []
+        for _ in range(LAUNCHED_CALLS):
+            self.result = None
+            prepared = measured.prepare()
+            torch.cuda.synchronize(self.device)
+            start = time.perf_counter_ns()
+            self.result = measured.run(prepared)
+            times.append(float(time.perf_counter_ns() - start))
+            torch.cuda.synchronize(self.device)
+        host_ns = statistics.median(times)
         head_start_ns = min(max(HEAD_START * host_ns, FIRST_HEAD_START_NS), LONGEST_HEAD_START_NS)
-        self.launches[measured] = Launches(host_ns, head_start_ns)
-
-    def _host_ns(self, measured: Timed) -> float:
-        self.result = None
-        prepared = measured.prepare()
-        torch.cuda.synchronize(self.device)
-        start = time.perf_counter_ns()
-        self.result = measured.run(prepared)
-        elapsed = float(time.perf_counter_ns() - start)
-        torch.cuda.synchronize(self.device)
-        return elapsed
+        self.launches[measured] = host_ns, head_start_ns, []
 
     def launched(self, measured: Timed) -> dict[str, float]:
-        """How its samples reached the GPU, for the record; nothing where that is not asked.
+        """How its samples reached the GPU, for the record, as `launches`; nothing where that is not asked.
 
-        `host_ns` and `head_start_ns` as in `Launches`; `queued` is the share of the calls that were wholly queued
-        before they began. Below 1 the samples hold some time of the host's.
+        `queued` is the share of the calls. Below 1 the samples hold some time of the host's.
         """
-        if (known := self.launches.get(measured)) is None:
+        if measured not in self.launches:
             return {}
-        queued = known.queued / max(1, known.calls)
-        return dict(zip(LAUNCHED, (known.host_ns, known.head_start_ns, queued), strict=True))
+        host_ns, head_start_ns, queued = self.launches[measured]
+        return dict(zip(LAUNCHED, (host_ns, head_start_ns, sum(queued) / max(1, len(queued))), strict=True))
 
     def calibrate(self, measured: Timed, min_sample_ms: float, fastest_ns: float) -> int:
         """Call until the device is warm, and return how many calls make a sample last `min_sample_ms`.
@@ -220,8 +191,7 @@ class Stopwatch:
         for _ in range(calls):
             total += self.time(measured)
             if known:
-                known.calls += 1
-                known.queued += self._was_queued
+                known[2].append(self._was_queued)
         return total / calls
 
 

@@ -30,13 +30,8 @@ def outside():
 
 
 def python(code, *arguments, env=None):
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=env or environment(),
-    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env or environment())
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -52,18 +47,13 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.commands
-def test_a_benchmark_from_outside_is_recorded_and_printed(measured):
+def test_a_benchmark_from_outside_is_recorded_printed_and_in_the_frame_the_tables_and_mlflow(measured):
     folder, done = measured
     assert done.returncode == 0, done.stderr
-    norms = {r.config["bench"]["power"]: r.measurements["norm"] for r in Store(folder).load()}
-    assert norms[2] == pytest.approx(norms[1] ** 2) and norms[1] > 0
+    norms = {str(r.config["bench"]["power"]): r.measurements["norm"] for r in Store(folder).load()}
+    assert norms["2"] == pytest.approx(norms["1"] ** 2) and norms["1"] > 0
     for norm in norms.values():
         assert f"output_norm {norm / 1e3:.4g} kilo" in done.stdout
-
-
-@pytest.mark.commands
-def test_a_benchmark_from_outside_is_in_the_frame_the_tables_and_mlflow(measured):
-    folder, _ = measured
     code = """
 import json, sys
 from analysis.frame import load
@@ -71,19 +61,21 @@ from analysis.table import by_cell
 from bench.records.store import Store
 from bench.measures.summary import summarise
 frame = load(sys.argv[1])
-records = Store(sys.argv[1]).load()
 print(json.dumps({
-    "frame": dict(zip(frame["metric"] + frame["settings"].str.extract(r'"power": (.)', expand=False), frame["value"])),
+    "frame": dict(zip(frame["settings"].str.extract(r'"power": (.)', expand=False), frame["value"])),
+    "metrics": sorted(set(frame["metric"])),
     "table": by_cell(frame)["output_norm (kilo)"].tolist(),
-    "summary": [summarise(record) for record in records],
-    "measured": {record.config["bench"]["power"]: record.measurements["norm"] for record in records},
+    "summary": [summarise(record)["output_norm"] for record in Store(sys.argv[1]).load()],
 }))
 """
     read = json.loads(python(code, folder, env=outside()))
-    assert read["frame"] == {f"output_norm{power}": norm for power, norm in read["measured"].items()}
-    shown = sorted(norm / 1e3 for norm in read["measured"].values())
+    assert read["frame"] == norms and read["metrics"] == ["output_norm"]
+    shown = sorted(norm / 1e3 for norm in norms.values())
     assert sorted(map(float, read["table"])) == pytest.approx(shown, rel=1e-3)
-    assert sorted(each["output_norm"] for each in read["summary"]) == pytest.approx(shown)
+    assert sorted(read["summary"]) == pytest.approx(shown)
+    # Without its file its numbers are still read.
+    code = "import sys; from analysis.frame import load; frame = load(sys.argv[1]); print(*frame.metric, *frame.status)"
+    assert python(code, folder) == "norm norm ok ok\n"
 
 
 @pytest.mark.commands
@@ -105,17 +97,6 @@ print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_
 
 
 @pytest.mark.commands
-def test_without_its_file_the_numbers_of_a_benchmark_are_still_read(measured):
-    code = """
-import sys
-from analysis.frame import load
-frame = load(sys.argv[1])
-print(sorted(set(frame["metric"])), set(frame["status"]))
-"""
-    assert python(code, measured[0]) == "['norm'] {'ok'}\n"
-
-
-@pytest.mark.commands
 def test_what_reading_records_loads(tmp_path):
     for record in everything():
         Store(tmp_path).write(record)
@@ -133,16 +114,13 @@ print(sorted(names), [heavy for heavy in ("hydra", "omegaconf", "mlflow") if hea
     assert python(code, tmp_path) == f"{BENCHMARKS} []\n"
 
 
-def test_every_yaml_is_a_benchmark():
+def test_every_yaml_is_a_benchmark_whose_settings_come_back_from_a_record_as_they_went_in():
     assert sorted(path.stem for path in (CONF / "bench").glob("*.yaml")) == BENCHMARKS
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_settings_come_back_from_a_record_as_they_went_in(name):
-    settings = measures.check({"name": name, "memory_limit": 3})
-    benchmark = measures.load({**settings, "against": []})
-    assert isinstance(benchmark, measures.get(name)) and benchmark.memory_limit == 3
-    assert {"name": name, **dataclasses.asdict(benchmark)} == settings
+    for name in BENCHMARKS:
+        settings = measures.check({"name": name, "memory_limit": 3})
+        benchmark = measures.load({**settings, "against": []})
+        assert isinstance(benchmark, measures.get(name)) and benchmark.memory_limit == 3
+        assert {"name": name, **dataclasses.asdict(benchmark)} == settings
 
 
 def config(**bench):
@@ -158,7 +136,7 @@ def test_every_pass_is_a_cell():
     assert whole == config(name="decode")
 
 
-@pytest.mark.parametrize("name", ["latncy", None, 5, [], "context", "../latency", "os"])
+@pytest.mark.parametrize("name", ["latncy", None, [], "context", "../latency"])
 def test_a_name_that_is_no_benchmarks_is_refused(name):
     assert measures.find(name) is None
     with pytest.raises(ConfigError, match=r"^bench=.*: must be one of compare, compare_train_step, decode, flops, "):
@@ -167,7 +145,4 @@ def test_a_name_that_is_no_benchmarks_is_refused(name):
 
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match=r"bench=latency: is registered already, by bench\.measures\.latency"):
-
-        @measures.register
-        class Other(measures.Benchmark):
-            name = "latency"
+        measures.register(type("Other", (measures.Benchmark,), {"name": "latency"}))
