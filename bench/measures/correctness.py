@@ -123,14 +123,13 @@ class CorrectnessCheck:
     def check_last(self, label: str, name: str, result: Result) -> None:
         """Compare the last result of a pass with its first one for values of the same sign."""
         with self.context.during("check"):
-            allowed = self.references[label].tolerance(self.inputs[0].dtype, self.inputs[0].shape[2]).output
+            allowed = self.references[label].tolerance(self.inputs[0].dtype, self.inputs[0].shape[2])["output"]
             for before, tensor in zip(self.first[label, name, self.sign], result, strict=True):
                 now = _fingerprint(tensor)
                 error = 0.0 if before is None or now is None else _difference(now, before)
                 if (now is None) != (before is None) or not error <= allowed:
-                    raise IncorrectError(
-                        f"{label}, {name}: the last call gave not what the first gave, off by {error:.1e}"
-                    )
+                    what = "the last call gave not what the first gave"
+                    raise IncorrectError(f"{label}, {name}: {what}, off by {error:.1e}")
 
     def check_forward(self, label: str, attention: Attention) -> None:
         """Check the forward pass on both inputs, where no pass is measured."""
@@ -159,7 +158,7 @@ class CorrectnessCheck:
         report = self.context.correctness.setdefault(label, {}).setdefault(which, {})
         errors = reference.compare(f"{label}, {name}", result, expected, probe, value)
         report |= {key: max(error, report.get(key, 0.0)) for key, error in errors.items()}
-        allowed = reference.tolerance(value.dtype, value.shape[2])._asdict()
+        allowed = reference.tolerance(value.dtype, value.shape[2])
         report |= {f"{key}_allowed": allowed[key] for key in errors if key in allowed}
         report |= {"seq_len": value.shape[2], "rows": len(probe.items) * len(probe.positions)}
 

@@ -44,18 +44,14 @@ class Flops(Benchmark):
         query, key, value = inputs
         check = context.correctness_check((query[:1], key[:1], value[:1]))
         check.check_forward(context.config["label"], attention)
-        batch, _, seq_len, _ = query.shape
         with torch.no_grad():
             operations = count(lambda: attention(*inputs))
         check.finish()
         if not operations:
             raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
-        return {
-            "analytic": analytic(attention, batch, seq_len),
-            "counted": sum(operations.values()),
-            "operations": operations,
-            "features": num_features(attention),
-        }
+        formula, counted = analytic(attention, len(query), query.shape[2]), sum(operations.values())
+        features = num_features(attention)
+        return {"analytic": formula, "counted": counted, "operations": operations, "features": features}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:

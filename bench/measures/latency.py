@@ -114,8 +114,7 @@ class Latency(Benchmark):
 class Roofline(Benchmark):
     """The forward pass and the peaks of the device in interleaved rounds of one process.
 
-    The forward pass only: `Attention.flops` counts no other, and what a backward pass runs depends on how much it
-    computes again.
+    The forward pass only: `Attention.flops` counts no other, and a backward pass may compute much again.
     """
 
     name: ClassVar[str] = "roofline"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ EXPONENTIALS_PER_THREAD = 2**16
 CHAINS, CHAINED = 2**20, 2**11
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Peak(Timed):
     """A call of known work at which the device is at its fastest, as something to take the time of."""
 
     work: int
     """FLOPs, bytes or exponentials of a call."""
     call: Callable[[], Tensor]
+    calls_per_sample: int = 1
+    samples: list[float] = field(default_factory=list)
 
     def run(self, prepared: None) -> Tensor:
         """The timed call."""
@@ -97,8 +99,6 @@ class Peaks:
     def __init__(self, dtype: torch.dtype, sample_ms: float = 0.0, *, every: bool = False) -> None:
         self.dtype, self.sample_ms, self.every = dtype, sample_ms, every
         self.peaks: dict[str, Peak] = {}
-        self.calls: dict[str, int] = {}
-        self.samples: dict[str, list[float]] = {}
 
     def prepare(self, stopwatch: Stopwatch) -> None:
         """Make each as large as it has to be on a device that is warm already."""
@@ -118,23 +118,18 @@ class Peaks:
             with contextlib.suppress(Exception):
                 chained = _long_enough([chained_exponentials(device)], stopwatch)
                 self.peaks["exponentials" if own == "float32" else "exponentials_float32"] = chained
-        for name, peak in self.peaks.items():
-            self.calls[name], self.samples[name] = 1, []
-            if self.sample_ms:
-                self.calls[name] = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
+        for peak in self.peaks.values() if self.sample_ms else ():
+            peak.calls_per_sample = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
 
     def sample(self, stopwatch: Stopwatch) -> None:
         """Take one sample of each."""
-        for name, peak in self.peaks.items():
-            self.samples[name].append(stopwatch.sample(peak, self.calls[name]))
+        for peak in self.peaks.values():
+            peak.samples.append(stopwatch.sample(peak, peak.calls_per_sample))
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """For the record, `{name: {"work": of a call, "samples": [ns per call], "calls_per_sample"}}`."""
-        samples, calls = self.samples, self.calls
-        return {
-            name: {"work": peak.work, "samples": samples[name], "calls_per_sample": calls[name]}
-            for name, peak in self.peaks.items()
-        }
+        keys = ("work", "samples", "calls_per_sample")
+        return {name: {key: getattr(peak, key) for key in keys} for name, peak in self.peaks.items()}
 
 
 def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:

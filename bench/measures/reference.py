@@ -27,18 +27,12 @@ LARGEST_GRADIENT_ERROR = 0.45
 CANCELLING_KEYS = 64
 
 
-class Tolerance(NamedTuple):
-    """Relative errors that rounding explains: of a row of the output, and of the gradient of a head."""
-
-    output: float
-    gradient: float
-
-
+# Relative errors that rounding explains: of a row of the output, and of the gradient of a head.
 TOLERANCES = {
-    torch.float64: Tolerance(1e-11, 1e-10),
-    torch.float32: Tolerance(5e-5, 5e-4),
-    torch.bfloat16: Tolerance(8e-2, 1e-1),
-    torch.float16: Tolerance(1e-2, 1e-2),
+    torch.float64: (1e-11, 1e-10),
+    torch.float32: (5e-5, 5e-4),
+    torch.bfloat16: (8e-2, 1e-1),
+    torch.float16: (1e-2, 1e-2),
 }
 
 
@@ -85,16 +79,17 @@ class Reference:
         self.parameters = {name: p for name, p in self.attention.named_parameters() if p.requires_grad}
         self.with_gradients = with_gradients
 
-    def tolerance(self, dtype: torch.dtype, seq_len: int) -> Tolerance:
-        """By dtype; by degree of the weights, of as many rounded factors; by whether draws may differ a little.
+    def tolerance(self, dtype: torch.dtype, seq_len: int) -> dict[str, float]:
+        """Of `output` and `gradient`: by dtype, degree of the weights, and whether draws may differ a little.
 
-        In the output the factors are partly averaged out. Gradients of a head are compared whole: where weights cancel,
-        a short sequence has no rows of many keys that would outweigh those of few.
+        A degree is as many rounded factors, in the output partly averaged out. Gradients of a head are compared whole:
+        where weights cancel, a short sequence has no rows of many keys that would outweigh those of few.
         """
         output, gradient = TOLERANCES[dtype]
         degree, draws = self.attention.weight_degree, OTHER_DRAWS if self.attention.info.data_dependent else 1
         short = float(self._cancelling(torch.tensor(float(seq_len))))
-        return Tolerance(output * degree**0.5 * draws, min(gradient * degree * draws, LARGEST_GRADIENT_ERROR) * short)
+        gradient = min(gradient * degree * draws, LARGEST_GRADIENT_ERROR) * short
+        return {"output": output * degree**0.5 * draws, "gradient": gradient}
 
     def _cancelling(self, visible: Tensor) -> Tensor:
         """How many times the usual error is allowed to a row that sees so many keys."""
@@ -137,7 +132,7 @@ class Reference:
         require_finite(out, f"{what}: output")
         rows, wanted = probe.of_rows(out), expected[0]
         errors = _relative_errors(rows, wanted, dims=1, least=self._least(probe, value))
-        worst = {"output": self._worst(f"{what}: output", errors, allowed.output, probe)}
+        worst = {"output": self._worst(f"{what}: output", errors, allowed["output"], probe)}
         worst["output_whole"] = float(_relative_errors(rows, wanted, wanted.ndim))
         for index, (name, gradient) in enumerate(zip((*NAMES, *self.parameters), gradients, strict=False)):
             place, wanted, is_of_input = f"{what}: gradient of {name}", expected[1 + index], index < len(NAMES)
@@ -149,7 +144,7 @@ class Reference:
             whole = errors = _relative_errors(actual, wanted, wanted.ndim, least)
             if is_of_input:
                 errors = _relative_errors(actual, wanted, 2, expected[3].flatten(2).norm(dim=-1))
-            error = self._worst(place, errors, allowed.gradient, probe)
+            error = self._worst(place, errors, allowed["gradient"], probe)
             for key, size in (("gradient", error), ("gradient_whole", float(whole))):
                 worst[key] = max(size, worst.get(key, 0.0))
         return worst

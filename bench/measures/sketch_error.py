@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -65,15 +67,14 @@ class SketchError(Benchmark):
         check.check_forward(context.config["label"], attention)
         check.finish()
         attention.double()
+        is_known = attention.degree == 4 and getattr(attention.sketch, "kind", None) == "gaussian"
         query, key = query.double(), key.double()
         measured: dict[str, list[Any]] = {}
         with torch.no_grad():
             for sequence, is_first in redraws(context, attention, len(query), is_random=attention.degree > 2):
                 q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
-                results = _errors(attention, q, k) | _signs(attention, q, k)
-                if is_first:
-                    results |= _expected_errors(attention, q, k)
-                for name, by_head in results.items():
+                errors = _errors(attention, q, k, with_expected=is_first and is_known)
+                for name, by_head in (errors | _signs(attention, q, k)).items():
                     require_finite(by_head, name)
                     measured.setdefault(name, []).append(by_head.tolist())
         optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
@@ -114,49 +115,25 @@ class SketchError(Benchmark):
         return ", ".join(words)
 
 
-def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`; each `(heads,)`."""
+def _errors(attention: Polysketch, q: Tensor, k: Tensor, *, with_expected: bool) -> dict[str, Tensor]:
+    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`, and what is expected; each `(heads,)`."""
     left, right = attention.sketch(q)[0], attention.sketch(k)[0]
-
-    def squares(head: int, rows: slice) -> tuple[Tensor, Tensor]:
-        power = (q[0, head, rows] @ k[0, head].T) ** (attention.degree // 2)
-        product = left[head, rows] @ right[head].T
-        return (product.square() - power.square()).square(), (product - power).square()
-
-    kernel, sketch = _relative(attention.degree, q, k, squares)
-    return {"kernel_error": kernel, "sketch_error": sketch}
-
-
-def _expected_errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Roots of the expected squares of `_errors`, `(heads,)`, where their closed form is known."""
-    is_known = isinstance(attention.sketch, RandomSketch) and attention.sketch.kind == "gaussian"
-    if not (is_known and attention.degree == 4):
-        return {}
-
-    def squares(head: int, rows: slice) -> tuple[Tensor, Tensor]:
-        inner = q[0, head, rows] @ k[0, head].T
-        norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)
-        return expected_squares(inner, norms, attention.sketch_size)
-
-    kernel, sketch = _relative(4, q, k, squares)
-    return {"kernel_expected": kernel, "sketch_expected": sketch}
-
-
-def _relative(
-    degree: int, q: Tensor, k: Tensor, squares: Callable[[int, slice], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Roots of the sums of squares of a head over `||Q^{(x)p}||_F ||K^{(x)p}||_F`, of p = degree and half of it.
-
-    `squares` gives both for some rows of a head: n x n matrices of all heads at once are large.
-    """
-    sums = q.new_zeros(2, q.shape[1])
-    for head in range(q.shape[1]):
-        for start in range(0, q.shape[2], ROWS_AT_ONCE):
-            for total, part in zip(sums, squares(head, slice(start, start + ROWS_AT_ONCE)), strict=True):
-                total[head] += part.sum()
+    degrees = {"kernel": attention.degree, "sketch": attention.degree // 2}
+    sums: dict[str, Tensor] = defaultdict(lambda: q.new_zeros(q.shape[1]))
+    # Some rows of a head at once: n x n matrices of all heads are large.
+    for head, start in itertools.product(range(q.shape[1]), range(0, q.shape[2], ROWS_AT_ONCE)):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        inner, product = q[0, head, rows] @ k[0, head].T, left[head, rows] @ right[head].T
+        power = inner ** degrees["sketch"]
+        sums["kernel_error"][head] += (product.square() - power.square()).square().sum()
+        sums["sketch_error"][head] += (product - power).square().sum()
+        if with_expected:
+            norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)
+            for which, squares in zip(degrees, expected_squares(inner, norms, attention.sketch_size), strict=True):
+                sums[f"{which}_expected"][head] += squares.sum()
     lengths = [x[0].square().sum(-1) for x in (q, k)]
-    norms = [math.prod((length**p).sum(-1).sqrt() for length in lengths) for p in (degree, degree // 2)]
-    return sums[0].sqrt() / norms[0], sums[1].sqrt() / norms[1]
+    whole = {which: math.prod((x**degree).sum(-1).sqrt() for x in lengths) for which, degree in degrees.items()}
+    return {name: total.sqrt() / whole[name.partition("_")[0]] for name, total in sums.items()}
 
 
 def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:

@@ -57,18 +57,11 @@ class Train(Benchmark):
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
-        return {
-            "curve": trainer.curve,
-            "seconds": trainer.seconds,
-            "validation": trainer.evaluations,
-            "test": test,
-            "baselines": trainer.task.baselines(),
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "vocabulary": trainer.task.vocabulary,
-            "source": trainer.task.source,
-            "resumed_from": resumed_from,
-            "processes": trainer.world.size,
-        }
+        task = trainer.task
+        curves = {"curve": trainer.curve, "seconds": trainer.seconds, "validation": trainer.evaluations, "test": test}
+        size = {"parameters": sum(p.numel() for p in trainer.model.parameters()), "vocabulary": task.vocabulary}
+        how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
+        return {**curves, "baselines": task.baselines(), **size, **how}
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -136,16 +129,9 @@ def _newest(trainer: Trainer) -> dict[str, Point]:
 
 def make_trainer(context: CellContext) -> Trainer:
     """The model of the cell on its device, its task, and how it is trained."""
-    config = context.config
-    task = tasks.open_task(config, context.cache_dir)
-    model = models.build(config, task.vocabulary)
+    config, task = context.config, tasks.open_task(context.config, context.cache_dir)
     precision = torch.promote_types(context.dtype, torch.float32)
-    return Trainer(
-        model.to(context.device, precision),
-        task,
-        Training(**config["training"]),
-        seed=config["seed"],
-        batch_size=config["batch_size"],
-        dtype=context.dtype,
-        world=join(context.keep.name if context.keep else config["label"], context.device),
-    )
+    model = models.build(config, task.vocabulary).to(context.device, precision)
+    world = join(context.keep.name if context.keep else config["label"], context.device)
+    how: dict[str, Any] = {"seed": config["seed"], "batch_size": config["batch_size"], "dtype": context.dtype}
+    return Trainer(model, task, Training(**config["training"]), **how, world=world)

@@ -58,16 +58,10 @@ class TrainStep(Steps):
         with torch.random.fork_rng():  # of dropout
             timings = time_in_rounds(context, {}, parts, self.min_sample_ms)
             peak = parts["step"].peak_bytes()
-        return {
-            "parts": timings,
-            "pieces": trainer.settings.accumulate,
-            "tokens": trainer.batch_size * context.config["seq_len"],
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "model_bytes": held_bytes(trainer.model),
-            "optimizer_bytes": optimizer_bytes(trainer),
-            "peak_bytes": peak,
-            "memory_method": METHODS[context.device.type],
-        }
+        counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.batch_size * context.config["seq_len"]}
+        counts["parameters"] = sum(p.numel() for p in trainer.model.parameters())
+        held = {"model_bytes": held_bytes(trainer.model), "optimizer_bytes": optimizer_bytes(trainer)}
+        return {"parts": timings, **counts, **held, "peak_bytes": peak, "memory_method": METHODS[context.device.type]}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
@@ -163,15 +157,10 @@ class LargestBatch(Benchmark):
             most = largest_fitting(fits, 1, max(1, self.largest_limit // pieces))
         if not most:
             raise MemoryError(f"a step of {pieces} sequences takes {tried[pieces]} bytes, the limit is {limit}")
-        return {
-            "largest": most * pieces,
-            "tried": {str(batch_size): total for batch_size, total in sorted(tried.items())},
-            "limit_bytes": limit,
-            "pieces": pieces,
-            "wanted": wanted,
-            "accumulation": next(n for n in range(1, wanted + 1) if wanted % n == 0 and wanted // n <= most),
-            "method": METHODS[context.device.type],
-        }
+        sizes = {"largest": most * pieces, "tried": {str(size): total for size, total in sorted(tried.items())}}
+        accumulation = next(n for n in range(1, wanted + 1) if wanted % n == 0 and wanted // n <= most)
+        asked = {"limit_bytes": limit, "pieces": pieces, "wanted": wanted, "accumulation": accumulation}
+        return sizes | asked | {"method": METHODS[context.device.type]}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:

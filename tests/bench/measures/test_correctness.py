@@ -3,11 +3,9 @@
 import dataclasses
 import itertools
 import os
-import random
 import re
 
 import cells
-import numpy as np
 import pytest
 import torch
 from wrong_mechanisms import IN_BFLOAT16, WRONG
@@ -32,17 +30,14 @@ def cell(name, passes=("forward",), **changes):
 @pytest.fixture
 def process_state():
     """Puts back what wrong mechanisms change."""
-    before = torch.get_default_dtype(), torch.get_num_threads(), os.getcwd(), torch.get_float32_matmul_precision()
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    yield
-    torch.set_default_dtype(before[0])
-    torch.set_num_threads(before[1])
-    os.chdir(before[2])
-    torch.set_float32_matmul_precision(before[3])
+    threads, folder = torch.get_num_threads(), os.getcwd()
+    with torch.random.fork_rng():
+        yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(threads)
+    os.chdir(folder)
+    torch.set_float32_matmul_precision("highest")
     torch.set_grad_enabled(True)
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
 
 
 @pytest.fixture
@@ -150,15 +145,15 @@ def test_a_comparison_between_dtypes_measures_each_in_its_own(measured):
     assert result["inputs_sha256"] == alone["inputs_sha256"]
 
 
+REASONS = {
+    "softmax_wrong": ", .*output: relative error .* against float64",
+    "softmax_remembers": ", forward: ",  # the signs of the values of every dtype turn
+    "softmax_spoils": ": changed its input query$",
+}
+
+
 @pytest.mark.parametrize("dtypes", [["float32", "bfloat16"], ["bfloat16", "float32"]])
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("softmax_wrong", r", .*output: relative error .* against float64"),
-        ("softmax_remembers", ", forward: "),  # the signs of the values of every dtype turn
-        ("softmax_spoils", ": changed its input query$"),
-    ],
-)
+@pytest.mark.parametrize("name, reason", REASONS.items())
 def test_a_mechanism_that_is_wrong_in_one_dtype_only_is_refused(name, reason, dtypes, measured):
     result = measured(of_dtypes(name, dtypes, "forward"), IN_BFLOAT16[name])
     assert result["status"] == "incorrect" and "measurements" not in result

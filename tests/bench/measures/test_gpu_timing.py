@@ -190,26 +190,18 @@ def test_a_record_has_three_times_the_energy_and_the_state_before_and_after(gpu,
     assert energies == sorted(energies) and energies[1] < energies[2]
 
 
-NOW = {
-    "sm_mhz": 1980,
-    "memory_mhz": 2619,
-    "power_w": 71.5,
-    "temperature_c": 41,
-    "throttled": ["power cap", "thermal slowdown"],
-    "energy_j": 0.0,
-    "processes": 2,
-    "others": 1,
-    "hot_s": 2.5,
-}
+KNOWN = {"power_w": 71.5, "temperature_c": 41}
+CLOCKS = {"sm_mhz": 1980, "memory_mhz": 2619, "throttled": ["power cap", "thermal slowdown"]}
+OTHERS = {"energy_j": 0.0, "processes": 2, "others": 1, "hot_s": 2.5}
 
 
 def test_the_state_of_the_device(gpu, monkeypatch):
     FakeNvml(gpu, monkeypatch)
     state = DeviceState(CUDA)
     state.note("start")
-    assert state.moments == {"start": NOW}
+    assert state.moments == {"start": KNOWN | CLOCKS | OTHERS}
     FakeNvml(gpu, monkeypatch, ("clocks", "throttled", "energy", "processes", "violations"))
-    assert DeviceState(CUDA).read() == {**dict.fromkeys(NOW), "power_w": 71.5, "temperature_c": 41}
+    assert DeviceState(CUDA).read() == KNOWN | dict.fromkeys(CLOCKS | OTHERS)
     assert reasons(0) == [] and reasons(0x1 | 0x80 | 0x8000) == ["idle", "power brake"]
 
 

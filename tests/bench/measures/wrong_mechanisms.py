@@ -45,15 +45,9 @@ def wrong(parent, name, reason, change, settings=(), **hyperparameters):
     WRONG[cls.info.name] = cls, {"attention": attention, **dict(settings)}, reason
 
 
-def with_zeros(x, *index):
+def changed(x, *index, to=0):
     x = x.clone()
-    x[index] = 0
-    return x
-
-
-def with_nan(x, *index):
-    x = x.clone()
-    x[index] = torch.nan
+    x[index] = to
     return x
 
 
@@ -103,12 +97,12 @@ for parent, size in (("skeinformer", "num_features"), ("linformer", "projection_
 off = torch.tensor([1, 1.0015])[:, None, None]
 wrong("softmax", "one_head_off", "head 1", lambda right, q, k, v, self: right(q, k, v) * off)
 nan_at = r"1 of \d+ values are not finite, the first at \(0, 1, 7, 3\)"
-wrong("softmax", "one_nan", nan_at, lambda right, q, k, v, self: with_nan(right(q, k, v), 0, 1, 7, 3))
+wrong("softmax", "one_nan", nan_at, lambda right, q, k, v, self: changed(right(q, k, v), 0, 1, 7, 3, to=torch.nan))
 
 
 def between(right, q, k, v, self):
     out = right(q, k, v)
-    return with_nan(out, 0, 1, 77, 3) if len(out) > 1 else out
+    return changed(out, 0, 1, 77, 3, to=torch.nan) if len(out) > 1 else out
 
 
 def forgets_all_but_the_local_block(right, q, k, v, self):
@@ -128,11 +122,11 @@ wrong("polysketch", "forgets", FLOAT64, forgets_all_but_the_local_block, BEYOND_
 wrong("bigbird", "without_blocks", FLOAT64, without_window_and_random_blocks, SPARSE)
 for parent, size in (("reformer", "bucket_size"), ("informer", "num_features")):
     third = {size: 16}
-    wrong(parent, "a_third_zero", FLOAT64, lambda right, *qkv: with_zeros(right(*qkv[:3]), *EVERY_THIRD), **third)
+    wrong(parent, "a_third_zero", FLOAT64, lambda right, *qkv: changed(right(*qkv[:3]), *EVERY_THIRD), **third)
 
 
 def last_keys_left_out(right, q, k, v, self):
-    return right(q, with_zeros(k, ..., slice(-20, None), slice(None)), v)
+    return right(q, changed(k, ..., slice(-20, None), slice(None)), v)
 
 
 wrong("nystromformer", "last_keys_left_out", FLOAT64, last_keys_left_out, num_landmarks=16)
@@ -143,12 +137,12 @@ wrong("nystromformer", "one_step_towards_the_inverse", FLOAT64, seeing(iteration
 
 def at_the_last_position(right, q, k, v, self):
     out = right(q, k, v)
-    return with_zeros(out, ..., 799, slice(None)) if q.shape[2] == 800 else out
+    return changed(out, ..., 799, slice(None)) if q.shape[2] == 800 else out
 
 
 def in_the_last_sequence(right, q, k, v, self):
     out = right(q, k, v)
-    return with_zeros(out, -1) if len(q) > 1 else out
+    return changed(out, -1) if len(q) > 1 else out
 
 
 def with_grad(enabled):
@@ -180,13 +174,13 @@ of_high_degree = {**BOTH, **CAUSAL, "dtype": "bfloat16"}
 of_blocks = {**SPARSE, **BOTH, "dtype": "bfloat16"}
 wrong("softmax", "zero_gradient", "gradient of query", pulling(torch.zeros_like), {"passes": ["backward"]})
 wrong("polysketch", "zero_gradient", "gradient of query", pulling(torch.zeros_like), of_high_degree, degree=8)
-no_block = pulling(lambda gradient: with_zeros(gradient, ..., slice(64), slice(None)))
+no_block = pulling(lambda gradient: changed(gradient, ..., slice(64), slice(None)))
 wrong("bigbird", "no_gradient_of_a_block", r"gradient of (query|key|value): relative error", no_block, of_blocks)
 not_finite = r"gradient of \w+: \d+ of \d+ values are not finite"
 wrong("softmax", "nan_gradient", not_finite, pulling(lambda gradient: torch.nan * gradient), BOTH)
 wrong("softmax", "gradient_too_large", "gradient of query", pulling(lambda gradient: 1.01 * gradient), BOTH)
 wrong("softmax", "no_gradient_of_keys", "gradient of key", lambda right, q, k, v, self: right(q, k.detach(), v), BOTH)
-of_first = pulling(lambda gradient: with_zeros(gradient, slice(1, None)))
+of_first = pulling(lambda gradient: changed(gradient, slice(1, None)))
 wrong("softmax", "gradient_of_the_first_sequence_only", "gradient of query.* sequence 1", of_first, BOTH)
 wrong("polynomial", "no_gradient_of_its_norm", r"gradient of layernorm\.weight", no_gradient_of_its_norm, BOTH)
 
@@ -210,7 +204,7 @@ def remembered(key, first=0):
 
 
 wrong("softmax", "nan_from_the_sixth_call", LATER, from_the_sixth_call(lambda out: out * torch.nan))
-wrong("softmax", "one_row_from_the_sixth_call", LATER, from_the_sixth_call(lambda out: with_zeros(out, 1, 1, 33)))
+wrong("softmax", "one_row_from_the_sixth_call", LATER, from_the_sixth_call(lambda out: changed(out, 1, 1, 33)))
 later_gradient = from_the_sixth_call(lambda out: Backward.apply(out, torch.zeros_like))
 wrong("softmax", "gradient_from_the_sixth_call", LATER, later_gradient, BOTH)
 wrong("softmax", "remembered", "that of an earlier call", remembered(lambda q: (q.data_ptr(), q.shape)))
@@ -222,13 +216,13 @@ wrong("softmax", "remembered_from_the_sixth_call", LATER, remembered(lambda q: q
 def beside(change, only=lambda self: True):
     """The right output, and something else that it does."""
 
-    def changed(right, q, k, v, self):
+    def right_and_more(right, q, k, v, self):
         out = right(q, k, v)
         if only(self):
             change(q, k, v)
         return out
 
-    return changed
+    return right_and_more
 
 
 def in_place(change):
