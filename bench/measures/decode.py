@@ -14,25 +14,22 @@ from attention_zoo import Attention, UnsupportedError
 from attention_zoo.ops.decoding.states import State
 from bench.common.schema import setting
 from bench.inputs.base import Inputs
-from bench.measures import Benchmark, register
+from bench.measures import register
 from bench.measures.context import CellContext
-from bench.measures.rounds import time_in_rounds
+from bench.measures.rounds import TimedInRounds, time_in_rounds
 from bench.measures.timing import Timed
 from bench.records.metrics import Metric, median, spread
 
 
 @register
 @dataclass
-class Decode(Benchmark):
+class Decode(TimedInRounds):
     """Time of one decoding step and bytes of the state at the end of a context of seq_len tokens; causal only."""
 
     name: ClassVar[str] = "decode"
     headline_format: ClassVar[str] = "{decode_latency} per token, state {state_bytes}"
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
 
     steps: int = setting(16, minimum=1)  # timed from one copied state, the last ones of the context
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # steps are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples of the last steps of `seq_len` tokens; the first and the last ones are checked.

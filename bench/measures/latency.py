@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from attention_zoo import Attention
 from bench.common.schema import PASSES, setting
 from bench.inputs.base import Inputs
-from bench.measures import Benchmark, register
+from bench.measures import register
 from bench.measures.context import CellContext, held_bytes, num_features
 from bench.measures.device_state import energy
 from bench.measures.flops import analytic
 from bench.measures.peaks import Peaks
-from bench.measures.rounds import in_three_ways, time_in_rounds
+from bench.measures.rounds import TimedInRounds, in_three_ways, time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.metrics import Metric, median, spread
@@ -25,19 +25,16 @@ MANY = 1e13
 
 @register
 @dataclass
-class Latency(Benchmark):
+class Latency(TimedInRounds):
     """Time of one call: forward, backward and both. Each pass is a cell: one may run out of memory, another not."""
 
     name: ClassVar[str] = "latency"
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
     cell_per: ClassVar[str | None] = "passes"
 
     # What is measured besides: the device's peaks in the same rounds as the forward pass; what a caller waits, and a
     # replay of the graph; the energy of the board. The last two on a GPU only.
     beside: list[str] | None = setting(None, choices=("ceilings", "ways", "energy"), condition=False)
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples per pass.
@@ -111,19 +108,16 @@ class Latency(Benchmark):
 
 @register
 @dataclass
-class Roofline(Benchmark):
+class Roofline(TimedInRounds):
     """The forward pass and the peaks of the device in interleaved rounds of one process.
 
     The forward pass only: `Attention.flops` counts no other, and a backward pass may compute much again.
     """
 
     name: ClassVar[str] = "roofline"
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
 
     # d: columns, rows, projection dimension or features of the mechanism; None: its own
     num_features: int | None = setting(None, minimum=1, condition=False)
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """One sample of the forward pass and one of each peak per round.

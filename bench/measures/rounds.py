@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from bench.common.errors import one_line
+from bench.common.schema import setting
+from bench.measures import Benchmark
 from bench.measures.context import CellContext
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.peaks import Peaks
@@ -24,6 +27,16 @@ from bench.measures.timing import LAUNCHED, WARMUP_CALLS, Pass, Stopwatch, Timed
 LAUNCH_BOUND = 0.8
 
 Each = TypeVar("Each")
+
+
+@dataclass
+class TimedInRounds(Benchmark):
+    """A benchmark whose samples are times, one of each round."""
+
+    timed: ClassVar[bool] = True
+    replicates: ClassVar[str] = "rounds"
+
+    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
 
 def in_turn(each: Iterable[Each], done: int) -> list[Each]:

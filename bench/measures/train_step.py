@@ -13,7 +13,7 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, held_bytes
 from bench.measures.memory import METHODS, MIB, fits_in_memory, largest_fitting, peak_bytes
-from bench.measures.rounds import compared, time_in_rounds
+from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
 from bench.measures.timing import Timed
 from bench.measures.train import make_trainer
 from bench.records.metrics import Metric, median, rate, speedup, verdicts
@@ -25,15 +25,11 @@ GIB = 2**30
 
 
 @dataclass
-class Steps(Benchmark):
+class Steps(TimedInRounds):
     """What takes the time of training steps, in rounds."""
 
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
-
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
 
 @register

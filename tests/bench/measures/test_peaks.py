@@ -1,7 +1,6 @@
 """The share of the ceiling in closed form, of mechanisms and on devices whose times are known."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -204,16 +203,14 @@ def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monk
     assert all(events[index - 1] == ("warm", events[index][1]) for index in of_pass)
 
 
-def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(monkeypatch):
-    rates = {"float16": 1, "float32": 30, "bfloat16": 60, "float64": 15}
-    monkeypatch.setattr(of_device, "_product", lambda kind, stopwatch: Peak(100 * rates[kind], kind))
-
-    def fastest(own, device):
-        stopwatch = SimpleNamespace(device=torch.device(device), time=lambda peak: 100)
-        return of_device._fastest_product(own, stopwatch).call
-
-    assert {own: fastest(own, "cpu") for own in rates} == {**{own: own for own in rates}, "float16": "float32"}
-    assert all(fastest(own, "cuda") == own for own in rates)
+@pytest.mark.parametrize(("slow", "bound"), [(1, torch.float16), (100, torch.float32)])
+def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(slow, bound, small, monkeypatch):
+    time = Device.time
+    of_dtype = {torch.float16: slow, torch.float32: 2}
+    monkeypatch.setattr(Device, "time", lambda self, one: time(self, one) * of_dtype.get(self.result.dtype, 1))
+    peaks = Peaks(torch.float16)
+    peaks.prepare(Device(CPU))
+    assert peaks.peaks["gemm"].run(None).dtype == bound
 
 
 def test_every_round_has_one_sample_of_each_that_lasts_as_long_as_asked(small):

@@ -167,12 +167,10 @@ def test_the_largest_batch_is_the_last_below_the_limit_and_the_cells_own_in_the_
 
 
 def test_memory_that_runs_out_is_an_answer_and_the_limit_of_the_search_is_kept(tmp_path, monkeypatch):
-    whole = Part.peak_bytes
-
     def peak(self):
         if len(self.pieces[0][0]) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(self)
+        return len(self.pieces[0][0]) * 2**20
 
     monkeypatch.setattr(Part, "peak_bytes", peak)
     measured = measure("largest_batch", tmp_path)
