@@ -21,7 +21,7 @@ from bench.measures import Benchmark
 from bench.measures.context import CellContext
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.peaks import Peaks
-from bench.measures.timing import LAUNCHED, WARMUP_CALLS, Pass, Stopwatch, Timed, calls_lasting
+from bench.measures.timing import WARMUP_CALLS, Launches, Pass, Stopwatch, Timed, calls_lasting
 
 # A call that takes so little of its caller's time waits for the host.
 LAUNCH_BOUND = 0.8
@@ -107,7 +107,7 @@ def compared(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         calls}, "method", "cache"}`; on a GPU by label also what `Stopwatch.launched` says.
     """
     one = next(iter(timings.values()))
-    keys = [key for key in ("samples", "calls_per_sample", *LAUNCHED) if key in one]
+    keys = [key for key in ("samples", "calls_per_sample", *Launches._fields) if key in one]
     columns = {key: {label: timing[key] for label, timing in timings.items()} for key in keys}
     method = {key: one[key] for key in ("method", "cache")}
     return {"labels": list(timings), **columns, **method}

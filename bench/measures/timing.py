@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ FIRST_HEAD_START_NS, LONGEST_HEAD_START_NS = 5e4, 5e7
 CYCLES_PER_NS = 2
 # Calls whose median says how long the host takes.
 LAUNCHED_CALLS = 3
-# What a record says of the way of launches to a GPU.
-LAUNCHED = ("host_ns", "head_start_ns", "queued")
 
 
 class Timed:
@@ -84,22 +82,30 @@ class Pass(Timed):
         return self.run(self.prepare())
 
 
+class Launches(NamedTuple):
+    """How the calls of one thing reach a GPU."""
+
+    host_ns: float
+    """What the host takes to launch one, the queue being empty."""
+    head_start_ns: float
+    """What the GPU sleeps before it begins."""
+    queued: list[bool]
+    """Of each sampled one, whether its launches were all queued before the first began: no time of the host in it."""
+
+
 class Stopwatch:
     """Times calls on a device: by the clock on a CPU, by events with a cold L2 cache on a GPU.
 
-    The events stand in a queue behind a sleep that lasts until all launches of the call are in it, so that they say
-    what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device to an idle
-    device. `result` is what the last call returned.
+    The events stand in a queue behind a sleep that lasts until all launches of the call are in it (`Launches`), so that
+    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device to
+    an idle device. `result` is what the last call returned.
     """
 
     def __init__(self, device: torch.device, *, eager: bool = False) -> None:
         self.device, self.eager = device, eager
         self.result: Any = None
         self.flush: Tensor | None = None
-        self.launches: dict[Timed, tuple[float, float, list[bool]]] = {}
-        """What the host takes to launch a call, the queue being empty; what the GPU sleeps before it begins; of each
-        sampled call, whether its last launch was in the queue before the first one began: it has no time of the host's.
-        """
+        self.launches: dict[Timed, Launches] = {}
         self._was_queued = False
         if device.type == "cuda":
             l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -133,7 +139,7 @@ class Stopwatch:
     def _by_events(self, measured: Timed, prepared: Any) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         known = self.launches.get(measured)
-        torch.cuda._sleep(int(CYCLES_PER_NS * (known[1] if known else FIRST_HEAD_START_NS)))
+        torch.cuda._sleep(int(CYCLES_PER_NS * (known.head_start_ns if known else FIRST_HEAD_START_NS)))
         begin.record()
         self.result = measured.run(prepared)
         end.record()
@@ -156,17 +162,13 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
         host_ns = statistics.median(times)
         head_start_ns = min(max(HEAD_START * host_ns, FIRST_HEAD_START_NS), LONGEST_HEAD_START_NS)
-        self.launches[measured] = host_ns, head_start_ns, []
+        self.launches[measured] = Launches(host_ns, head_start_ns, [])
 
     def launched(self, measured: Timed) -> dict[str, float]:
-        """How its samples reached the GPU, for the record, as `launches`; nothing where that is not asked.
-
-        `queued` is the share of the calls. Below 1 the samples hold some time of the host's.
-        """
-        if measured not in self.launches:
+        """Its `Launches` for the record, `queued` being the share of the calls; nothing where that is not asked."""
+        if (known := self.launches.get(measured)) is None:
             return {}
-        host_ns, head_start_ns, queued = self.launches[measured]
-        return dict(zip(LAUNCHED, (host_ns, head_start_ns, sum(queued) / max(1, len(queued))), strict=True))
+        return {**known._asdict(), "queued": sum(known.queued) / max(1, len(known.queued))}
 
     def calibrate(self, measured: Timed, min_sample_ms: float, fastest_ns: float) -> int:
         """Call until the device is warm, and return how many calls make a sample last `min_sample_ms`.
@@ -191,7 +193,7 @@ class Stopwatch:
         for _ in range(calls):
             total += self.time(measured)
             if known:
-                known[2].append(self._was_queued)
+                known.queued.append(self._was_queued)
         return total / calls
 
 
