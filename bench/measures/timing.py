@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.common.errors import IncorrectError
 from bench.inputs.base import Inputs
 
 Result = tuple[Tensor | None, ...]
@@ -61,21 +60,15 @@ class Pass(Timed):
 
     def prepare(self) -> Tensor | None:
         """The output with its graph for `backward`."""
-        return self._output() if self.name == "backward" else None
+        return self.attention(*self.inputs) if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> Result:
         """The timed call: the output, and but for `forward` the gradient of each leaf, None where it has none."""
         if self.name == "forward":
             with torch.no_grad():
                 return (self.attention(*self.inputs),)
-        out = self._output() if prepared is None else prepared
+        out = self.attention(*self.inputs) if prepared is None else prepared
         return (out.detach(), *torch.autograd.grad(out, self.leaves, self.gradient, allow_unused=True))
-
-    def _output(self) -> Tensor:
-        out = self.attention(*self.inputs)
-        if not isinstance(out, Tensor):  # the check says so of the forward pass, whose calls are only timed
-            raise IncorrectError(f"{self.name}: output is {type(out).__name__}, must be a tensor")
-        return out
 
     def run_unprepared(self) -> Result:
         """The whole pass, with what is otherwise not timed."""

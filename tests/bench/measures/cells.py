@@ -86,9 +86,6 @@ class Sleeping(torch.nn.Module):
             out.register_hook(lambda gradient: time.sleep(self.backward_s))
         return out
 
-    def flops(self, batch, seq_len):
-        return 1
-
 
 class SleepingBench(CellContext):
     def __init__(self, config, *sleepers):

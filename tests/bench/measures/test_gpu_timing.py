@@ -40,9 +40,6 @@ class Kernels(torch.nn.Module):
             if self.waits and number == 0:
                 self.gpu.wait()
 
-    def flops(self, batch, seq_len):
-        return 1
-
 
 @pytest.fixture
 def gpu(monkeypatch):
