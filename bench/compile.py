@@ -16,9 +16,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
+import torch
+
 from bench import api
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, one_line
+from bench.common.mechanism import build_attention
+from bench.measures.decode import LastSteps
+from bench.measures.timing import Pass
 from bench.plan.cell import Cell
 from bench.plan.load import Loader
 from bench.plan.machine import is_gpu
@@ -71,12 +76,6 @@ def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
 
 def run_once(job: dict[str, Any]) -> float:
     """Run every pass of a mechanism at its own length and at that of the check; the seconds that it took."""
-    import torch
-
-    from bench.common.mechanism import build_attention
-    from bench.measures.decode import LastSteps
-    from bench.measures.timing import Pass
-
     began = time.monotonic()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
     attention = build_attention(job).to(device, dtype).eval()
