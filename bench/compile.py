@@ -13,12 +13,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
+
+import torch
 
 from bench import api
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, one_line
+from bench.common.mechanism import build_attention
+from bench.measures.decode import LastSteps
+from bench.measures.timing import Pass
 from bench.plan.cell import Cell
 from bench.plan.load import Loader
 from bench.plan.machine import is_gpu
@@ -42,13 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     began = time.monotonic()
     # A process for each: one that CUDA has given up on compiles nothing more.
-    pool = ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
-    with pool:
-        futures: dict[Future[float], dict[str, Any]] = {pool.submit(run_once, job): job for job in wanted}
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        futures = {pool.submit(run_once, job): f"{job['label']}, {job['seq_len']} tokens" for job in wanted}
         for future in as_completed(futures):
-            said = f"{futures[future]['label']}, {futures[future]['seq_len']} tokens"
             failed = future.exception()
-            print(f"{said}: {f'{future.result():.1f} s' if failed is None else one_line(failed)}", flush=True)
+            found = f"{future.result():.1f} s" if failed is None else one_line(failed)
+            print(f"{futures[future]}: {found}", flush=True)
     print(f"{len(wanted)} mechanisms and shapes in {time.monotonic() - began:.0f} s")
     return 0
 
@@ -72,12 +76,6 @@ def jobs(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
 
 def run_once(job: dict[str, Any]) -> float:
     """Run every pass of a mechanism at its own length and at that of the check; the seconds that it took."""
-    import torch
-
-    from bench.common.mechanism import build_attention
-    from bench.measures.decode import LastSteps
-    from bench.measures.timing import Pass
-
     began = time.monotonic()
     device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
     attention = build_attention(job).to(device, dtype).eval()

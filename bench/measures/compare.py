@@ -11,34 +11,26 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bench.common.schema import PASSES, setting
-from bench.measures import Benchmark, register
+from bench.measures import register
 from bench.measures.context import CellContext
-from bench.measures.rounds import compared, time_in_rounds
+from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
 from bench.measures.timing import Pass
 from bench.records.metrics import Metric, median, speedup, verdicts
 
 
 @register
 @dataclass
-class Compare(Benchmark):
+class Compare(TimedInRounds):
     """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
     name: ClassVar[str] = "compare"
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
     compares: ClassVar[bool] = True
 
     num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own
     measured_pass: str = setting("forward", choices=PASSES, condition=False)
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of every mechanism per round, in alternating order.
-
-        Returns:
-            `{"pass": name, "labels": [baseline, ...], "samples": {label: [ns per call, one per round]},
-            "calls_per_sample": {label: calls}, "method", "cache"}`.
-        """
+        """One sample of every mechanism per round, in alternating order: `{"pass": name}` and what `compared` says."""
         attentions, dtypes = context.attentions(), {c["label"]: c["dtype"] for c in context.configs()}
         inputs = {dtype: context.inputs(dtype=dtype) for dtype in dict.fromkeys(dtypes.values())}
         by_dtype = {dtype: context.correctness_check(of_dtype) for dtype, of_dtype in inputs.items()}

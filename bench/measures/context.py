@@ -16,7 +16,7 @@ import attention_zoo
 from bench import inputs as input_sources
 from bench.common.errors import say
 from bench.common.mechanism import build_attention
-from bench.inputs.base import inputs_seed
+from bench.inputs.base import Inputs
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.device_state import DeviceState
 from bench.measures.progress import Point, Progress
@@ -43,8 +43,7 @@ class CellContext:
         report: Callable[[Progress], None] = lambda progress: None,
         keep: Path | None = None,
     ) -> None:
-        self.config, self.cache_dir, self.memory_limit = config, cache_dir, memory_limit
-        self.keep = keep
+        self.config, self.cache_dir, self.memory_limit, self.keep = config, cache_dir, memory_limit, keep
         self.device, self.dtype = torch.device(config["device"]), getattr(torch, config["dtype"])
         self.phase = "setup"
         self.seconds: dict[str, float] = {}
@@ -87,9 +86,8 @@ class CellContext:
         self.said.append(line)
         say(line)  # a child that is killed leaves this only
 
-    def attention(self, *, batch_size: int | None = None, seq_len: int | None = None) -> attention_zoo.Attention:
-        """The cell's mechanism, ready to run; `seq_len` replaces the config's (the batch size does not matter)."""
-        changes = {} if seq_len is None else {"max_seq_len": seq_len}
+    def attention(self, **changes: Any) -> attention_zoo.Attention:
+        """The cell's mechanism, ready to run; `changes` as `build_attention` takes them."""
         return self._built(self.config, **changes).to(self.device, self.dtype).eval()
 
     def configs(self) -> list[dict[str, Any]]:
@@ -102,8 +100,7 @@ class CellContext:
 
     def reference(self, label: str) -> attention_zoo.Attention:
         """The reference implementation of one of the cell's mechanisms."""
-        config = next(config for config in self.configs() if config["label"] == label)
-        return self._built(config, impl="reference")
+        return self._built(next(c for c in self.configs() if c["label"] == label), impl="reference")
 
     def _built(self, config: dict[str, Any], **changes: Any) -> attention_zoo.Attention:
         """A mechanism of the cell, the one that the inputs were made for where it is that one."""
@@ -113,22 +110,9 @@ class CellContext:
         self.trained.add(config["label"])
         return trained
 
-    def correctness_check(
-        self, inputs: tuple[Tensor, Tensor, Tensor], positions: Tensor | None = None
-    ) -> CorrectnessCheck:
+    def correctness_check(self, inputs: Inputs, positions: Tensor | None = None) -> CorrectnessCheck:
         """The check of the cell's mechanisms on these inputs; `positions` are the rows to compare, None some of all."""
-        infos = [attention_zoo.info(config["attention"]["name"]) for config in self.configs()]
-        return CorrectnessCheck(
-            inputs,
-            self.reference,
-            seed=inputs_seed(self.config["seed"]),
-            few_keys_cancel=self.config["causal"] and any(info.cancels for info in infos),
-            keys_are_drawn=not input_sources.source(self.config["inputs"]).is_read,
-            positions=positions,
-            phase=lambda: self.during("check"),
-            errors=self.correctness,
-            note_implementation=self.note_implementation,
-        )
+        return CorrectnessCheck(self, inputs, positions)
 
     def note_implementation(self, label: str, attention: attention_zoo.Attention) -> None:
         """Remember for the record which implementation and backend ran."""
@@ -152,19 +136,15 @@ class CellContext:
         exact.load_state_dict({key: weights.get(key, value) for key, value in exact.state_dict().items()})
         return exact.to(self.device, precision).eval()
 
-    def inputs(
-        self, *, batch_size: int | None = None, seq_len: int | None = None, dtype: str | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value on the device; sizes and dtype replace the config's."""
+    def inputs(self, dtype: str | None = None) -> Inputs:
+        """Query, key and value on the device; `dtype` replaces the config's."""
         precision = self.dtype if dtype is None else getattr(torch, dtype)
-        sizes = {
-            "batch_size": batch_size or self.config["batch_size"],
-            "seq_len": seq_len or self.config["seq_len"],
-        }
-        loaded = input_sources.load({**self.config, **sizes}, self.cache_dir)
-        query, key, value = (x.to(precision) for x in loaded)
-        if batch_size is None and seq_len is None and precision == self.dtype:
-            self.inputs_sha256 = _digest((query, key, value))
+        query, key, value = (x.to(precision) for x in input_sources.load(self.config, self.cache_dir))
+        if precision == self.dtype:
+            digest = hashlib.blake2b(digest_size=32)
+            for tensor in (query, key, value):
+                digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+            self.inputs_sha256 = digest.hexdigest()
         return query.to(self.device), key.to(self.device), value.to(self.device)
 
 
@@ -174,15 +154,18 @@ def num_features(attention: attention_zoo.Attention) -> int | None:
     return None if size is None else int(getattr(attention, size))
 
 
+def held_bytes(module: torch.nn.Module) -> int:
+    """Those of its parameters and buffers."""
+    return sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+
+
 def redraws(
     context: CellContext, attention: attention_zoo.Attention, sequences: int, *, is_random: bool
 ) -> Iterator[tuple[slice, bool]]:
     """The trials of an error: `repeats` draws of a mechanism for each sequence, side by side, each drawn when it comes.
 
-    One draw where the mechanism is not random or is the trained one of the model that the inputs are taken from.
-
-    Yields:
-        Which sequence of the batch, and whether it is its first draw.
+    One draw where the mechanism is not random or is the trained one of the model that the inputs are taken from. Yields
+    which sequence of the batch it is, and whether it is its first draw.
     """
     is_drawn = is_random and context.config["label"] not in context.trained
     draws = context.config["repeats"] if is_drawn else 1
@@ -192,10 +175,3 @@ def redraws(
             attention.resample(context.config["seed"] * sequences * draws + trial)
         yield slice(trial // draws, trial // draws + 1), trial % draws == 0
         context.progress(trial + 1, sequences * draws)
-
-
-def _digest(inputs: tuple[Tensor, ...]) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    for tensor in inputs:
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import attention_zoo
 from attention_zoo import Attention
+from bench import inputs as input_sources
 from bench.common.errors import IncorrectError
-from bench.measures.reference import Inputs, Probe, Reference
+from bench.inputs.base import NAMES, Inputs, inputs_seed
+from bench.measures.reference import Probe, Reference
 from bench.measures.timing import Pass, Result
+
+if TYPE_CHECKING:
+    from bench.measures.context import CellContext
 
 # Rows compared: of the short input, and of each of two sequences of the cell's own.
 SHORT_ROWS, OWN_ROWS = 256, 16
@@ -32,72 +36,48 @@ IN_COMMON = 3.0
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass
-class Checked:
-    """A mechanism that is checked, what its results should be, and what they were first, by pass and sign."""
-
-    attention: Attention
-    reference: Reference
-    expected: tuple[Tensor, ...] = ()
-    first: dict[tuple[str, int], list[Tensor | None]] = field(default_factory=dict)
-
-
 class CorrectnessCheck:
     """Checks one measurement of one or more mechanisms on the same inputs; those of other dtypes have their own check.
 
     Call `check_before` for each mechanism; give `check_first` the first results of each pass for both signs of the
     values, and `check_last` the last ones; then `finish`. Each raises `IncorrectError`, or `NonFiniteError` for NaN and
-    infinity, with the reason.
+    infinity, with the reason. The context notes what was compared and what ran.
 
     Args:
+        context: of the cell whose mechanisms these are.
         inputs: query, key and value that are measured; `set_sign` changes the value in place.
-        reference: makes the reference implementation of a mechanism by its label.
-        seed: of the rows that are compared and of the gradient.
-        few_keys_cancel: whether the weights of a row that sees few keys may cancel.
-        keys_are_drawn: whether the keys are random numbers, so that the short input may add what they have in common.
         positions: rows of the inputs to compare, where only these are measured; None is some of all.
-        phase: a context in which checking is nobody's measured time.
-        errors: what was compared is noted here, by label.
-        note_implementation: is told at the end of each mechanism that ran.
 
     Attributes:
         gradient: of the output, for the passes that are measured.
     """
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        reference: Callable[[str], Attention],
-        *,
-        seed: int,
-        few_keys_cancel: bool = False,
-        keys_are_drawn: bool = True,
-        positions: Tensor | None = None,
-        phase: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        errors: dict[str, dict[str, Any]] | None = None,
-        note_implementation: Callable[[str, Attention], None] = lambda label, attention: None,
-    ) -> None:
-        self.inputs, self.phase, self.keys_are_drawn = inputs, phase, keys_are_drawn
-        self.errors = {} if errors is None else errors
-        self.few_keys_cancel = few_keys_cancel
-        self._make_reference, self._note_implementation = reference, note_implementation
-        self.generator = torch.Generator().manual_seed(seed)
-        self.probe = own_probe(len(inputs[0]), inputs[0].shape[2], self.generator)
-        if positions is not None:
-            self.probe = self.probe._replace(positions=positions)
-        self.gradient = self.probe.gradient(inputs[0], self.generator, few_keys_cancel=few_keys_cancel)
-        self.sign = 1
-        self.checked: dict[str, Checked] = {}
-        self.state = ProcessState(inputs)
+    def __init__(self, context: CellContext, inputs: Inputs, positions: Tensor | None = None) -> None:
+        self.context, self.inputs, self.sign = context, inputs, 1
+        self.generator = torch.Generator().manual_seed(inputs_seed(context.config["seed"]))
+        infos = [attention_zoo.info(config["attention"]["name"]) for config in context.configs()]
+        # Where weights cancel, all of a row that sees few keys may.
+        self.few_keys_cancel = context.config["causal"] and any(info.cancels for info in infos)
+        batch_size, _, seq_len, _ = inputs[0].shape
+        before = [int(torch.randint(batch_size - 1, (), generator=self.generator))] if batch_size > 1 else []
+        drawn = spread(seq_len, OWN_ROWS, self.generator)
+        self.probe = Probe(torch.tensor([*before, batch_size - 1]), drawn if positions is None else positions)
+        self.gradient = self.probe.gradient(inputs[0], self.generator, few_keys_cancel=self.few_keys_cancel)
+        self.mechanisms: dict[str, Attention] = {}
+        self.references: dict[str, Reference] = {}
+        self.expected: dict[str, tuple[Tensor, ...]] = {}
+        self.first: dict[tuple[str, str, int], list[Tensor | None]] = {}
+        """What results were first, by label, pass and sign."""
+        self.state = process_state(inputs)
 
     def check_before(self, label: str, attention: Attention, passes: Collection[str] = ("forward",)) -> None:
         """Check a mechanism on the short input in every pass that will be measured."""
         with_gradients = set(passes) != {"forward"}
         if with_gradients:
             _first_gradient()
-        with self.phase():
-            reference = Reference(attention, self._make_reference(label), with_gradients=with_gradients)
-            self.checked[label] = Checked(attention, reference)
+        with self.context.during("check"):
+            reference = Reference(attention, self.context.reference(label), with_gradients=with_gradients)
+            self.mechanisms[label], self.references[label] = attention, reference
             length = min(self.inputs[0].shape[2], attention.min_test_length)
             inputs = self._short(length)
             probe = Probe(torch.tensor([0]), spread(length, SHORT_ROWS, self.generator))
@@ -105,13 +85,13 @@ class CorrectnessCheck:
             expected = reference.results(inputs, probe, gradient)
             for name in ("forward", "forward_backward") if with_gradients else ("forward",):
                 result = Pass(name, attention, inputs, gradient).run_unprepared()
-                self.state.require_unchanged(label)
+                self._require_unchanged(label)
                 self._compare("short", label, f"{name} of {length} tokens", result, expected, probe, inputs[2])
 
     def _short(self, length: int) -> Inputs:
         """A sequence of the cell's own; where keys are drawn, those of every second head have much in common."""
         query, key, value = (x[:1, :, :length].contiguous() for x in self.inputs)
-        if self.keys_are_drawn:
+        if not input_sources.source(self.context.config["inputs"]).is_read:
             common = torch.randn(1, key.shape[1], 1, key.shape[3], generator=self.generator).to(key)
             common[:, ::2] = 0
             key = key + IN_COMMON * key.std() * common
@@ -128,29 +108,28 @@ class CorrectnessCheck:
 
     def check_first(self, label: str, name: str, result: Result) -> None:
         """Compare the first result of a pass with the reference, for positive values; `check_last` remembers it."""
-        with self.phase():
-            checked = self.checked[label]
-            checked.first[name, self.sign] = [_fingerprint(x) for x in result]
-            self._require_other_outputs(label, name)
+        with self.context.during("check"):
+            self.first[label, name, self.sign] = [_fingerprint(x) for x in result]
+            negative, positive = (self.first.get((label, name, sign), [None])[0] for sign in (-1, 1))
+            if negative is not None and positive is not None and negative.any() and torch.equal(negative, positive):
+                raise IncorrectError(f"{label}, {name}: other values, the same output: it is that of an earlier call")
             # After each mechanism: a rival must not answer for what another one did.
-            self.state.require_unchanged(label, value_has_sign=self.sign < 0)
+            self._require_unchanged(label)
             if self.sign > 0:
-                if not checked.expected:
-                    checked.expected = checked.reference.results(self.inputs, self.probe, self.gradient)
-                self._compare("own", label, name, result, checked.expected, self.probe, self.inputs[2])
+                if label not in self.expected:
+                    self.expected[label] = self.references[label].results(self.inputs, self.probe, self.gradient)
+                self._compare("own", label, name, result, self.expected[label], self.probe, self.inputs[2])
 
     def check_last(self, label: str, name: str, result: Result) -> None:
         """Compare the last result of a pass with its first one for values of the same sign."""
-        with self.phase():
-            checked = self.checked[label]
-            allowed = checked.reference.tolerance(self.inputs[0].dtype, self.inputs[0].shape[2]).output
-            for before, tensor in zip(checked.first[name, self.sign], result, strict=True):
+        with self.context.during("check"):
+            allowed = self.references[label].tolerance(self.inputs[0].dtype, self.inputs[0].shape[2])["output"]
+            for before, tensor in zip(self.first[label, name, self.sign], result, strict=True):
                 now = _fingerprint(tensor)
                 error = 0.0 if before is None or now is None else _difference(now, before)
                 if (now is None) != (before is None) or not error <= allowed:
-                    raise IncorrectError(
-                        f"{label}, {name}: the last call gave not what the first gave, off by {error:.1e}"
-                    )
+                    what = "the last call gave not what the first gave"
+                    raise IncorrectError(f"{label}, {name}: {what}, off by {error:.1e}")
 
     def check_forward(self, label: str, attention: Attention) -> None:
         """Check the forward pass on both inputs, where no pass is measured."""
@@ -159,11 +138,11 @@ class CorrectnessCheck:
 
     def finish(self) -> None:
         """Check that inputs and process are as they were, and note what ran."""
-        with self.phase():
+        with self.context.during("check"):
             self.set_sign(1)
-            self.state.require_unchanged(" or ".join(self.checked))
-            for label, checked in self.checked.items():
-                self._note_implementation(label, checked.attention)
+            self._require_unchanged(" or ".join(self.mechanisms))
+            for label, attention in self.mechanisms.items():
+                self.context.note_implementation(label, attention)
 
     def _compare(
         self,
@@ -175,59 +154,40 @@ class CorrectnessCheck:
         probe: Probe,
         value: Tensor,
     ) -> None:
-        reference, report = self.checked[label].reference, self.errors.setdefault(label, {}).setdefault(which, {})
+        reference = self.references[label]
+        report = self.context.correctness.setdefault(label, {}).setdefault(which, {})
         errors = reference.compare(f"{label}, {name}", result, expected, probe, value)
         report |= {key: max(error, report.get(key, 0.0)) for key, error in errors.items()}
-        allowed = reference.tolerance(value.dtype, value.shape[2])._asdict()
+        allowed = reference.tolerance(value.dtype, value.shape[2])
         report |= {f"{key}_allowed": allowed[key] for key in errors if key in allowed}
         report |= {"seq_len": value.shape[2], "rows": len(probe.items) * len(probe.positions)}
 
-    def _require_other_outputs(self, label: str, name: str) -> None:
-        first = self.checked[label].first
-        negative, positive = (first.get((name, sign), [None])[0] for sign in (-1, 1))
-        if negative is not None and positive is not None and negative.any() and torch.equal(negative, positive):
-            raise IncorrectError(f"{label}, {name}: other values, the same output: it is that of an earlier call")
-
-
-class ProcessState:
-    """What a mechanism shares with the rest of its process and must leave as it was, the inputs among it."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = dict(zip(("query", "key", "value"), inputs, strict=True))
-        self.before = self._now()
-
-    def require_unchanged(self, label: str, *, value_has_sign: bool = False) -> None:
-        """Raise `IncorrectError` naming the first thing that the mechanism `label` changed.
-
-        `value_has_sign`: the check itself has changed the value's sign, so that the value is not compared.
-        """
-        for name, value in self._now().items():
-            if value != self.before[name] and not (value_has_sign and name == "its input value"):
-                shown = f" to {value}" if isinstance(value, str | bool | int) and "input" not in name else ""
+    def _require_unchanged(self, label: str) -> None:
+        """Raise `IncorrectError` naming the first thing that the mechanism `label` changed."""
+        for name, now in process_state(self.inputs).items():
+            # The sign of the value is the check's own doing.
+            if now != self.state[name] and (self.sign > 0 or name != "its input value"):
+                shown = f" to {now}" if isinstance(now, str | bool | int) and "input" not in name else ""
                 raise IncorrectError(f"{label}: changed {name}{shown}")
 
-    def _now(self) -> dict[str, Any]:
-        numpy: Any = np.random.get_state()
-        # Asking a GPU that nothing runs on would start it.
-        cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else None
-        return {f"its input {name}": _bit_sum(tensor) for name, tensor in self.inputs.items()} | {
-            "torch's random state": torch.get_rng_state().numpy().tobytes(),
-            "CUDA's random state": cuda,
-            "Python's random state": random.getstate(),
-            "NumPy's random state": (numpy[1].tobytes(), numpy[2:]),
-            "the default dtype": str(torch.get_default_dtype()),
-            "the number of threads": torch.get_num_threads(),
-            "the working directory": os.getcwd(),
-            "the grad mode": torch.is_grad_enabled(),
-            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "the precision of float32 products": torch.get_float32_matmul_precision(),
-        }
 
-
-def own_probe(batch_size: int, seq_len: int, generator: torch.Generator) -> Probe:
-    """The last sequence of the batch and one before it, `OWN_ROWS` positions of each."""
-    before = [int(torch.randint(batch_size - 1, (), generator=generator))] if batch_size > 1 else []
-    return Probe(torch.tensor([*before, batch_size - 1]), spread(seq_len, OWN_ROWS, generator))
+def process_state(inputs: Inputs) -> dict[str, Any]:
+    """What a mechanism shares with the rest of its process and must leave as it was, the inputs among it."""
+    numpy: Any = np.random.get_state()
+    # Asking a GPU that nothing runs on would start it.
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else None
+    return {f"its input {name}": _bit_sum(tensor) for name, tensor in zip(NAMES, inputs, strict=True)} | {
+        "torch's random state": torch.get_rng_state().numpy().tobytes(),
+        "CUDA's random state": cuda,
+        "Python's random state": random.getstate(),
+        "NumPy's random state": (numpy[1].tobytes(), numpy[2:]),
+        "the default dtype": str(torch.get_default_dtype()),
+        "the number of threads": torch.get_num_threads(),
+        "the working directory": os.getcwd(),
+        "the grad mode": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the precision of float32 products": torch.get_float32_matmul_precision(),
+    }
 
 
 def spread(seq_len: int, count: int, generator: torch.Generator) -> Tensor:

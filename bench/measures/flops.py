@@ -44,18 +44,14 @@ class Flops(Benchmark):
         query, key, value = inputs
         check = context.correctness_check((query[:1], key[:1], value[:1]))
         check.check_forward(context.config["label"], attention)
-        batch, _, seq_len, _ = query.shape
         with torch.no_grad():
             operations = count(lambda: attention(*inputs))
         check.finish()
         if not operations:
             raise UnsupportedError(f"{attention.info.name} runs in kernels whose operations PyTorch cannot count")
-        return {
-            "analytic": analytic(attention, batch, seq_len),
-            "counted": sum(operations.values()),
-            "operations": operations,
-            "features": num_features(attention),
-        }
+        formula, counted = analytic(attention, len(query), query.shape[2]), sum(operations.values())
+        features = num_features(attention)
+        return {"analytic": formula, "counted": counted, "operations": operations, "features": features}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
@@ -88,8 +84,8 @@ def count(call: Callable[[], Any]) -> dict[str, int]:
     """
     aten = torch.ops.aten
     formulas = {
-        aten.baddbmm_: _added_product,
-        **dict.fromkeys((aten.sum, aten.mean, aten.cumsum), _addends),
+        aten.baddbmm_: lambda added, left, right, **_: 2 * math.prod(left) * right[-1],
+        **dict.fromkeys((aten.sum, aten.mean, aten.cumsum), lambda summed, *_, **__: math.prod(summed)),
         aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention,
         aten._scaled_dot_product_flash_attention: _fused_attention,
         aten._scaled_dot_product_efficient_attention: _biased_attention,
@@ -101,14 +97,6 @@ def count(call: Callable[[], Any]) -> dict[str, int]:
     return {operation.__name__.lstrip("_"): flops for operation, flops in counts.items() if flops}
 
 
-def _added_product(added: Any, left: Any, right: Any, **_: Any) -> int:
-    return 2 * math.prod(left) * right[-1]
-
-
-def _addends(summed: Any, *_: Any, **__: Any) -> int:
-    return math.prod(summed)
-
-
 def _fused_attention(
     query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, *_: Any, **__: Any
 ) -> int:
@@ -118,16 +106,6 @@ def _fused_attention(
     return 2 * math.prod(batch) * seen * (head_dim + value[-1])
 
 
-def _biased_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    with_logsumexp: bool,
-    dropout: float = 0.0,
-    is_causal: bool = False,
-    *_: Any,
-    **__: Any,
-) -> int:
-    """As `_fused_attention`, of kernels with other arguments."""
-    return _fused_attention(query, key, value, dropout, is_causal)
+def _biased_attention(query: Any, key: Any, value: Any, bias: Any, logsumexp: Any, *others: Any, **by_name: Any) -> int:
+    """As `_fused_attention`, of kernels with two arguments more."""
+    return _fused_attention(query, key, value, *others, **by_name)

@@ -1,4 +1,4 @@
-"""Latency of forward, backward and forward+backward."""
+"""Latency of forward, backward and forward+backward; and how far the forward pass is from what the device could do."""
 
 from __future__ import annotations
 
@@ -6,44 +6,43 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from attention_zoo import Attention
 from bench.common.schema import PASSES, setting
-from bench.measures import Benchmark, register
-from bench.measures.context import CellContext
+from bench.inputs.base import Inputs
+from bench.measures import register
+from bench.measures.context import CellContext, held_bytes, num_features
 from bench.measures.device_state import energy
 from bench.measures.flops import analytic
-from bench.measures.peaks import Peaks, compulsory_bytes
-from bench.measures.replay import in_three_ways
-from bench.measures.rounds import time_in_rounds
+from bench.measures.peaks import Peaks
+from bench.measures.rounds import TimedInRounds, in_three_ways, time_in_rounds
 from bench.measures.timing import Pass
 from bench.records import roofline
 from bench.records.metrics import Metric, median, spread
 
+# From here on people say TFLOP/s.
+MANY = 1e13
+
 
 @register
 @dataclass
-class Latency(Benchmark):
+class Latency(TimedInRounds):
     """Time of one call: forward, backward and both. Each pass is a cell: one may run out of memory, another not."""
 
     name: ClassVar[str] = "latency"
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
     cell_per: ClassVar[str | None] = "passes"
 
     # What is measured besides: the device's peaks in the same rounds as the forward pass; what a caller waits, and a
     # replay of the graph; the energy of the board. The last two on a GPU only.
     beside: list[str] | None = setting(None, choices=("ceilings", "ways", "energy"), condition=False)
     passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples per pass.
 
         Returns:
-            `{"passes": {name: {"unit": "ns", "samples": [...], "calls_per_sample", "warmup_calls", "method",
-            "cache"}}, "tokens": batch_size * seq_len}`; a sample is nanoseconds per call. With `ceilings` beside, also
-            `"flops"`, analytic ones of the forward pass, `"bytes"`, compulsory ones, and of that pass `"ceilings"`, as
-            `bench=roofline`. A pass may have `"launch_bound"`, `"replay_ns"` and on a GPU `"ways"`, as
-            `bench.measures.replay.in_three_ways`, and `"energy"`, as `bench.measures.device_state.energy`.
+            `{"passes": {name: as `time_in_rounds`}, "tokens": batch_size * seq_len}`. With `ceilings` beside also
+            `"flops"` and `"bytes"` of the forward pass, and its `"ceilings"`, as `bench=roofline`. A pass may have what
+            `in_three_ways` says, and `"energy"`, as `bench.measures.device_state.energy`.
         """
         beside = self.beside or []
         label, attention, inputs = context.config["label"], context.attention(), context.inputs()
@@ -62,10 +61,7 @@ class Latency(Benchmark):
             if "ways" in beside:
                 timing |= in_three_ways(context.device, again, context.config["repeats"], self.min_sample_ms)
         batch_size, _, seq_len, _ = inputs[0].shape
-        work: dict[str, Any] = {}
-        if "ceilings" in beside:
-            work["flops"] = analytic(attention, batch_size, seq_len)
-            work["bytes"] = compulsory_bytes(attention, inputs)
+        work = _work(attention, inputs) if "ceilings" in beside else {}
         return {"passes": passes, "tokens": batch_size * seq_len, **work}
 
     @classmethod
@@ -108,6 +104,71 @@ class Latency(Benchmark):
         times = [one for one in quantities if one.metric == "latency"]
         beside = {which: f" ({', '.join(of_pass)})" for which, of_pass in words.items()}
         return ", ".join(f"{one.measured_pass} {one.text}{beside.get(one.measured_pass, '')}" for one in times)
+
+
+@register
+@dataclass
+class Roofline(TimedInRounds):
+    """The forward pass and the peaks of the device in interleaved rounds of one process.
+
+    The forward pass only: `Attention.flops` counts no other, and a backward pass may compute much again.
+    """
+
+    name: ClassVar[str] = "roofline"
+
+    # d: columns, rows, projection dimension or features of the mechanism; None: its own
+    num_features: int | None = setting(None, minimum=1, condition=False)
+
+    def measure(self, context: CellContext) -> dict[str, Any]:
+        """One sample of the forward pass and one of each peak per round.
+
+        Returns:
+            As `time_in_rounds` with peaks, and `{"flops": analytic forward FLOPs, "bytes": compulsory, "features": d or
+            None}`.
+        """
+        label, attention, inputs = context.config["label"], context.attention(), context.inputs()
+        check = context.correctness_check(inputs)
+        check.check_before(label, attention)
+        peaks = Peaks(context.dtype, self.min_sample_ms, every=True)
+        passes = {label: Pass("forward", attention, inputs)}
+        timing = time_in_rounds(context, {label: check}, passes, self.min_sample_ms, peaks)[label]
+        check.finish()
+        return timing | _work(attention, inputs) | {"features": num_features(attention)}
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
+        """`latency`, `flops`, `throughput`, `bytes`, `intensity`, `share`, and each ceiling by its name."""
+        samples, flops, moved = (measurements[key] for key in ("samples", "flops", "bytes"))
+        of_pass: dict[str, Any] = {"measured_pass": "forward"}
+        latency = median("latency", samples, "ns", name="latency_ms.forward", shown=("ms", 1e-6), **of_pass)
+        yield latency
+        yield from roofline.throughput(flops, latency)
+        yield Metric("bytes", moved, "bytes", shown=None, **of_pass)
+        yield Metric("intensity", flops / moved, "FLOP/byte", shown=("FLOP/byte", 1.0), **of_pass)
+        yield roofline.share(samples, measurements["ceilings"], flops, moved)
+        yield from roofline.rates(measurements["ceilings"])
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Metric]) -> str:
+        """The share, what was reached of which ceiling, and which one it is; or why there is no share."""
+        values = {one.metric: one.value for one in quantities}
+        (share,) = (one for one in quantities if one.metric == "share")
+        if share.verdict in roofline.BEYOND:
+            return roofline.words(share)
+        reached = 1e12 * values["throughput"]
+        if share.verdict == "memory":
+            of = f"{reached / values['intensity'] / 1e9:.3g} of {values['copy'] / 1e9:.3g} GB/s"
+        else:
+            scale, unit = (1e12, "TFLOP/s") if values["gemm"] >= MANY else (1e9, "GFLOP/s")
+            of = f"{reached / scale:.3g} of {values['gemm'] / scale:.3g} {unit}"
+        return f"{roofline.words(share)} ({of}, {share.verdict})"
+
+
+def _work(attention: Attention, inputs: Inputs) -> dict[str, int]:
+    """FLOPs of a forward pass, and the bytes that it must move: inputs, parameters and buffers in, the output out."""
+    query = inputs[0]
+    moved = sum(x.nbytes for x in (*inputs, query)) + held_bytes(attention)
+    return {"flops": analytic(attention, len(query), query.shape[2]), "bytes": moved}
 
 
 def _energy(used: Mapping[str, Any], tokens: int, of_pass: Mapping[str, Any]) -> Iterator[Metric]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.common.schema import setting
 from bench.measures import Benchmark, register
-from bench.measures.context import CellContext
+from bench.measures.context import CellContext, held_bytes
 from bench.measures.timing import Pass
 from bench.records.metrics import Metric
 from bench.records.outcomes import classify
@@ -47,7 +47,7 @@ class Memory(Benchmark):
         label, attention, inputs = context.config["label"], context.attention(), context.inputs()
         check = context.correctness_check(inputs)
         check.check_before(label, attention, self.passes)
-        baseline = sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers()))
+        baseline = sum(x.nbytes for x in inputs) + held_bytes(attention)
         passes = {}
         context.enter("measure")
         for done, name in enumerate(self.passes):
@@ -58,38 +58,29 @@ class Memory(Benchmark):
             passes[name] = {"peak_bytes": bytes_over, "baseline_bytes": baseline}
             context.progress(done + 1, len(self.passes))
         check.finish()
-        del attention, inputs, check
-        return {
-            "passes": passes,
-            "method": METHODS[context.device.type],
-            "largest": self.bisect(context) if self.largest else None,
-        }
+        del attention, inputs, check, call
+        largest = None if self.largest is None else self.bisect(context, self.largest)
+        return {"passes": passes, "method": METHODS[context.device.type], "largest": largest}
 
-    def bisect(self, context: CellContext) -> dict[str, Any]:
-        """As `largest_fitting`, from the cell's own size on."""
-        assert self.largest is not None
-        axis, name, limit = self.largest, self.passes[-1], self.largest_limit
+    def bisect(self, context: CellContext, axis: str) -> dict[str, Any]:
+        """As `largest_fitting`, from the cell's own size on, of random numbers; for the record."""
         tried: dict[int, bool] = {}
 
         def fits(value: int) -> bool:
-            tried[value] = _pass_fits(context, axis, value, name)
+            tried[value] = fits_in_memory(context.device, lambda: run_at(context, self.passes[-1], {axis: value}))
             context.progress(len(tried), len(tried) + 1)
             return tried[value]
 
-        return {
-            "axis": axis,
-            "value": largest_fitting(fits, context.config[axis], limit),
-            "limit_bytes": context.memory_limit,
-            "tried": {str(value): fit for value, fit in sorted(tried.items())},
-        }
+        value = largest_fitting(fits, context.config[axis], self.largest_limit)
+        by_text = {str(value): fit for value, fit in sorted(tried.items())}
+        return {"axis": axis, "value": value, "limit_bytes": context.memory_limit, "tried": by_text}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of each pass its `peak_memory` in bytes; `largest_batch_size` or `largest_seq_len` of the last one."""
         for name, peak in measurements["passes"].items():
-            yield Metric(
-                "peak_memory", peak["peak_bytes"], "bytes", measured_pass=name, name=f"peak_mib.{name}", shown=MIB
-            )
+            tracked = f"peak_mib.{name}"
+            yield Metric("peak_memory", peak["peak_bytes"], "bytes", measured_pass=name, name=tracked, shown=MIB)
         if largest := measurements.get("largest"):
             axis = largest["axis"]
             yield Metric(f"largest_{axis}", largest["value"], axis, measured_pass=name, name=f"largest.{axis}")
@@ -103,23 +94,24 @@ class Memory(Benchmark):
         )
 
 
-def peak_bytes(device: torch.device, call: Callable[[], Any]) -> tuple[int, Any]:
-    """The most that a call had allocated at once, over what there was before, and what it returned."""
-    return (_peak_on_gpu if device.type == "cuda" else _peak_on_cpu)(call)
+def run_at(context: CellContext, name: str, sizes: Mapping[str, int]) -> None:
+    """A pass of the cell's mechanism on random numbers, with another `batch_size` or `seq_len`.
+
+    They are drawn on the device in the cell's dtype: what fits there need not fit three times in the host's float32.
+    """
+    shape = [{**context.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
+    attention = context.attention(max_seq_len=shape[2])
+    generator = torch.Generator(context.device).manual_seed(0)
+    query, key, value = (
+        torch.randn(shape, generator=generator, device=context.device, dtype=context.dtype) for _ in range(3)
+    )
+    Pass(name, attention, (query, key, value)).run_unprepared()
 
 
 def largest_fitting(fits: Callable[[int], bool], first: int, limit: int) -> int:
-    """Double until a size does not fit, then bisect between the last that did and the first that did not.
+    """The largest size that fits, at most `limit`, exact up to 128 and to a 64th above it; 0 where none does.
 
-    Exact up to 128, and to a 64th above it.
-
-    Args:
-        fits: whether a size does; each is asked once.
-        first: where the doubling starts.
-        limit: no larger size is tried.
-
-    Returns:
-        The size; 0 where none fits.
+    Doubles from `first` on until one does not fit, then bisects; asks of each size once.
     """
     low, high = 0, first
     while high <= limit and fits(high):
@@ -147,43 +139,20 @@ def fits_in_memory(device: torch.device, call: Callable[[], Any]) -> bool:
     return True
 
 
-def _peak_on_gpu(call: Callable[[], Any]) -> tuple[int, Any]:
-    # What libraries allocate once, such as the workspace of cuBLAS in autograd's own thread, is no call's.
-    call()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before, result
-
-
-def _peak_on_cpu(call: Callable[[], Any]) -> tuple[int, Any]:
+def peak_bytes(device: torch.device, call: Callable[[], Any]) -> tuple[int, Any]:
+    """The most that a call had allocated at once, over what there was before, and what it returned."""
+    if device.type == "cuda":
+        # What libraries allocate once, such as the workspace of cuBLAS in autograd's own thread, is no call's.
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before, result
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = call()
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    allocated = peak = 0
-    for _, change in changes:
-        allocated += change
-        peak = max(peak, allocated)
-    return peak, result
-
-
-def _pass_fits(context: CellContext, axis: str, value: int, name: str) -> bool:
-    def call() -> None:
-        attention, inputs = context.attention(**{axis: value}), _random_inputs(context, {axis: value})
-        Pass(name, attention, inputs).run_unprepared()
-
-    return fits_in_memory(context.device, call)
-
-
-def _random_inputs(context: CellContext, sizes: Mapping[str, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Drawn on the device in the cell's dtype: what fits there need not fit three times in the host's float32."""
-    shape = [{**context.config, **sizes}[key] for key in ("batch_size", "num_heads", "seq_len", "head_dim")]
-    generator = torch.Generator(context.device).manual_seed(0)
-    query, key, value = (
-        torch.randn(shape, generator=generator, device=context.device, dtype=context.dtype) for _ in range(3)
-    )
-    return query, key, value
+    return max(itertools.accumulate((change for _, change in changes), initial=0)), result

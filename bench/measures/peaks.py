@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.measures.timing import WARMUP_CALLS, Stopwatch
+from bench.measures.timing import WARMUP_CALLS, Stopwatch, Timed
 
 # The first size whose call lasts so long is large enough: starting threads or kernels is no part of a peak.
 LEAST_NS = 5e5
@@ -25,42 +25,42 @@ EXPONENTIALS_PER_THREAD = 2**16
 CHAINS, CHAINED = 2**20, 2**11
 
 
-@dataclass(frozen=True)
-class Peak:
+@dataclass(eq=False)
+class Peak(Timed):
     """A call of known work at which the device is at its fastest, as something to take the time of."""
 
     work: int
     """FLOPs, bytes or exponentials of a call."""
     call: Callable[[], Tensor]
-
-    def prepare(self) -> None:
-        """Nothing."""
+    calls_per_sample: int = 1
+    samples: list[float] = field(default_factory=list)
 
     def run(self, prepared: None) -> Tensor:
         """The timed call."""
         return self.call()
 
 
-def product(side: int, dtype: torch.dtype, device: torch.device) -> Peak:
-    """A product of two square matrices of normal numbers: 2 side^3 FLOPs."""
+def product(side: int, kind: str, device: torch.device) -> Peak:
+    """A product of two square matrices of normal numbers of a dtype: 2 side^3 FLOPs.
+
+    `tf32` are float32 matrices that a GPU rounds to TF32: 8 bits of exponent, 10 of mantissa.
+    """
+    dtype = torch.float32 if kind == "tf32" else getattr(torch, kind)
     left, right = (_normal((side, side), dtype, device, seed) for seed in (0, 1))
     out = torch.empty_like(left)
-    return Peak(2 * side**3, lambda: torch.mm(left, right, out=out))
 
+    def exact() -> Tensor:
+        return torch.mm(left, right, out=out)
 
-def tf32_product(side: int, device: torch.device) -> Peak:
-    """A product of float32 matrices that a GPU rounds to TF32: 8 bits of exponent, 10 of mantissa."""
-    exact = product(side, torch.float32, device)
-
-    def call() -> Tensor:
+    def rounded() -> Tensor:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
-            return exact.call()
+            return exact()
         finally:
             torch.set_float32_matmul_precision(before)
 
-    return Peak(exact.work, call)
+    return Peak(2 * side**3, rounded if kind == "tf32" else exact)
 
 
 def copy(size: int, device: torch.device) -> Peak:
@@ -89,61 +89,47 @@ class Peaks:
     """Those of the stopwatch's device, one sample of each beside every sample of a mechanism.
 
     `gemm` (of the dtype, on a CPU without products of 16 bits of float32) and `copy`, which bound a mechanism by its
-    FLOPs and its bytes. With `every` also `exponentials`, and both in
-    float32 where the dtype is another one: `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`,
-    `gemm_float16` and `gemm_tf32`; its exponentials are in float32 only, and need Triton.
+    FLOPs and its bytes. With `every` also `exponentials`, and both in float32 where the dtype is another one:
+    `gemm_float32`, `exponentials_float32`. On a GPU also `gemm_bfloat16`, `gemm_float16` and `gemm_tf32`; its
+    exponentials are in float32 only, and need Triton.
 
-    Args:
-        dtype: of the mechanism.
-        sample_ms: calls are repeated until a sample lasts so long; at 0 it is one call.
-        every: whether to measure what no share needs, too.
+    Calls are repeated until a sample lasts `sample_ms`; at 0 it is one call.
     """
 
     def __init__(self, dtype: torch.dtype, sample_ms: float = 0.0, *, every: bool = False) -> None:
         self.dtype, self.sample_ms, self.every = dtype, sample_ms, every
         self.peaks: dict[str, Peak] = {}
-        self.calls: dict[str, int] = {}
-        self.samples: dict[str, list[float]] = {}
 
     def prepare(self, stopwatch: Stopwatch) -> None:
         """Make each as large as it has to be on a device that is warm already."""
-        own, kind = str(self.dtype).removeprefix("torch."), stopwatch.device.type
+        own, device = str(self.dtype).removeprefix("torch."), stopwatch.device
         self.peaks["gemm"] = _fastest_product(own, stopwatch)
-        self.peaks["copy"] = _long_enough((copy(size, stopwatch.device) for size in COPIED), stopwatch)
-        for other in OTHER_PRODUCTS[kind] if self.every else ():
+        self.peaks["copy"] = _long_enough((copy(size, device) for size in COPIED), stopwatch)
+        for other in OTHER_PRODUCTS[device.type] if self.every else ():
             if other != own:
                 self.peaks[f"gemm_{other}"] = _product(other, stopwatch)
-        if self.every and kind == "cpu":
-            self.peaks["exponentials"] = _exponentials(self.dtype, stopwatch)
-            if self.dtype != torch.float32:
-                self.peaks["exponentials_float32"] = _exponentials(torch.float32, stopwatch)
+        if self.every and device.type == "cpu":
+            for name in dict.fromkeys((own, "float32")):
+                count = EXPONENTIALS_PER_THREAD * torch.get_num_threads()
+                one = exponentials(count, getattr(torch, name), device)
+                self.peaks["exponentials" if name == own else f"exponentials_{name}"] = _long_enough([one], stopwatch)
         elif self.every:
             # Without Triton, or what it compiles with, there is one peak less.
             with contextlib.suppress(Exception):
-                chained = _long_enough([chained_exponentials(stopwatch.device)], stopwatch)
+                chained = _long_enough([chained_exponentials(device)], stopwatch)
                 self.peaks["exponentials" if own == "float32" else "exponentials_float32"] = chained
-        for name, peak in self.peaks.items():
-            self.calls[name], self.samples[name] = 1, []
-            if self.sample_ms:
-                self.calls[name] = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
+        for peak in self.peaks.values() if self.sample_ms else ():
+            peak.calls_per_sample = stopwatch.calibrate(peak, self.sample_ms, stopwatch.time(peak))
 
     def sample(self, stopwatch: Stopwatch) -> None:
         """Take one sample of each."""
-        for name, peak in self.peaks.items():
-            self.samples[name].append(stopwatch.sample(peak, self.calls[name]))
+        for peak in self.peaks.values():
+            peak.samples.append(stopwatch.sample(peak, peak.calls_per_sample))
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """For the record, `{name: {"work": of a call, "samples": [ns per call], "calls_per_sample"}}`."""
-        return {
-            name: {"work": peak.work, "samples": self.samples[name], "calls_per_sample": self.calls[name]}
-            for name, peak in self.peaks.items()
-        }
-
-
-def compulsory_bytes(attention: torch.nn.Module, inputs: tuple[Tensor, Tensor, Tensor]) -> int:
-    """What a forward pass must move: query, key, value, parameters and buffers in, once, and the output out."""
-    query = inputs[0]
-    return sum(x.nbytes for x in (*inputs, *attention.parameters(), *attention.buffers())) + query.nbytes
+        keys = ("work", "samples", "calls_per_sample")
+        return {name: {key: getattr(peak, key) for key in keys} for name, peak in self.peaks.items()}
 
 
 def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:
@@ -154,19 +140,7 @@ def _fastest_product(own: str, stopwatch: Stopwatch) -> Peak:
 
 
 def _product(kind: str, stopwatch: Stopwatch) -> Peak:
-    """Of a dtype, or `tf32`."""
-
-    def of(side: int) -> Peak:
-        if kind == "tf32":
-            return tf32_product(side, stopwatch.device)
-        return product(side, getattr(torch, kind), stopwatch.device)
-
-    return _long_enough(map(of, SIDES), stopwatch)
-
-
-def _exponentials(dtype: torch.dtype, stopwatch: Stopwatch) -> Peak:
-    count = EXPONENTIALS_PER_THREAD * torch.get_num_threads()
-    return _long_enough([exponentials(count, dtype, stopwatch.device)], stopwatch)
+    return _long_enough((product(side, kind, stopwatch.device) for side in SIDES), stopwatch)
 
 
 def _long_enough(peaks: Iterable[Peak], stopwatch: Stopwatch) -> Peak:

@@ -23,7 +23,7 @@ class Progress:
 
     @classmethod
     def decode(cls, encoded: str) -> Progress:
-        """Read what `encode` wrote; values that are not finite are left out.
+        """Read what `encode` wrote, without values that are not finite.
 
         Raises:
             ValueError, TypeError, AttributeError: it is not that, cut short perhaps.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attention_zoo import Attention
 from bench.common.errors import IncorrectError, NonFiniteError
+from bench.inputs.base import NAMES, Inputs
 from bench.measures.timing import Result
-
-Inputs = tuple[Tensor, Tensor, Tensor]
 
 # Where rounding decides which rows or columns are computed, this share of what is compared has to agree.
 DATA_DEPENDENT_SHARE = 0.75
@@ -28,18 +27,12 @@ LARGEST_GRADIENT_ERROR = 0.45
 CANCELLING_KEYS = 64
 
 
-class Tolerance(NamedTuple):
-    """Relative errors that rounding explains: of a row of the output, and of the gradient of a head."""
-
-    output: float
-    gradient: float
-
-
+# Relative errors that rounding explains: of a row of the output, and of the gradient of a head.
 TOLERANCES = {
-    torch.float64: Tolerance(1e-11, 1e-10),
-    torch.float32: Tolerance(5e-5, 5e-4),
-    torch.bfloat16: Tolerance(8e-2, 1e-1),
-    torch.float16: Tolerance(1e-2, 1e-2),
+    torch.float64: (1e-11, 1e-10),
+    torch.float32: (5e-5, 5e-4),
+    torch.bfloat16: (8e-2, 1e-1),
+    torch.float16: (1e-2, 1e-2),
 }
 
 
@@ -60,13 +53,9 @@ class Probe(NamedTuple):
     def gradient(self, like: Tensor, generator: torch.Generator, *, few_keys_cancel: bool) -> Tensor:
         """A random output gradient shaped like `(batch, heads, n, h)`, faint but for the rows of the probe.
 
-        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared.
-
-        Args:
-            like: the output.
-            generator: of the numbers.
-            few_keys_cancel: rows that see few keys count little. Where all of a row's weights cancel, its
-                gradient is larger than that of all other rows, and wholly rounding.
+        What is timed is dense, yet of a sum over all rows the others do not reach the digits that are compared. With
+        `few_keys_cancel`, rows that see few keys count little: where all of a row's weights cancel, its gradient is
+        larger than that of all other rows, and wholly rounding.
         """
         faint = 2.0**-50 if like.dtype == torch.float64 else 2.0**-30
         gradient = torch.randn(like.shape, generator=generator) * faint
@@ -80,10 +69,7 @@ class Probe(NamedTuple):
 class Reference:
     """The reference implementation of a mechanism in float64 (or the widest dtype that it takes), on the CPU.
 
-    Args:
-        attention: the mechanism that is measured.
-        reference: one of the same configuration with `impl="reference"`; it takes over the state of `attention`.
-        with_gradients: whether gradients are compared too.
+    `reference` is of the same configuration with `impl="reference"`; it takes over the state of `attention`.
     """
 
     def __init__(self, attention: Attention, reference: Attention, *, with_gradients: bool) -> None:
@@ -93,16 +79,17 @@ class Reference:
         self.parameters = {name: p for name, p in self.attention.named_parameters() if p.requires_grad}
         self.with_gradients = with_gradients
 
-    def tolerance(self, dtype: torch.dtype, seq_len: int) -> Tolerance:
-        """By dtype; by degree of the weights, of as many rounded factors; by whether draws may differ a little.
+    def tolerance(self, dtype: torch.dtype, seq_len: int) -> dict[str, float]:
+        """Of `output` and `gradient`: by dtype, degree of the weights, and whether draws may differ a little.
 
-        In the output the factors are partly averaged out. Gradients of a head are compared whole: where weights cancel,
-        a short sequence has no rows of many keys that would outweigh those of few.
+        A degree is as many rounded factors, in the output partly averaged out. Gradients of a head are compared whole:
+        where weights cancel, a short sequence has no rows of many keys that would outweigh those of few.
         """
         output, gradient = TOLERANCES[dtype]
         degree, draws = self.attention.weight_degree, OTHER_DRAWS if self.attention.info.data_dependent else 1
         short = float(self._cancelling(torch.tensor(float(seq_len))))
-        return Tolerance(output * degree**0.5 * draws, min(gradient * degree * draws, LARGEST_GRADIENT_ERROR) * short)
+        gradient = min(gradient * degree * draws, LARGEST_GRADIENT_ERROR) * short
+        return {"output": output * degree**0.5 * draws, "gradient": gradient}
 
     def _cancelling(self, visible: Tensor) -> Tensor:
         """How many times the usual error is allowed to a row that sees so many keys."""
@@ -111,12 +98,10 @@ class Reference:
     def results(self, inputs: Inputs, probe: Probe, gradient: Tensor) -> tuple[Tensor, ...]:
         """The rows of `probe`; then the gradients of query, key and value of its items and of the parameters."""
         items = [probe.of_items(x.detach()).cpu().to(self.dtype) for x in inputs]
-        # Its memory is not the cell's, so neither is the limit.
+        where: dict[str, Any] = {"positions": probe.positions, "items": probe.items, "batch_size": len(inputs[0])}
         with unlimited_memory(), torch.set_grad_enabled(self.with_gradients):
             leaves = [*(x.requires_grad_(self.with_gradients) for x in items), *self.parameters.values()]
-            rows = self.attention.output_rows(
-                *items, positions=probe.positions, items=probe.items, batch_size=len(inputs[0])
-            )
+            rows = self.attention.output_rows(*items, **where)
             if not self.with_gradients:
                 return (rows,)
             upstream = probe.of_rows(gradient).cpu().to(self.dtype)
@@ -133,10 +118,8 @@ class Reference:
 
         Args:
             what: the mechanism and the pass, for the reason.
-            result: of a `Pass`: the output, and its gradients in a pass that has some.
-            expected: from `results`.
-            probe: the rows that `expected` holds.
-            value: of the input.
+            result: of a `Pass`, where its inputs had this `value`.
+            expected: from `results`, for the same `probe`.
 
         Raises:
             IncorrectError: one of them is larger than rounding explains.
@@ -149,18 +132,20 @@ class Reference:
         require_finite(out, f"{what}: output")
         rows, wanted = probe.of_rows(out), expected[0]
         errors = _relative_errors(rows, wanted, dims=1, least=self._least(probe, value))
-        worst = {"output": self._worst(f"{what}: output", errors, allowed.output, probe)}
+        worst = {"output": self._worst(f"{what}: output", errors, allowed["output"], probe)}
         worst["output_whole"] = float(_relative_errors(rows, wanted, wanted.ndim))
-        for index, gradient in enumerate(gradients):
-            place = f"{what}: gradient of {(*('query', 'key', 'value'), *self.parameters)[index]}"
-            actual = self._compared(place, index, gradient, expected[1 + index], probe)
-            wanted, of_value = expected[1 + index], expected[3].flatten(2).norm(dim=-1)
-            dims, least = (2, of_value) if index < 3 else (wanted.ndim, LEAST_PARAMETER_GRADIENT * of_value.norm())
-            errors = _relative_errors(actual, wanted, dims, least)
-            error = self._worst(place, errors, allowed.gradient, probe)
+        for index, (name, gradient) in enumerate(zip((*NAMES, *self.parameters), gradients, strict=False)):
+            place, wanted, is_of_input = f"{what}: gradient of {name}", expected[1 + index], index < len(NAMES)
+            actual = torch.zeros_like(wanted)
+            if gradient is not None:
+                require_finite(gradient, place)
+                actual = probe.of_items(gradient) if is_of_input else gradient
             least = LEAST_PARAMETER_GRADIENT * expected[3].norm()
-            whole = float(_relative_errors(actual, wanted, wanted.ndim, least))
-            for key, size in (("gradient", error), ("gradient_whole", whole)):
+            whole = errors = _relative_errors(actual, wanted, wanted.ndim, least)
+            if is_of_input:
+                errors = _relative_errors(actual, wanted, 2, expected[3].flatten(2).norm(dim=-1))
+            error = self._worst(place, errors, allowed["gradient"], probe)
+            for key, size in (("gradient", error), ("gradient_whole", float(whole))):
                 worst[key] = max(size, worst.get(key, 0.0))
         return worst
 
@@ -170,19 +155,16 @@ class Reference:
         visible = probe.positions + 1 if self.attention.causal else torch.tensor([value.shape[2]])
         return size[..., None] / visible.sqrt() * self._cancelling(visible)
 
-    def _compared(self, what: str, index: int, gradient: Tensor | None, wanted: Tensor, probe: Probe) -> Tensor:
-        """What of a gradient is compared: of query, key and value the probe's items; zeros where there is none."""
-        if gradient is None:
-            return torch.zeros_like(wanted)
-        require_finite(gradient, what)
-        return probe.of_items(gradient) if index < 3 else gradient
-
     def _worst(self, what: str, errors: Tensor, allowed: float, probe: Probe) -> float:
         """The largest error, or the one that most are below where draws depend on the data."""
         share = DATA_DEPENDENT_SHARE if self.attention.info.data_dependent else 1.0
         worst = float(errors.flatten().sort().values[max(0, int(share * errors.numel()) - 1)])
         if not worst <= allowed:
-            place = _place(errors, probe)
+            place = ""
+            if errors.ndim > 1:
+                item, head, *row = (int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
+                position = f", position {int(probe.positions[row[0]])}" if row else ""
+                place = f"; worst in sequence {int(probe.items[item])}, head {head}{position}"
             raise IncorrectError(f"{what}: relative error {worst:.1e} against float64, allowed {allowed:.0e}{place}")
         return worst
 
@@ -213,18 +195,9 @@ def _relative_errors(actual: Tensor, expected: Tensor, dims: int, least: Tensor 
     return torch.linalg.vector_norm(actual.cpu().double() - expected, dim=over) / scale
 
 
-def _place(errors: Tensor, probe: Probe) -> str:
-    """Where the largest error is, in words."""
-    if errors.ndim < 2:
-        return ""
-    item, head, *row = (int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
-    position = f", position {int(probe.positions[row[0]])}" if row else ""
-    return f"; worst in sequence {int(probe.items[item])}, head {head}{position}"
-
-
 @contextlib.contextmanager
 def unlimited_memory() -> Iterator[None]:
-    """Without the limit on this process's memory that the cell has."""
+    """Without the limit on this process's memory: what the check takes is not the cell's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:

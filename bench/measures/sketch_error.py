@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,12 +42,10 @@ class SketchError(Benchmark):
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.
 
-        Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64. A trial is
-        one sequence and one draw: `config["repeats"]` draws per sequence, one where nothing is drawn (degree 2) or the
-        mechanism is the trained one of the model that the inputs are taken from.
+        Q and K are what the mechanism sketches: its inputs after its LayerNorm and scale. All in float64.
 
         Returns:
-            Lists over trials (the redraws of a sequence side by side) of lists over heads:
+            Lists over the trials of `redraws` of lists over heads:
             `kernel_error` `||phi'(Q) phi'(K)^T - (Q K^T)^p||_F / (||Q^{(x)p}||_F ||K^{(x)p}||_F)` (Theorem 1.1);
             `sketch_error` the same of L, R and p/2 (Theorem 2.2); `smallest_weight` the smallest
             `<phi'(q), phi'(k)> / (|phi'(q)| |phi'(k)|)` of the first positions, by way of the r^2 features;
@@ -62,20 +62,19 @@ class SketchError(Benchmark):
         attention = context.attention()
         if not isinstance(attention, Polysketch):
             raise UnsupportedError(f"{attention.info.name} has no sketch of a polynomial")
-        inputs = context.inputs()
-        check = context.correctness_check((inputs[0][:1], inputs[1][:1], inputs[2][:1]))
+        query, key, value = context.inputs()
+        check = context.correctness_check((query[:1], key[:1], value[:1]))
         check.check_forward(context.config["label"], attention)
         check.finish()
         attention.double()
-        query, key, _ = (tensor.double() for tensor in inputs)
+        is_known = attention.degree == 4 and getattr(attention.sketch, "kind", None) == "gaussian"
+        query, key = query.double(), key.double()
         measured: dict[str, list[Any]] = {}
         with torch.no_grad():
             for sequence, is_first in redraws(context, attention, len(query), is_random=attention.degree > 2):
                 q, k = (attention.layernorm(x[sequence]) * math.sqrt(attention.scale) for x in (query, key))
-                results = _errors(attention, q, k) | _signs(attention, q, k)
-                if is_first:
-                    results |= _expected_errors(attention, q, k)
-                for name, by_head in results.items():
+                errors = _errors(attention, q, k, with_expected=is_first and is_known)
+                for name, by_head in (errors | _signs(attention, q, k)).items():
                     require_finite(by_head, name)
                     measured.setdefault(name, []).append(by_head.tolist())
         optional = dict.fromkeys(("negative_share", "kernel_expected", "sketch_expected"))
@@ -116,20 +115,25 @@ class SketchError(Benchmark):
         return ", ".join(words)
 
 
-def _errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`; each `(heads,)`."""
-    half = attention.degree // 2
+def _errors(attention: Polysketch, q: Tensor, k: Tensor, *, with_expected: bool) -> dict[str, Tensor]:
+    """Theorems 1.1 and 2.2 for one sequence `(1, heads, n, h)`, and what is expected; each `(heads,)`."""
     left, right = attention.sketch(q)[0], attention.sketch(k)[0]
-    kernel, sketch = q.new_zeros(2, q.shape[1])
-    for head, rows in _pieces(q[0]):
-        power = (q[0, head, rows] @ k[0, head].T) ** half
-        product = left[head, rows] @ right[head].T
-        sketch[head] += (product - power).square().sum()
-        kernel[head] += (product.square() - power.square()).square().sum()
-    return {
-        "kernel_error": kernel.sqrt() / _norms(q, k, 2 * half),
-        "sketch_error": sketch.sqrt() / _norms(q, k, half),
-    }
+    degrees = {"kernel": attention.degree, "sketch": attention.degree // 2}
+    sums: dict[str, Tensor] = defaultdict(lambda: q.new_zeros(q.shape[1]))
+    # Some rows of a head at once: n x n matrices of all heads are large.
+    for head, start in itertools.product(range(q.shape[1]), range(0, q.shape[2], ROWS_AT_ONCE)):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        inner, product = q[0, head, rows] @ k[0, head].T, left[head, rows] @ right[head].T
+        power = inner ** degrees["sketch"]
+        sums["kernel_error"][head] += (product.square() - power.square()).square().sum()
+        sums["sketch_error"][head] += (product - power).square().sum()
+        if with_expected:
+            norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)
+            for which, squares in zip(degrees, expected_squares(inner, norms, attention.sketch_size), strict=True):
+                sums[f"{which}_expected"][head] += squares.sum()
+    lengths = [x[0].square().sum(-1) for x in (q, k)]
+    whole = {which: math.prod((x**degree).sum(-1).sqrt() for x in lengths) for which, degree in degrees.items()}
+    return {name: total.sqrt() / whole[name.partition("_")[0]] for name, total in sums.items()}
 
 
 def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
@@ -147,34 +151,12 @@ def _signs(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
     return signs
 
 
-def _expected_errors(attention: Polysketch, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Roots of the expected squares of `_errors`, `(heads,)`, where their closed form is known."""
-    is_known = isinstance(attention.sketch, RandomSketch) and attention.sketch.kind == "gaussian"
-    if not (is_known and attention.degree == 4):
-        return {}
-    kernel, sketch = q.new_zeros(2, q.shape[1])
-    for head, rows in _pieces(q[0]):
-        inner = q[0, head, rows] @ k[0, head].T
-        norms = q[0, head, rows].square().sum(-1)[:, None] * k[0, head].square().sum(-1)
-        of_kernel, of_sketch = expected_squares(inner, norms, attention.sketch_size)
-        kernel[head] += of_kernel.sum()
-        sketch[head] += of_sketch.sum()
-    return {
-        "kernel_expected": kernel.sqrt() / _norms(q, k, 4),
-        "sketch_expected": sketch.sqrt() / _norms(q, k, 2),
-    }
-
-
 def expected_squares(inner: Tensor, norms: Tensor, r: int) -> tuple[Tensor, Tensor]:
     """`E(<L, R>^2 - c^4)^2` and `E(<L, R> - c^2)^2` of a Gaussian sketch of degree 2 with r columns.
 
     `<L, R>` is the mean of r independent products of two independent `y = <q, g> <k, g>`, so that its moments follow
     from those of y: `E y^t` of a pair of normal variables with variances |q|^2, |k|^2 and covariance c (Isserlis).
-
-    Args:
-        inner: `c = <q, k>`, any shape.
-        norms: `|q|^2 |k|^2`, of the same shape.
-        r: the sketch size.
+    `inner` has `c = <q, k>`, `norms` has `|q|^2 |k|^2`, of any shape.
     """
     c2 = inner.square()
     first = c2
@@ -190,16 +172,3 @@ def expected_squares(inner: Tensor, norms: Tensor, r: int) -> tuple[Tensor, Tens
     )
     second_moment = first.square() + (second - first.square()) / r
     return fourth_moment - 2 * c2.square() * second_moment + c2**4, second_moment - first.square()
-
-
-def _pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
-    """The heads of `(heads, n, h)` and some rows of each: n x n matrices of all heads at once are large."""
-    for head in range(len(x)):
-        for start in range(0, x.shape[1], ROWS_AT_ONCE):
-            yield head, slice(start, start + ROWS_AT_ONCE)
-
-
-def _norms(q: Tensor, k: Tensor, degree: int) -> Tensor:
-    """`||Q^{(x)degree}||_F ||K^{(x)degree}||_F`, `(heads,)`."""
-    of_q, of_k = ((x[0].square().sum(-1) ** degree).sum(-1).sqrt() for x in (q, k))
-    return of_q * of_k

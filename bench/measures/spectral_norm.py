@@ -34,15 +34,12 @@ class SpectralNorm(Benchmark):
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Spectral norms of the errors, head by head, for every sequence and every redraw of the mechanism.
 
-        BV is the output of the exact function that the mechanism approximates, R the mechanism's own. A trial is
-        one sequence and one draw: `config["repeats"]` draws per sequence, one where the mechanism is not random or is
-        the trained one of the model that the inputs are taken from.
+        BV is the output of the exact function that the mechanism approximates, R the mechanism's own.
 
         Returns:
             `features`: the size d of the mechanism, None where it has none. `reference`: the exact function.
-            `sequences`: how many.
-            `absolute` `||BV - R||_2`, `exact_norm` `||BV||_2` and `relative`, their ratio: each a list over
-            trials (the redraws of a sequence side by side) of lists over heads.
+            `sequences`: how many. `absolute` `||BV - R||_2`, `exact_norm` `||BV||_2` and `relative`, their ratio: lists
+            over the trials of `redraws` of lists over heads.
 
         Raises:
             UnsupportedError: the mechanism approximates nothing.
@@ -57,7 +54,7 @@ class SpectralNorm(Benchmark):
         check = context.correctness_check((query[:1], key[:1], value[:1]))
         check.check_forward(context.config["label"], attention)
         precision = torch.promote_types(query.dtype, torch.float32)
-        result: dict[str, Any] = {"absolute": [], "relative": [], "exact_norm": []}
+        norms: dict[str, list[list[float]]] = {"absolute": [], "relative": [], "exact_norm": []}
         with torch.no_grad():
             for sequence, is_first in redraws(context, attention, len(query), is_random=info.random):
                 inputs = [tensor[sequence] for tensor in (query, key, value)]
@@ -67,10 +64,10 @@ class SpectralNorm(Benchmark):
                 absolute = spectral_norm("error", attention(*inputs).double() - target)
                 relative = absolute / exact_norm
                 require_finite(relative, "relative error")
-                for name, norms in (("absolute", absolute), ("relative", relative), ("exact_norm", exact_norm)):
-                    result[name].append(norms.tolist())
+                for of_all, of_trial in zip(norms.values(), (absolute, relative, exact_norm), strict=True):
+                    of_all.append(of_trial.tolist())
         check.finish()
-        return {"features": num_features(attention), "reference": info.approximates, "sequences": len(query), **result}
+        return {"features": num_features(attention), "reference": info.approximates, "sequences": len(query), **norms}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bench.common.errors import IncorrectError
+from bench.inputs.base import Inputs
 
 Result = tuple[Tensor | None, ...]
 
@@ -28,98 +27,71 @@ FIRST_HEAD_START_NS, LONGEST_HEAD_START_NS = 5e4, 5e7
 CYCLES_PER_NS = 2
 # Calls whose median says how long the host takes.
 LAUNCHED_CALLS = 3
-# What a record says of the way of launches to a GPU.
-LAUNCHED = ("host_ns", "head_start_ns", "queued")
 
 
-class Timed(Protocol):
+class Timed:
     """What a stopwatch takes the time of: `run`, on what `prepare` made."""
+
+    name = ""
 
     def prepare(self) -> Any:
         """What `run` needs and what is not timed."""
 
     def run(self, prepared: Any) -> Any:
         """The timed call."""
+        raise NotImplementedError
 
 
-class Named(Timed, Protocol):
-    """One of several passes or parts."""
-
-    name: str
-
-
-class Pass:
-    """One pass of a mechanism: `prepare` is not timed, `run` is.
+class Pass(Timed):
+    """One pass of a mechanism.
 
     `forward` runs without autograd, `backward` on a graph that `prepare` made, `forward_backward` both. Gradients of
-    `gradient` go to the inputs and to the mechanism's parameters.
-
-    Args:
-        name: the pass.
-        attention: the mechanism.
-        inputs: query, key, value, `(batch, heads, seq_len, head_dim)`.
-        gradient: of the output, shaped like query; None is a random one.
+    `gradient`, which is random where it is None, go to the inputs and to the mechanism's parameters.
     """
 
-    def __init__(
-        self,
-        name: str,
-        attention: torch.nn.Module,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        gradient: Tensor | None = None,
-    ) -> None:
+    def __init__(self, name: str, attention: torch.nn.Module, inputs: Inputs, gradient: Tensor | None = None) -> None:
         self.name, self.attention = name, attention
         self.inputs = inputs if name == "forward" else tuple(x.detach().requires_grad_() for x in inputs)
-        self.parameters = {name: p for name, p in attention.named_parameters() if p.requires_grad}
-        self.leaves = [*self.inputs, *self.parameters.values()]
+        self.leaves = [*self.inputs, *(p for p in attention.parameters() if p.requires_grad)]
         if gradient is None and name != "forward":
             generator = torch.Generator("cpu").manual_seed(0)
             gradient = torch.randn(inputs[0].shape, generator=generator).to(inputs[0])
         self.gradient = gradient
 
     def prepare(self) -> Tensor | None:
-        """What `run` needs and what is not timed."""
-        return self._output() if self.name == "backward" else None
+        """The output with its graph for `backward`."""
+        return self.attention(*self.inputs) if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> Result:
         """The timed call: the output, and but for `forward` the gradient of each leaf, None where it has none."""
         if self.name == "forward":
             with torch.no_grad():
                 return (self.attention(*self.inputs),)
-        out = self._output() if prepared is None else prepared
+        out = self.attention(*self.inputs) if prepared is None else prepared
         return (out.detach(), *torch.autograd.grad(out, self.leaves, self.gradient, allow_unused=True))
-
-    def _output(self) -> Tensor:
-        out = self.attention(*self.inputs)
-        if not isinstance(out, Tensor):  # the gate says so of the forward pass, whose calls are only timed
-            raise IncorrectError(f"{self.name}: output is {type(out).__name__}, must be a tensor")
-        return out
 
     def run_unprepared(self) -> Result:
         """The whole pass, with what is otherwise not timed."""
         return self.run(self.prepare())
 
 
-@dataclass
-class Launches:
+class Launches(NamedTuple):
     """How the calls of one thing reach a GPU."""
 
     host_ns: float
     """What the host takes to launch one, the queue being empty."""
     head_start_ns: float
     """What the GPU sleeps before it begins."""
-    calls: int = 0
-    """Sampled so far."""
-    queued: int = 0
-    """Of these, those whose last launch was in the queue before the first one began: no time of the host is in them."""
+    queued: list[bool]
+    """Of each sampled one, whether its launches were all queued before the first began: no time of the host in it."""
 
 
 class Stopwatch:
     """Times calls on a device: by the clock on a CPU, by events with a cold L2 cache on a GPU.
 
     The events stand in a queue behind a sleep that lasts until all launches of the call are in it (`Launches`), so that
-    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device
-    to an idle device. `result` is what the last call returned.
+    they say what the GPU takes. `eager` is what a caller sees on a GPU instead: the clock's time from an idle device to
+    an idle device. `result` is what the last call returned.
     """
 
     def __init__(self, device: torch.device, *, eager: bool = False) -> None:
@@ -135,9 +107,9 @@ class Stopwatch:
     @property
     def method(self) -> dict[str, str]:
         """How a sample was taken, for the record."""
-        on_gpu = self.flush is not None
-        by_events = on_gpu and not self.eager
-        return {"method": "cuda_event" if by_events else "perf_counter", "cache": "cold" if on_gpu else "warm"}
+        if self.flush is None:
+            return {"method": "perf_counter", "cache": "warm"}
+        return {"method": "perf_counter" if self.eager else "cuda_event", "cache": "cold"}
 
     def time(self, measured: Timed) -> float:
         """Nanoseconds of one call."""
@@ -172,30 +144,24 @@ class Stopwatch:
         """Find out how long the host takes to launch a call, so that a GPU is given that much of a head start."""
         if self.flush is None or self.eager:
             return
-        host_ns = statistics.median(self._host_ns(measured) for _ in range(LAUNCHED_CALLS))
+        times = []
+        for _ in range(LAUNCHED_CALLS):
+            self.result = None
+            prepared = measured.prepare()
+            torch.cuda.synchronize(self.device)
+            start = time.perf_counter_ns()
+            self.result = measured.run(prepared)
+            times.append(float(time.perf_counter_ns() - start))
+            torch.cuda.synchronize(self.device)
+        host_ns = statistics.median(times)
         head_start_ns = min(max(HEAD_START * host_ns, FIRST_HEAD_START_NS), LONGEST_HEAD_START_NS)
-        self.launches[measured] = Launches(host_ns, head_start_ns)
-
-    def _host_ns(self, measured: Timed) -> float:
-        self.result = None
-        prepared = measured.prepare()
-        torch.cuda.synchronize(self.device)
-        start = time.perf_counter_ns()
-        self.result = measured.run(prepared)
-        elapsed = float(time.perf_counter_ns() - start)
-        torch.cuda.synchronize(self.device)
-        return elapsed
+        self.launches[measured] = Launches(host_ns, head_start_ns, [])
 
     def launched(self, measured: Timed) -> dict[str, float]:
-        """How its samples reached the GPU, for the record; nothing where that is not asked.
-
-        `host_ns` and `head_start_ns` as in `Launches`; `queued` is the share of the calls that were wholly queued
-        before they began. Below 1 the samples hold some time of the host's.
-        """
+        """Its `Launches` for the record, `queued` being the share of the calls; nothing where that is not asked."""
         if (known := self.launches.get(measured)) is None:
             return {}
-        queued = known.queued / max(1, known.calls)
-        return dict(zip(LAUNCHED, (known.host_ns, known.head_start_ns, queued), strict=True))
+        return {**known._asdict(), "queued": sum(known.queued) / max(1, len(known.queued))}
 
     def calibrate(self, measured: Timed, min_sample_ms: float, fastest_ns: float) -> int:
         """Call until the device is warm, and return how many calls make a sample last `min_sample_ms`.
@@ -220,8 +186,7 @@ class Stopwatch:
         for _ in range(calls):
             total += self.time(measured)
             if known:
-                known.calls += 1
-                known.queued += self._was_queued
+                known.queued.append(self._was_queued)
         return total / calls
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,18 +57,11 @@ class Train(Benchmark):
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
-        return {
-            "curve": trainer.curve,
-            "seconds": trainer.seconds,
-            "validation": trainer.evaluations,
-            "test": test,
-            "baselines": trainer.task.baselines(),
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "vocabulary": trainer.task.vocabulary,
-            "source": trainer.task.source,
-            "resumed_from": resumed_from,
-            "processes": trainer.world.size,
-        }
+        task = trainer.task
+        curves = {"curve": trainer.curve, "seconds": trainer.seconds, "validation": trainer.evaluations, "test": test}
+        size = {"parameters": sum(p.numel() for p in trainer.model.parameters()), "vocabulary": task.vocabulary}
+        how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
+        return {**curves, "baselines": task.baselines(), **size, **how}
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -90,53 +83,40 @@ class Train(Benchmark):
                 found.pop("loss_by_position")  # as long as the sequence, every time: the test split's is enough
                 trainer.evaluations.append(found)
             now = time.monotonic()
-            due = trainer.step < settings.steps and now - last_saved >= settings.checkpoint_seconds
-            if keep and due:
+            if keep and trainer.step < settings.steps and now - last_saved >= settings.checkpoint_seconds:
                 checkpoint.save(keep, trainer.step, trainer.state())
                 last_saved = now
             per_step = (now - began) / (trainer.step - first)
             tokens = trainer.batch_size * context.config["seq_len"] / per_step
             left = per_step * (settings.steps - trainer.step)
-            context.progress(
-                trainer.step,
-                settings.steps,
-                f"loss {trainer.curve['train_loss'][-1]:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left",
-                _newest(trainer),
-            )
+            note = f"loss {trainer.curve['train_loss'][-1]:.4g}, {tokens:,.0f} tokens/s, {left / 60:.1f} min left"
+            context.progress(trainer.step, settings.steps, note, _newest(trainer))
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; the curves; the speed.
 
-        Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers.
+        Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers. `raw` has what is at each position
+        or evaluation, the value is the last of it.
         """
         test = measurements["test"]
         yield Metric("loss", test["loss"], "nats", name="loss.test", shown=("nats", 1.0))
         yield Metric("perplexity", math.exp(min(test["loss"], 700.0)), name="perplexity.test", shown=None)
         for name in ("token_accuracy", "example_accuracy"):
             yield fraction(name, test[name], name=f"{name}.test")
-        yield _by_position(test["loss_by_position"])
+        raw = np.array(test["loss_by_position"], dtype=float)  # NaN where nothing is asked
+        last = float(raw[np.isfinite(raw)][-1])
+        yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
         for name, loss in measurements.get("baselines", {}).items():
             yield Metric(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
         raw = np.array(measurements["curve"]["train_loss"], dtype=float)
         yield Metric("train_loss", float(raw[-1]), "nats", raw=raw, name="loss.train", shown=None)
-        yield from _curves(measurements["validation"])
+        for metric in ("step", *VALIDATED):
+            raw = np.array([found[metric] for found in measurements["validation"]], dtype=float)
+            name, tracked = f"validation_{metric}", f"{metric}.validation"
+            unit = "nats" if metric == "loss" else "1"
+            yield Metric(name, float(raw[-1]), unit, raw=raw, name=tracked, shown=None)
         yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
-
-
-def _by_position(losses: Sequence[float | None]) -> Metric:
-    """The mean loss at each position in `raw`, NaN where nothing is asked; the value is that of the last one asked."""
-    raw = np.array(losses, dtype=float)
-    last = float(raw[np.isfinite(raw)][-1])
-    return Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
-
-
-def _curves(validation: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """What was found on the validation split, evaluation by evaluation in `raw`; the value is the last one."""
-    for metric, unit in (("step", "1"), ("loss", "nats"), ("token_accuracy", "1"), ("example_accuracy", "1")):
-        raw = np.array([found[metric] for found in validation], dtype=float)
-        name = f"validation_{metric}"
-        yield Metric(name, float(raw[-1]), unit, raw=raw, name=f"{metric}.validation", shown=None)
 
 
 def _newest(trainer: Trainer) -> dict[str, Point]:
@@ -149,16 +129,9 @@ def _newest(trainer: Trainer) -> dict[str, Point]:
 
 def make_trainer(context: CellContext) -> Trainer:
     """The model of the cell on its device, its task, and how it is trained."""
-    config = context.config
-    task = tasks.open_task(config, context.cache_dir)
-    model = models.build(config, task.vocabulary)
+    config, task = context.config, tasks.open_task(context.config, context.cache_dir)
     precision = torch.promote_types(context.dtype, torch.float32)
-    return Trainer(
-        model.to(context.device, precision),
-        task,
-        Training(**config["training"]),
-        seed=config["seed"],
-        batch_size=config["batch_size"],
-        dtype=context.dtype,
-        world=join(context.keep.name if context.keep else config["label"], context.device),
-    )
+    model = models.build(config, task.vocabulary).to(context.device, precision)
+    world = join(context.keep.name if context.keep else config["label"], context.device)
+    how: dict[str, Any] = {"seed": config["seed"], "batch_size": config["batch_size"], "dtype": context.dtype}
+    return Trainer(model, task, Training(**config["training"]), **how, world=world)

@@ -1,4 +1,4 @@
-"""Training steps of whole models: one model's parts, apart and together, or several models in interleaved rounds."""
+"""Training steps of whole models: what one takes, several in interleaved rounds, and the largest that fits."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ from torch import Tensor
 
 from bench.common.schema import setting
 from bench.measures import Benchmark, register
-from bench.measures.context import CellContext
-from bench.measures.memory import METHODS, MIB, peak_bytes
-from bench.measures.rounds import compared, time_in_rounds
+from bench.measures.context import CellContext, held_bytes
+from bench.measures.memory import METHODS, MIB, fits_in_memory, largest_fitting, peak_bytes
+from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
+from bench.measures.timing import Timed
 from bench.measures.train import make_trainer
 from bench.records.metrics import Metric, median, rate, speedup, verdicts
 from bench.training.loop import Trainer
 from bench.training.order import training_indices
 
 PARTS = ("forward", "backward", "optimizer", "step")
+GIB = 2**30
 
 
 @dataclass
-class Steps(Benchmark):
+class Steps(TimedInRounds):
     """What takes the time of training steps, in rounds."""
 
-    timed: ClassVar[bool] = True
-    replicates: ClassVar[str] = "rounds"
     trains: ClassVar[bool] = True
     one_process: ClassVar[bool] = True
-
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
 
 
 @register
@@ -56,16 +54,10 @@ class TrainStep(Steps):
         with torch.random.fork_rng():  # of dropout
             timings = time_in_rounds(context, {}, parts, self.min_sample_ms)
             peak = parts["step"].peak_bytes()
-        return {
-            "parts": timings,
-            "pieces": trainer.settings.accumulate,
-            "tokens": trainer.batch_size * context.config["seq_len"],
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "model_bytes": model_bytes(trainer),
-            "optimizer_bytes": optimizer_bytes(trainer),
-            "peak_bytes": peak,
-            "memory_method": METHODS[context.device.type],
-        }
+        counts = {"pieces": trainer.settings.accumulate, "tokens": trainer.batch_size * context.config["seq_len"]}
+        counts["parameters"] = sum(p.numel() for p in trainer.model.parameters())
+        held = {"model_bytes": held_bytes(trainer.model), "optimizer_bytes": optimizer_bytes(trainer)}
+        return {"parts": timings, **counts, **held, "peak_bytes": peak, "memory_method": METHODS[context.device.type]}
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
@@ -90,11 +82,7 @@ class CompareTrainStep(Steps):
     compares: ClassVar[bool] = True
 
     def measure(self, context: CellContext) -> dict[str, Any]:
-        """One sample of every mechanism's step per round, in alternating order, all of the same batch.
-
-        Returns:
-            As `bench.measures.rounds.compared`.
-        """
+        """One sample of every mechanism's step per round, all of the same batch: what `compared` says."""
         contexts = {config["label"]: CellContext(config, context.cache_dir) for config in context.configs()}
         steps = {label: Part("step", make_trainer(of_label)) for label, of_label in contexts.items()}
         with torch.random.fork_rng():  # of dropout
@@ -118,16 +106,72 @@ class CompareTrainStep(Steps):
         return verdicts(quantities)
 
 
-class Part:
+@register
+@dataclass
+class LargestBatch(Benchmark):
+    """The most sequences of which forward, backward and optimiser fit into memory, by doubling and bisection.
+
+    A batch fits where a step of it ran, and what it held at its peak is within the limit: parameters, buffers, the
+    optimiser's state, and by the allocator's account what the step had over them. The limit is `bench.memory_limit`;
+    without it a GPU's own memory, on a CPU four fifths of what is free when the cell starts. A CPU's process may take
+    more than the limit, so nothing is exhausted to find it. With `training.accumulate` a batch is so many equal pieces.
+    """
+
+    name: ClassVar[str] = "largest_batch"
+    trains: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True
+    judges_memory: ClassVar[bool] = True
+    headline_format: ClassVar[str] = "largest batch {largest_batch}, accumulate={accumulation} for the cell's own"
+
+    largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
+
+    def measure(self, context: CellContext) -> dict[str, Any]:
+        """A step of each batch that is tried.
+
+        Returns:
+            `{"largest": sequences, "tried": {sequences: peak bytes, None where memory ran out}, "limit_bytes",
+            "pieces": that a batch is accumulated from, "wanted": the cell's batch_size, "accumulation": the fewest
+            equal pieces of it that fit one by one, "method"}`.
+
+        Raises:
+            MemoryError: not even one sequence (per piece) fits.
+        """
+        trainer = make_trainer(context)
+        limit = context.memory_limit if self.memory_limit is None else int(self.memory_limit * GIB)
+        pieces, wanted = trainer.settings.accumulate, trainer.batch_size
+        tried: dict[int, int | None] = {}
+
+        def fits(piece: int) -> bool:
+            total = tried[piece * pieces] = step_bytes(trainer, piece * pieces)
+            context.progress(len(tried), len(tried) + 1)
+            return total is not None and (limit is None or total <= limit)
+
+        context.enter("measure")
+        with torch.random.fork_rng():  # of dropout
+            first = Part("step", trainer, pieces)
+            first.run(first.prepare())  # after which the optimiser has its state
+            most = largest_fitting(fits, 1, max(1, self.largest_limit // pieces))
+        if not most:
+            raise MemoryError(f"a step of {pieces} sequences takes {tried[pieces]} bytes, the limit is {limit}")
+        sizes = {"largest": most * pieces, "tried": {str(size): total for size, total in sorted(tried.items())}}
+        accumulation = next(n for n in range(1, wanted + 1) if wanted % n == 0 and wanted // n <= most)
+        asked = {"limit_bytes": limit, "pieces": pieces, "wanted": wanted, "accumulation": accumulation}
+        return sizes | asked | {"method": METHODS[context.device.type]}
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
+        """`largest_batch`; `accumulation`, in how many equal pieces the cell's own batch has to be read; `limit`."""
+        yield Metric("largest_batch", measurements["largest"])
+        yield Metric("accumulation", measurements["accumulation"])
+        if measurements["limit_bytes"] is not None:
+            yield Metric("limit", measurements["limit_bytes"], "bytes", shown=None)
+
+
+class Part(Timed):
     """A part of a step, on the first batch of the task; `step` is all of it.
 
     With `training.accumulate` the step reads the batch piece by piece, and the forward and the backward pass are of one
-    piece.
-
-    Args:
-        name: one of `PARTS`.
-        trainer: whose step it is.
-        batch_size: examples over all pieces; None is the trainer's.
+    piece. `batch_size` counts the examples of all pieces; None is the trainer's.
     """
 
     def __init__(self, name: str, trainer: Trainer, batch_size: int | None = None) -> None:
@@ -140,24 +184,29 @@ class Part:
 
     def prepare(self) -> Tensor | None:
         """What comes before it in a step, and is not timed."""
-        self.trainer.model.train()
-        if self.name == "optimizer" and self._has_gradients():  # any do: a sample may be of many short calls
+        model = self.trainer.model.train()
+        # Any gradients do: a sample may be of many short calls.
+        if self.name == "optimizer" and any(parameter.grad is not None for parameter in model.parameters()):
             return None
         self.trainer.optimizer.zero_grad(set_to_none=True)
         if self.name == "optimizer":
             self._gradients()
-        return self._loss(self.pieces[0]) if self.name == "backward" else None
+        return self.trainer.loss(*self.pieces[0]) if self.name == "backward" else None
 
     def run(self, prepared: Tensor | None) -> None:
         """The timed call."""
         if self.name == "forward":
-            self._loss(self.pieces[0])
+            self.trainer.loss(*self.pieces[0])
         if prepared is not None:
             prepared.backward()
         if self.name == "step":
             self._gradients()
         if self.name in ("optimizer", "step"):
             self.trainer.update(0.0)
+
+    def _gradients(self) -> None:
+        for piece in self.pieces:
+            (self.trainer.loss(*piece) / len(self.pieces)).backward()
 
     def peak_bytes(self) -> int:
         """The most that it had allocated at once, from a model without gradients on: they count."""
@@ -169,16 +218,6 @@ class Part:
         self.trainer.optimizer.zero_grad(set_to_none=True)
         return peak_bytes(self.trainer.device, call)[0]
 
-    def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.trainer.model.parameters())
-
-    def _gradients(self) -> None:
-        for piece in self.pieces:
-            (self._loss(piece) / len(self.pieces)).backward()
-
-    def _loss(self, piece: tuple[Tensor, ...]) -> Tensor:
-        return self.trainer.loss(*piece)
-
 
 def optimizer_bytes(trainer: Trainer) -> int:
     """What the optimiser remembers of the weights; nothing before its first step."""
@@ -186,6 +225,10 @@ def optimizer_bytes(trainer: Trainer) -> int:
     return sum(x.nbytes for x in state if hasattr(x, "nbytes"))
 
 
-def model_bytes(trainer: Trainer) -> int:
-    """Parameters and buffers."""
-    return sum(x.nbytes for x in (*trainer.model.parameters(), *trainer.model.buffers()))
+def step_bytes(trainer: Trainer, batch_size: int) -> int | None:
+    """What a step held at its peak, the model and the optimiser's state included; None where memory ran out."""
+    peaks: list[int] = []
+    if not fits_in_memory(trainer.device, lambda: peaks.append(Part("step", trainer, batch_size).peak_bytes())):
+        trainer.optimizer.zero_grad(set_to_none=True)
+        return None
+    return peaks[0] + held_bytes(trainer.model) + optimizer_bytes(trainer)

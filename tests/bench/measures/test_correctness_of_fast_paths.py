@@ -20,28 +20,6 @@ def giving(change):
     return lambda function: lambda *args, **kwargs: change(function(*args, **kwargs))
 
 
-def nothing(function):
-    return lambda *args, **kwargs: None
-
-
-def no_gradient(function):
-    return lambda self, sums, block, scale: block.grad.zero_()
-
-
-def first(function):
-    return lambda one, *others: one
-
-
-def one_iteration_less(function):
-    return lambda kernel, iterations, x: function(kernel, iterations - 1, x)
-
-
-def half_of_keys(gradients):
-    query, key, *others = gradients
-    return query, key / 2, *others
-
-
-NORM_LESS = giving(lambda given: (given[0], given[1].flip(-1)))
 LINFORMER = {"name": "linformer", "projection_dim": 32}
 SKEINFORMER = {"name": "skeinformer", "num_features": 32}
 NYSTROMFORMER = {"name": "nystromformer", "num_landmarks": 16}
@@ -54,48 +32,44 @@ EXACT = {"name": "polynomial", "degree": 4}
 # By name: mechanism, whether causal, the module or class, its function, and the mistake in it. One of each kind.
 IN_OUTPUT = {
     "scale": (LINFORMER, False, linformer, "attend", given("scale", 0.1)),
-    "norms of other columns": (SKEINFORMER, False, skeinformer, "attend_with_column_norms", NORM_LESS),
-    "an iteration less": (NYSTROMFORMER, False, nystromformer, "times_pseudo_inverse", one_iteration_less),
+    "norms of other columns": (
+        SKEINFORMER, False, skeinformer, "attend_with_column_norms", giving(lambda out: (out[0], out[1].flip(-1))),
+    ),
+    "an iteration less": (
+        NYSTROMFORMER, False, nystromformer, "times_pseudo_inverse", lambda right: lambda k, n, x: right(k, n - 1, x),
+    ),
     "hidden keys": (BIGBIRD, False, bigbird.BigBird, "_hidden", giving(torch.zeros_like)),
-    "denominator": (SQUARE, False, chunks, "_divided", first),
-    "sums of keys": (PERFORMER, True, block_sums.Sums, "advance", nothing),
+    "denominator": (SQUARE, False, chunks, "_divided", lambda function: lambda one, *others: one),
+    "sums of keys": (PERFORMER, True, block_sums.Sums, "advance", lambda function: lambda *args, **kwargs: None),
     "pairs": (SKETCH, True, feature_maps.Squares, "expand", given("doubled", False)),
-}
+}  # fmt: skip
 IN_GRADIENT = {
-    "of keys": (LINFORMER, False, fused_softmax, "_backward", giving(half_of_keys)),
+    "of keys": (LINFORMER, False, fused_softmax, "_backward", giving(lambda g: (g[0], g[1] / 2, *g[2:]))),
     "of chunks": (EXACT, True, chunks._WeightedValues, "backward", giving(lambda g: (*g[:3], g[3] / 2, *g[4:]))),
-    "from keys": (PERFORMER, True, block_gradients.Gradients, "_from_keys", no_gradient),
-    "of the norm": (LINEAR, False, feature_maps.Plain, "pull_norm", nothing),
-}
+    "from keys": (
+        PERFORMER, True, block_gradients.Gradients, "_from_keys",
+        lambda function: lambda self, sums, block, scale: block.grad.zero_(),
+    ),
+    "of the norm": (LINEAR, False, feature_maps.Plain, "pull_norm", lambda function: lambda *args, **kwargs: None),
+}  # fmt: skip
 
 
-def measured(attention, causal, measured_pass, tmp_path):
-    config = cell(attention["name"], attention=attention, causal=causal, impl="fused", passes=[measured_pass])
-    return measure_cell(config, tmp_path, tmp_path / "progress")
+@pytest.mark.parametrize(
+    ("attention", "causal", "where", "name", "mistake", "measured_pass"),
+    [pytest.param(*mistake, "forward", id=f"output: {name}") for name, mistake in IN_OUTPUT.items()]
+    + [pytest.param(*mistake, "forward_backward", id=f"gradient {name}") for name, mistake in IN_GRADIENT.items()],
+)
+def test_a_mistake_is_caught(attention, causal, where, name, mistake, measured_pass, monkeypatch, tmp_path):
+    def measured(measured_pass):
+        config = cell(attention["name"], [measured_pass], attention=attention, causal=causal, impl="fused")
+        return measure_cell(config, tmp_path, tmp_path / "progress")
 
-
-def planted(monkeypatch, where, name, mistake):
+    assert measured(measured_pass)["status"] == "ok"
     function = vars(where)[name]
-    if isinstance(function, staticmethod):
-        monkeypatch.setattr(where, name, staticmethod(mistake(function.__func__)))
-    else:
-        monkeypatch.setattr(where, name, mistake(function))
-
-
-@pytest.mark.parametrize("name", IN_OUTPUT)
-def test_a_mistake_in_the_forward_pass_is_caught(name, monkeypatch, tmp_path):
-    attention, causal, *where = IN_OUTPUT[name]
-    assert measured(attention, causal, "forward", tmp_path)["status"] == "ok"
-    planted(monkeypatch, *where)
-    result = measured(attention, causal, "forward", tmp_path)
+    is_static = isinstance(function, staticmethod)
+    planted = mistake(function.__func__ if is_static else function)
+    monkeypatch.setattr(where, name, staticmethod(planted) if is_static else planted)
+    result = measured(measured_pass)
     assert result["status"] in ("incorrect", "nonfinite"), result
-
-
-@pytest.mark.parametrize("name", IN_GRADIENT)
-def test_a_mistake_in_the_backward_pass_is_caught(name, monkeypatch, tmp_path):
-    attention, causal, *where = IN_GRADIENT[name]
-    assert measured(attention, causal, "forward_backward", tmp_path)["status"] == "ok"
-    planted(monkeypatch, *where)
-    assert measured(attention, causal, "forward", tmp_path)["status"] == "ok"
-    result = measured(attention, causal, "forward_backward", tmp_path)
-    assert result["status"] in ("incorrect", "nonfinite") and "gradient" in result["reason"], result
+    if measured_pass != "forward":
+        assert "gradient" in result["reason"] and measured("forward")["status"] == "ok"

@@ -7,16 +7,14 @@ import sys
 
 import pytest
 import torch
+from cells import NoCheck, config, said
 from fake_gpu import CUDA, FakeGpu, FakeNvml
-from no_check import NoCheck
-from test_measures import config
 
 from bench import measures
 from bench.execution.child import measure_cell
 from bench.measures.context import CellContext
 from bench.measures.device_state import LEAST_S, LONGEST_S, DeviceState, energy, others, reasons
-from bench.measures.replay import Replay, in_three_ways
-from bench.measures.rounds import compared, time_in_rounds
+from bench.measures.rounds import Replay, compared, in_three_ways, time_in_rounds
 from bench.measures.timing import FIRST_HEAD_START_NS, HEAD_START, LONGEST_HEAD_START_NS, Pass, Stopwatch
 
 US, MS = 1e3, 1e6
@@ -42,9 +40,6 @@ class Kernels(torch.nn.Module):
             if self.waits and number == 0:
                 self.gpu.wait()
 
-    def flops(self, batch, seq_len):
-        return 1
-
 
 @pytest.fixture
 def gpu(monkeypatch):
@@ -60,8 +55,7 @@ def sampled(stopwatch, measured, calls=4):
     return stopwatch.sample(measured, calls)
 
 
-@pytest.mark.parametrize("kernels", [1, 30, 1000])
-@pytest.mark.parametrize("device_ns", [2 * US, 50 * US])
+@pytest.mark.parametrize(("kernels", "device_ns"), [(1, 50 * US), (30, 2 * US), (1000, 50 * US)])
 def test_a_sample_holds_no_time_of_the_host_and_an_eager_caller_sees_it(gpu, kernels, device_ns):
     measured = one_pass(Kernels(gpu, kernels, 10 * US, device_ns))
     stopwatch, host_ns = Stopwatch(CUDA), kernels * 10 * US
@@ -104,10 +98,18 @@ def test_every_call_finds_a_cold_cache(gpu):
     assert gpu.cold.count(True) == 3 * (2 + 5)
 
 
-@pytest.mark.parametrize(("device_ns", "waits_for_the_host"), [(2 * US, True), (50 * US, False)])
-@pytest.mark.parametrize("name", ["forward", "forward_backward"])
-def test_three_ways_of_a_call(gpu, device_ns, waits_for_the_host, name):
-    passes = 1 if name == "forward" else 2
+@pytest.mark.parametrize(
+    ("name", "passes", "device_ns", "waits_for_the_host"),
+    [("forward", 1, 2 * US, True), ("forward_backward", 2, 50 * US, False)],
+)
+def test_three_ways_of_a_call(gpu, name, passes, device_ns, waits_for_the_host, monkeypatch):
+    order, sample = [], Stopwatch.sample
+
+    def noted(stopwatch, measured, calls):
+        order.append("replay" if isinstance(measured, Replay) else "eager" if stopwatch.eager else "queued")
+        return sample(stopwatch, measured, calls)
+
+    monkeypatch.setattr(Stopwatch, "sample", noted)
     measured = one_pass(Kernels(gpu, 20, 10 * US, device_ns), name)
     found = in_three_ways(CUDA, measured, 5, 0.0)
     alone = passes * 20 * device_ns
@@ -117,18 +119,7 @@ def test_three_ways_of_a_call(gpu, device_ns, waits_for_the_host, name):
         assert found["ways"][way]["queued"] == 1 and found["ways"][way]["method"] == "cuda_event"
     assert min(found["ways"]["eager"]["samples"]) > alone
     assert found["replay_ns"] == pytest.approx(alone) and found["launch_bound"] == waits_for_the_host
-
-
-def test_the_ways_alternate(gpu, monkeypatch):
-    order, sample = [], Stopwatch.sample
-
-    def noted(stopwatch, measured, calls):
-        order.append("replay" if isinstance(measured, Replay) else "eager" if stopwatch.eager else "queued")
-        return sample(stopwatch, measured, calls)
-
-    monkeypatch.setattr(Stopwatch, "sample", noted)
-    in_three_ways(CUDA, one_pass(Kernels(gpu, 2, 10 * US, 2 * US)), 4, 0.0)
-    assert order == ["queued", "eager", "replay", "replay", "eager", "queued"] * 2
+    assert order == (["queued", "eager", "replay", "replay", "eager", "queued"] * 3)[: 5 * 3]
 
 
 def test_a_capture_that_fails_costs_no_measurement(gpu, monkeypatch):
@@ -160,16 +151,9 @@ class GpuBench(CellContext):
 
     def __init__(self, gpu, *args):
         super().__init__(*args)
-        self.gpu = gpu
-
-    def attention(self, **changes):
-        return Kernels(self.gpu, 20, 10 * US, 100 * US)
-
-    def inputs(self):
-        return (torch.zeros(2, 2, 64, 8),) * 3
-
-    def correctness_check(self, inputs):
-        return NoCheck()
+        self.attention = lambda **changes: Kernels(gpu, 20, 10 * US, 100 * US)
+        self.inputs = lambda: (torch.zeros(2, 2, 64, 8),) * 3
+        self.correctness_check = lambda inputs: NoCheck()
 
 
 def cell(**changes):
@@ -178,52 +162,43 @@ def cell(**changes):
 
 
 def test_a_comparison_says_what_was_queued(gpu):
-    context = GpuBench(gpu, cell(), None)
     passes = {label: one_pass(Kernels(gpu, kernels, 10 * US, 2 * US)) for label, kernels in (("a", 1), ("b", 9))}
-    found = compared(time_in_rounds(context, {}, passes, 0.0))
+    found = compared(time_in_rounds(GpuBench(gpu, cell(), None), {}, passes, 0.0))
     assert found["queued"] == {"a": 1, "b": 1}
     assert found["head_start_ns"] == pytest.approx({"a": FIRST_HEAD_START_NS, "b": HEAD_START * 90 * US})
     assert found["samples"]["b"] == pytest.approx([18 * US] * 5)
 
 
-def test_a_record_has_three_times_and_the_energy(gpu, monkeypatch):
+def test_a_record_has_three_times_the_energy_and_the_state_before_and_after(gpu, monkeypatch, tmp_path):
     FakeNvml(gpu, monkeypatch)
-    context = GpuBench(gpu, cell(beside=["ways", "energy"]), None)
-    measured = measures.load(context.config["bench"]).measure(context)
-    json.dumps(measured, allow_nan=False)
-    said = {one.metric: one for one in measures.get("latency").quantities(measured)}
-    assert said["latency"].value == said["replay"].value == pytest.approx(2 * MS)
-    assert said["eager"].value == pytest.approx(2.01 * MS)
-    assert said["power"].value == pytest.approx(400, rel=0.02) and said["idle_power"].value == 71.5
-    assert said["energy_per_token"].value == pytest.approx(400 * 2e-3 / 128, rel=0.02)
-    words = measures.get("latency").headline(list(said.values()))
+    monkeypatch.setattr("bench.execution.child.CellContext", lambda *args: GpuBench(gpu, *args))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
+    result = measure_cell(cell(beside=["ways", "energy"]), tmp_path, tmp_path / "progress")
+    json.dumps(result["measurements"], allow_nan=False)
+    number = said("latency", result["measurements"])
+    assert number["latency"].value == number["replay"].value == pytest.approx(2 * MS)
+    assert number["eager"].value == pytest.approx(2.01 * MS)
+    assert number["power"].value == pytest.approx(400, rel=0.02) and number["idle_power"].value == 71.5
+    assert number["energy_per_token"].value == pytest.approx(400 * 2e-3 / 128, rel=0.02)
+    words = measures.get("latency").headline(list(number.values()))
     assert words.startswith("forward 2 ms (eager 2.01 ms, replay 2 ms, energy 62")
-    assert list(context.device_state.moments) == ["start", "before"]
+    assert result["status"] == "ok" and list(result["device_state"]) == ["start", "before", "after"]
+    energies = [moment["energy_j"] for moment in result["device_state"].values()]
+    assert energies == sorted(energies) and energies[1] < energies[2]
 
 
-NOW = {
-    "sm_mhz": 1980,
-    "memory_mhz": 2619,
-    "power_w": 71.5,
-    "temperature_c": 41,
-    "throttled": ["power cap", "thermal slowdown"],
-    "energy_j": 0.0,
-    "processes": 2,
-    "others": 1,
-    "hot_s": 2.5,
-}
+KNOWN = {"power_w": 71.5, "temperature_c": 41}
+CLOCKS = {"sm_mhz": 1980, "memory_mhz": 2619, "throttled": ["power cap", "thermal slowdown"]}
+OTHERS = {"energy_j": 0.0, "processes": 2, "others": 1, "hot_s": 2.5}
 
 
 def test_the_state_of_the_device(gpu, monkeypatch):
     FakeNvml(gpu, monkeypatch)
     state = DeviceState(CUDA)
     state.note("start")
-    assert state.moments == {"start": NOW}
-    silent = ("clocks", "throttled", "energy", "processes", "violations")
-    FakeNvml(gpu, monkeypatch, silent)
-    known = ("power_w", "temperature_c")
-    less = {name: None for name in NOW if name not in known}
-    assert DeviceState(CUDA).read() == NOW | less
+    assert state.moments == {"start": KNOWN | CLOCKS | OTHERS}
+    FakeNvml(gpu, monkeypatch, ("clocks", "throttled", "energy", "processes", "violations"))
+    assert DeviceState(CUDA).read() == KNOWN | dict.fromkeys(CLOCKS | OTHERS)
     assert reasons(0) == [] and reasons(0x1 | 0x80 | 0x8000) == ["idle", "power brake"]
 
 
@@ -241,17 +216,13 @@ def test_other_processes_on_a_gpu_are_not_those_of_the_cell():
 
 
 def test_without_nvml_the_record_says_what_is_missing(gpu, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    measured = one_pass(Kernels(gpu, 1, 10 * US, 2 * US))
-    state = DeviceState(CUDA)
-    state.note("start")
-    assert list(state.moments) == ["missing"] and "pynvml" in state.moments["missing"]
-    assert energy(CUDA, state, measured, 1) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    state, cpu = DeviceState(CUDA), DeviceState(torch.device("cpu"))
+    state.note("start"), cpu.note("start")
+    assert list(state.moments) == ["missing"] and "pynvml" in state.moments["missing"] and cpu.moments == {}
+    assert energy(CUDA, state, one_pass(Kernels(gpu, 1, 10 * US, 2 * US)), 1) is None
     FakeNvml(gpu, monkeypatch, ("nvml",))
     assert DeviceState(CUDA).moments == {"missing": "RuntimeError: Not Supported"}
-    cpu = DeviceState(torch.device("cpu"))
-    cpu.note("start")
-    assert cpu.moments == {}
 
 
 def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
@@ -260,7 +231,6 @@ def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
     assert energy(CUDA, DeviceState(CUDA), measured, 1) is None
     nvml.silent = ()
     assert energy(CUDA, DeviceState(CUDA), one_pass(measured.attention, "backward"), 1) is None
-    start = gpu.host
     used = energy(CUDA, DeviceState(CUDA), measured, 5)
     assert LEAST_S <= used["seconds"] < LEAST_S + 0.2 and used["idle_w"] is None
     assert used["joules"] / used["calls"] == pytest.approx(0.8, rel=0.03)
@@ -268,13 +238,3 @@ def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
     monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 17)
     assert energy(CUDA, DeviceState(CUDA), measured, 5) is None
     assert (gpu.host - start) / 1e9 == pytest.approx(LONGEST_S, rel=0.01)
-
-
-def test_a_cell_notes_the_state_before_and_after(gpu, monkeypatch, tmp_path):
-    FakeNvml(gpu, monkeypatch)
-    monkeypatch.setattr("bench.execution.child.CellContext", lambda *args: GpuBench(gpu, *args))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "fake")
-    result = measure_cell(cell(beside=["energy"]), tmp_path, tmp_path / "progress")
-    assert result["status"] == "ok" and list(result["device_state"]) == ["start", "before", "after"]
-    energies = [moment["energy_j"] for moment in result["device_state"].values()]
-    assert energies == sorted(energies) and energies[1] < energies[2]

@@ -1,141 +1,60 @@
 """The measures against things whose time, size and ratio are known."""
 
 import math
-import time
 
 import pytest
 import torch
-from no_check import NoCheck
+from cells import Sleeping, SleepingBench, config, measure, measured, said
 
-from bench import measures
 from bench.common.mechanism import build_attention
-from bench.measures import memory
 from bench.measures.context import CellContext
+from bench.measures.memory import fits_in_memory, largest_fitting, run_at
 from bench.measures.timing import Pass, Stopwatch
 
-
-def config(name="v_mean", bench=None, **changes):
-    return {
-        "label": name,
-        "attention": {"name": name},
-        "bench": bench or {"name": "latency", "passes": ["forward"], "min_sample_ms": 0.0},
-        "inputs": {"name": "gaussian", "score_scale": 1.0},
-        "seq_len": 64,
-        "batch_size": 2,
-        "num_heads": 2,
-        "head_dim": 8,
-        "dtype": "float32",
-        "causal": False,
-        "device": "cpu",
-        "impl": "auto",
-        "seed": 0,
-        "repeats": 5,
-        **changes,
-    }
-
-
-def benchmark(bench):
-    """That of a cell's settings, the rest as by default."""
-    own = {key: value for key, value in bench.items() if key not in ("name", "against")}
-    return measures.get(bench["name"])(**own)
-
-
-def measure(context):
-    return benchmark(context.config["bench"]).measure(context)
-
-
-class Sleeping(torch.nn.Module):
-    """A mechanism whose forward and backward pass last as long as they are told."""
-
-    def __init__(self, forward_s, backward_s=0.0):
-        super().__init__()
-        self.forward_s, self.backward_s = forward_s, backward_s
-
-    def forward(self, query, key, value, padding=None):
-        time.sleep(self.forward_s)
-        out = query + key + value
-        if out.requires_grad:
-            out.register_hook(lambda gradient: time.sleep(self.backward_s))
-        return out
-
-    def flops(self, batch, seq_len):
-        return 1
-
-
-class SleepingBench(CellContext):
-    def __init__(self, config, *sleepers):
-        super().__init__(config, None)
-        self.sleepers = dict(zip((c["label"] for c in self.configs()), sleepers, strict=True))
-
-    def attention(self, **changes):
-        return next(iter(self.sleepers.values()))
-
-    def attentions(self):
-        return self.sleepers
-
-    def correctness_check(self, inputs):
-        return NoCheck()
+CPU = torch.device("cpu")
 
 
 def test_latency_of_a_known_sleep():
     passes = ["forward", "backward", "forward_backward"]
-    context = SleepingBench(
-        config(bench={"name": "latency", "passes": passes, "min_sample_ms": 0.0}), Sleeping(0.02, 0.05)
-    )
-    measured = measure(context)
-    assert list(measured["passes"]) == passes
+    bench = {"name": "latency", "passes": passes, "min_sample_ms": 0.0}
+    found = measure(SleepingBench(config(bench=bench), Sleeping(0.02, 0.05)))
+    assert list(found["passes"]) == passes and found["tokens"] == 128
     for name, seconds in zip(passes, (0.02, 0.05, 0.07), strict=True):
-        samples = measured["passes"][name]["samples"]
-        assert len(samples) == 5
+        samples = found["passes"][name]["samples"]
         # A sleep never ends early; how late it ends is up to the machine's load.
-        assert min(samples) >= seconds * 1e9
-        assert min(samples) < (seconds + 0.015) * 1e9
-    assert measured["tokens"] == 128
+        assert len(samples) == 5 and seconds * 1e9 <= min(samples) < (seconds + 0.015) * 1e9
 
 
 def test_samples_last_as_long_as_asked(monkeypatch):
-    attention, stopwatch = Sleeping(0.004), Stopwatch(torch.device("cpu"))
-    one = Pass("forward", attention, (torch.zeros(1, 1, 2, 2),) * 3)
+    stopwatch = Stopwatch(CPU)
+    one = Pass("forward", Sleeping(0.004), (torch.zeros(1, 1, 2, 2),) * 3)
     assert stopwatch.calibrate(one, 0, stopwatch.time(one)) == 1
     # No sleep is shorter than 4 ms; the fastest of those that were timed may be longer on a busy machine.
     timed = []
-    monkeypatch.setattr(
-        stopwatch, "time", lambda measured: timed.append(Stopwatch.time(stopwatch, measured)) or timed[-1]
-    )
+    monkeypatch.setattr(stopwatch, "time", lambda one: timed.append(Stopwatch.time(stopwatch, one)) or timed[-1])
     assert stopwatch.calibrate(one, 20, stopwatch.time(one)) == math.ceil(20e6 / min(timed)) <= 5
 
 
-def test_compare_finds_the_ratio_of_known_sleeps_and_alternates():
+@pytest.mark.parametrize("min_sample_ms, times, calls", [(0.0, (0.03, 0.09), (1, 1)), (12.0, (0.003, 0.03), (4, 1))])
+def test_compare_finds_the_ratio_of_known_sleeps_and_alternates(min_sample_ms, times, calls):
     order = []
-
-    class Noted(Sleeping):
-        def forward(self, *inputs):
-            order.append(self.forward_s)
-            return super().forward(*inputs)
-
     against = [{"label": "slow", "attention": {"name": "v_mean"}}]
-    settings = config(bench={"name": "compare", "min_sample_ms": 0.0, "against": against}, repeats=6)
-    measured = measure(SleepingBench(settings, Noted(0.03), Noted(0.09)))
-    assert measured["labels"] == ["v_mean", "slow"]
-    ratios = [slow / fast for fast, slow in zip(*measured["samples"].values(), strict=True)]
-    assert sorted(ratios)[3] == pytest.approx(3, rel=0.2)
-    assert order[-12:] == [0.03, 0.09, 0.09, 0.03] * 3
-    (speedup,) = (one for one in measures.get("compare").quantities(measured) if one.metric == "speedup")
-    assert speedup.value == pytest.approx(1 / 3, rel=0.2) and speedup.attention == "slow"
-
-
-def test_compare_calls_each_as_often_as_its_sample_needs():
-    against = [{"label": "slow", "attention": {"name": "v_mean"}}]
-    settings = config(bench={"name": "compare", "min_sample_ms": 12.0, "against": against}, repeats=2)
-    calls = measure(SleepingBench(settings, Sleeping(0.003), Sleeping(0.03)))["calls_per_sample"]
-    assert 2 <= calls["v_mean"] <= 4 and calls["slow"] == 1
+    settings = config(bench={"name": "compare", "min_sample_ms": min_sample_ms, "against": against}, repeats=6)
+    found = measure(SleepingBench(settings, *(Sleeping(seconds, order=order) for seconds in times)))
+    assert found["labels"] == ["v_mean", "slow"]
+    fast, slow = found["calls_per_sample"].values()
+    assert calls[0] / 2 <= fast <= calls[0] and slow == calls[1]
+    turn = [times[0]] * fast + [times[1]]
+    assert order[-6 * len(turn) :] == (turn + turn[::-1]) * 3
+    speedup = said("compare", found)["speedup"]
+    assert speedup.value == pytest.approx(times[0] / times[1], rel=0.3) and speedup.attention == "slow"
 
 
 class Allocating(Sleeping):
     """Holds two tensors of `megabytes` at once, then one."""
 
     def __init__(self, megabytes):
-        super().__init__(0)
+        super().__init__()
         self.bytes = megabytes * 2**20
 
     def forward(self, query, key, value, padding=None):
@@ -146,95 +65,72 @@ class Allocating(Sleeping):
         return query + third
 
 
-@pytest.mark.parametrize("megabytes", [1, 16, 64])
+def memory(**settings):
+    return {"name": "memory", "passes": ["forward"], **settings}
+
+
+@pytest.mark.parametrize("megabytes", [1, 64])
 def test_peak_memory_of_known_allocations(megabytes):
-    settings = config(bench={"name": "memory", "passes": ["forward"], "largest": None})
-    measured = measure(SleepingBench(settings, Allocating(megabytes)))
-    peak = measured["passes"]["forward"]["peak_bytes"]
-    assert peak == pytest.approx(2 * megabytes * 2**20, rel=1e-3)
+    found = measure(SleepingBench(config(bench=memory()), Allocating(megabytes)))
+    assert found["passes"]["forward"]["peak_bytes"] == pytest.approx(2 * megabytes * 2**20, rel=1e-3)
+
+
+def test_peak_memory_of_softmax_is_its_matrices():
+    n = 512
+    found = measured("softmax", memory(), seq_len=n)["passes"]["forward"]
+    matrix = 2 * 2 * n * n * 4
+    assert 2 * matrix <= found["peak_bytes"] < 3.2 * matrix
+    assert found["baseline_bytes"] == 3 * 2 * 2 * n * 8 * 4
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["forward", "forward_backward"])
 def test_the_peak_on_a_gpu_is_that_of_every_call(name):
     """Not of the first one: the workspace of a matrix product in autograd's own thread is a library's, made once."""
-    settings = config("softmax", {"name": "memory", "passes": [name]}, device="cuda", seq_len=256)
-    first, second = (measure(CellContext(settings, None))["passes"][name]["peak_bytes"] for _ in range(2))
-    assert first == second < 16 * 2 * 2 * 256**2 * 4
+    settings = "softmax", memory(passes=[name])
+    first, second = (measured(*settings, device="cuda", seq_len=256)["passes"][name] for _ in range(2))
+    assert first["peak_bytes"] == second["peak_bytes"] < 16 * 2 * 2 * 256**2 * 4
 
 
-def test_the_bisection_makes_its_inputs_on_the_device_in_the_cells_dtype(monkeypatch):
+@pytest.mark.parametrize("most", [1, 5, 64, 127])
+def test_bisection_finds_the_largest_that_fits(most):
+    tried = []
+    assert largest_fitting(lambda size: tried.append(size) or size <= most, 1, 100) == min(most, 100)
+    assert len(tried) == len(set(tried)) <= 14
+
+
+def test_the_largest_batch_and_length_by_passes_on_numbers_that_are_made_on_the_device(monkeypatch):
+    """In the cell's dtype; an allocation that fails is an answer, and another error is raised."""
     shapes = []
 
-    class Noted(Sleeping):
-        def forward(self, query, key, value, padding=None):
-            shapes.append((query.shape, query.dtype, query.device.type))
-            assert not torch.equal(query, key) and query.std() > 0.5
-            return query
-
-    context = SleepingBench(config(dtype="bfloat16"), Noted(0))
-    monkeypatch.setattr(context, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
-    assert memory._pass_fits(context, "batch_size", 3, "forward") and memory._pass_fits(
-        context, "seq_len", 5, "forward"
-    )
-    assert shapes == [((3, 2, 64, 8), torch.bfloat16, "cpu"), ((2, 2, 5, 8), torch.bfloat16, "cpu")]
-
-
-def test_peak_memory_of_softmax_is_its_matrices():
-    n = 512
-    settings = config("softmax", {"name": "memory", "passes": ["forward"], "largest": None}, seq_len=n)
-    measured = measure(CellContext(settings, None))
-    matrix = 2 * 2 * n * n * 4
-    peak = measured["passes"]["forward"]["peak_bytes"]
-    assert 2 * matrix <= peak < 3.2 * matrix
-    inputs = 3 * 2 * 2 * n * 8 * 4
-    assert measured["passes"]["forward"]["baseline_bytes"] == inputs
-
-
-@pytest.mark.parametrize("fits_up_to", [1, 5, 64, 100, 127])
-def test_bisection_finds_the_largest_that_fits(fits_up_to, monkeypatch):
-    tried = []
-
-    def fits(context, axis, value, name):
-        tried.append(value)
-        return value <= fits_up_to
-
-    monkeypatch.setattr(memory, "_pass_fits", fits)
-    settings = {"name": "memory", "passes": ["forward"], "largest": "batch_size", "largest_limit": 100}
-    largest = benchmark(settings).bisect(CellContext(config(bench=settings, batch_size=1), None))
-    assert largest["value"] == min(fits_up_to, 100)
-    assert len(tried) == len(set(tried)) <= 14
-    assert all(largest["tried"][str(value)] == (value <= fits_up_to) for value in tried)
-
-
-def test_an_allocation_that_fails_is_an_answer_and_another_error_is_not():
     class Failing(Sleeping):
         def forward(self, query, key, value, padding=None):
-            torch.empty(2**60 if len(query) > 3 else 1, dtype=torch.int8)
-            if len(query) == 3:
-                raise ValueError("not about memory")
+            shapes.append(tuple(query.shape))
+            assert query.dtype == torch.bfloat16 and not torch.equal(query, key) and query.std() > 0.5
+            torch.empty(2**60 if len(query) > 3 or query.shape[2] > 70 else 1, dtype=torch.int8)
             return query
 
-    context = SleepingBench(config(), Failing(0))
-    assert memory._pass_fits(context, "batch_size", 2, "forward")
-    assert not memory._pass_fits(context, "batch_size", 4, "forward")
-    with pytest.raises(ValueError, match="not about memory"):
-        memory._pass_fits(context, "batch_size", 3, "forward")
+    for axis, most in (("batch_size", 3), ("seq_len", 70)):
+        settings = config(bench=memory(largest=axis, largest_limit=100), dtype="bfloat16")
+        context = SleepingBench(settings, Failing())
+        largest = measure(context)["largest"]
+        assert (largest["axis"], largest["value"], largest["limit_bytes"]) == (axis, most, None)
+        assert all(fits == (int(value) <= most) for value, fits in largest["tried"].items())
+    assert (3, 2, 64, 8) in shapes and (2, 2, 70, 8) in shapes
+    monkeypatch.setattr(context, "inputs", lambda **_: pytest.fail("float32 in the host's memory"))
+    run_at(context, "forward", {"seq_len": 5})
+    with pytest.raises(ZeroDivisionError):
+        fits_in_memory(CPU, lambda: 1 / 0)
 
 
-def test_inputs_are_the_same_for_every_mechanism():
-    one, other = (CellContext(config(name), None).inputs() for name in ("flash", "linformer"))
+def test_inputs_are_the_same_for_every_mechanism_and_known_by_those_that_are_measured():
+    """Not by those in another dtype, which a comparison makes besides."""
+    contexts = [CellContext(config(name), None) for name in ("flash", "linformer")]
+    one, other = (context.inputs() for context in contexts)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_inputs_are_known_by_those_that_are_measured():
-    """Not by shorter ones that a benchmark makes besides."""
-    context = CellContext(config(), None)
-    context.inputs()
-    known = context.inputs_sha256
-    context.inputs(seq_len=32)
-    context.inputs(batch_size=1)
-    assert known is not None and context.inputs_sha256 == known
+    known = contexts[0].inputs_sha256
+    contexts[0].inputs(dtype="bfloat16")
+    assert known is not None and known == contexts[0].inputs_sha256 == contexts[1].inputs_sha256
 
 
 def test_each_mechanism_of_a_comparison_has_its_own_reference():
@@ -244,11 +140,8 @@ def test_each_mechanism_of_a_comparison_has_its_own_reference():
 
 
 def test_the_exact_function_shares_hyperparameters():
-    settings = config("polysketch", causal=True)
-    settings["attention"] |= {"degree": 8, "scale": 0.5, "sketch": "srht"}
-    exact = CellContext(settings, None).exact()
+    given = {"name": "polysketch", "degree": 8, "scale": 0.5, "sketch": "srht"}
+    exact = CellContext(config("polysketch", attention=given, causal=True), None).exact()
     assert (exact.info.name, exact.degree, exact.scale, exact.causal) == ("polynomial", 8, 0.5, True)
-    softmax = config("softmax")
-    softmax["attention"]["scale"] = 0.125
-    assert CellContext(softmax, None).exact().scale == 0.125
-    assert build_attention(softmax).scale == 0.125
+    softmax = config("softmax", attention={"name": "softmax", "scale": 0.125})
+    assert CellContext(softmax, None).exact().scale == build_attention(softmax).scale == 0.125

@@ -1,27 +1,25 @@
 """The share of the ceiling in closed form, of mechanisms and on devices whose times are known."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from cells import Sleeping, SleepingBench, config, measure, measured, said
 from synthetic_records import latency as latency_record
-from test_measures import Sleeping, SleepingBench, config
 
 from bench import measures
 from bench.common.mechanism import build_attention
 from bench.measures import peaks as of_device
 from bench.measures import rounds
-from bench.measures.context import CellContext
 from bench.measures.flops import count
-from bench.measures.peaks import Peak, Peaks, compulsory_bytes
+from bench.measures.peaks import Peak, Peaks
 from bench.measures.timing import LONG_CALL_NS, Pass, Stopwatch
 from bench.records import roofline
 from bench.records.summary import headline, quantities, summarise
 
 CPU = torch.device("cpu")
-GEMM, COPY, EXPONENTIALS = 1e11, 2e10, 1e9  # of a device, per second
+GEMM, COPY = 1e11, 2e10  # of a device, per second
 
 
 def ceilings(rounds=8, drift=1.0):
@@ -33,11 +31,29 @@ def ceilings(rounds=8, drift=1.0):
     }
 
 
+def of_cell(**changes):
+    """Half of the ceiling of compute."""
+    one = {"samples": [2e7] * 8, "ceilings": ceilings(), "flops": 10**9, "bytes": 10**7, "features": None}
+    return one | changes
+
+
+def told(**changes):
+    """The headline."""
+    return measures.get("roofline").headline(list(said("roofline", of_cell(**changes)).values()))
+
+
+def latency(rng, samples, **work):
+    """An older record, and the same with ceilings beside its forward pass."""
+    older = latency_record("flash", 1024, rng)
+    forward = {**older.measurements["passes"]["forward"], "samples": samples, "ceilings": ceilings()}
+    passes = {**older.measurements["passes"], "forward": forward}
+    return older, dataclasses.replace(older, measurements={**older.measurements, "passes": passes, **work})
+
+
 @pytest.mark.parametrize(
     ("flops", "moved", "ns", "percent", "bound"),
     [
         (10**9, 10**6, 1e7, 100, "compute"),
-        (10**9, 10**6, 4e7, 25, "compute"),
         (10**6, 10**8, 1e7, 50, "memory"),
         (10**9, 2 * 10**8, 2e7, 50, "compute"),  # on the ridge: 5 FLOP/byte
         (10**9, 3 * 10**8, 2e7, 75, "memory"),
@@ -60,23 +76,16 @@ def test_a_share_above_the_ceiling_is_none_and_says_why(rng, flops, moved, ns, p
     share = roofline.share([ns] * 8, ceilings(), flops, moved)
     assert np.isnan([share.value, share.low, share.high]).all() and share.raw == pytest.approx([percent] * 8)
     assert share.verdict == f"beyond {bound}" and share.tracked() == {}
-    benchmark = measures.get("roofline")
-    said = benchmark.quantities(measured(samples=[ns] * 8, flops=flops, bytes=moved))
-    assert benchmark.headline(list(said)) == why
-    older = latency_record("flash", 1024, rng)
-    forward = {**older.measurements["passes"]["forward"], "samples": [ns] * 8, "ceilings": ceilings()}
-    timed = {**older.measurements, "passes": {"forward": forward}, "flops": flops, "bytes": moved}
-    cached = dataclasses.replace(older, measurements=timed)
-    assert headline(cached) == f"forward {ns / 1e6:.4g} ms ({why})"
+    assert told(samples=[ns] * 8, flops=flops, bytes=moved) == why
+    _, cached = latency(rng, [ns] * 8, flops=flops, bytes=moved)
+    assert headline(cached).startswith(f"forward {ns / 1e6:.4g} ms ({why})")
     assert not {name for name in summarise(cached) if name.startswith("share_pct")}
 
 
-def test_a_share_of_which_some_rounds_are_above_the_ceiling_is_bounded_by_it():
+def test_the_share_of_rounds_that_are_not_alike():
+    """Bounded by the ceiling where some are above it; what slows a whole round is in no share."""
     share = roofline.share([8e6] * 4 + [2e7] * 4, ceilings(), 10**9, 10**6)
     assert (share.low, share.value, share.high) == pytest.approx((50, 6250**0.5, 100))
-
-
-def test_what_slows_a_whole_round_is_in_no_share():
     samples = [2e7 * 1.3**k for k in range(8)]
     share = roofline.share(samples, ceilings(drift=1.3), 10**9, 10**6)
     assert (share.low, share.value, share.high) == pytest.approx((50, 50, 50))
@@ -87,62 +96,34 @@ def test_what_slows_a_whole_round_is_in_no_share():
             roofline.share(times, beside, 10**9, 10**6)
 
 
-def test_rates_are_work_per_second():
-    gemm, copied = roofline.rates(ceilings())
-    assert (gemm.metric, gemm.value, gemm.unit, gemm.text) == ("gemm", pytest.approx(GEMM), "FLOP/s", "100 GFLOP/s")
-    assert (copied.metric, copied.value, copied.text) == ("copy", pytest.approx(COPY), "20 GB/s")
+def test_what_a_cell_says():
+    found = said("roofline", of_cell())
+    rates = {"gemm": GEMM, "copy": COPY}
+    work = {"flops": 1e9, "throughput": 0.05, "bytes": 1e7, "intensity": 100, "latency": 2e7, "share": 50}
+    assert {name: one.value for name, one in found.items()} == pytest.approx(work | rates)
+    assert [found[name].unit for name in rates] == ["FLOP/s", "bytes/s"]
+    assert [found[name].text for name in rates] == ["100 GFLOP/s", "20 GB/s"]
     (other,) = roofline.rates({"exponentials_float32": {"work": 10**6, "samples": [1e6]}})
     assert (other.metric, other.value, other.unit) == ("exponentials_float32", 1e9, "1/s")
-
-
-def measured(**changes):
-    """Half of the ceiling of compute."""
-    one = {"samples": [2e7] * 8, "ceilings": ceilings(), "flops": 10**9, "bytes": 10**7, "features": None}
-    return one | changes
-
-
-def test_what_a_cell_says():
-    benchmark = measures.get("roofline")
-    said = list(benchmark.quantities(measured()))
-    values = {one.metric: one.value for one in said}
-    assert values == pytest.approx(
-        {
-            "latency": 2e7,
-            "flops": 1e9,
-            "throughput": 0.05,
-            "bytes": 1e7,
-            "intensity": 100,
-            "share": 50,
-            "gemm": GEMM,
-            "copy": COPY,
-        }
-    )
-    assert benchmark.headline(said) == "50 % of the ceiling (50 of 100 GFLOP/s, compute)"
-    memory = list(benchmark.quantities(measured(flops=10**6, bytes=10**8)))
-    assert benchmark.headline(memory) == "25 % of the ceiling (5 of 20 GB/s, memory)"
+    assert told() == "50 % of the ceiling (50 of 100 GFLOP/s, compute)"
+    assert told(flops=10**6, bytes=10**8) == "25 % of the ceiling (5 of 20 GB/s, memory)"
     fast = {**ceilings(), "gemm": {"work": 8 * 10**12, "samples": [1e7] * 8}}
-    gpu = list(benchmark.quantities(measured(flops=4 * 10**12, samples=[1e7] * 8, ceilings=fast)))
-    assert benchmark.headline(gpu) == "50 % of the ceiling (400 of 800 TFLOP/s, compute)"
+    of_gpu = told(flops=4 * 10**12, samples=[1e7] * 8, ceilings=fast)
+    assert of_gpu == "50 % of the ceiling (400 of 800 TFLOP/s, compute)"
 
 
 def test_a_latency_says_its_share_where_ceilings_were_measured(rng):
-    older = latency_record("flash", 1024, rng)
-    forward = {**older.measurements["passes"]["forward"], "samples": [2e7] * 8, "ceilings": ceilings()}
-    passes = {**older.measurements["passes"], "forward": forward}
-    newer = dataclasses.replace(
-        older, measurements={**older.measurements, "passes": passes, "flops": 10**9, "bytes": 10**7}
-    )
+    older, newer = latency(rng, [2e7] * 8, flops=10**9, bytes=10**7)
     assert "%" not in headline(older) and "share" not in {one.metric for one in quantities(older)}
     assert headline(newer).startswith("forward 20 ms (50 % of the ceiling), forward_backward ")
     assert headline(newer).count("%") == 1
-    assert summarise(newer)["share_pct.forward"] == summarise(newer)["share_pct_low.forward"] == pytest.approx(50)
-    assert set(summarise(newer)) - set(summarise(older)) == {
-        f"share_pct{which}.forward" for which in ("", "_low", "_high")
-    }
+    shares = {f"share_pct{which}.forward": 50 for which in ("", "_low", "_high")}
+    more = summarise(newer).keys() - summarise(older)
+    assert {name: summarise(newer)[name] for name in more} == pytest.approx(shares)
 
 
 def test_the_work_of_the_ceilings():
-    product = of_device.product(24, torch.float64, CPU)
+    product = of_device.product(24, "float64", CPU)
     assert count(lambda: product.run(None)) == {"mm": product.work} == {"mm": 2 * 24**3}
     assert product.run(None).std().item() == pytest.approx(24**0.5, rel=0.2), "neither zeros nor ones"
     copy = of_device.copy(4096, CPU)
@@ -183,9 +164,10 @@ class OneProduct(Sleeping):
     """A mechanism that is one matrix product."""
 
     def __init__(self, head_dim):
-        super().__init__(0)
+        super().__init__()
         self.info = build_attention(config("v_mean")).info
         self.square = torch.nn.Parameter(torch.randn(head_dim, head_dim), requires_grad=False)
+        self.register_buffer("held", torch.zeros(100))
 
     def forward(self, query, key, value, padding=None):
         return query @ self.square
@@ -194,36 +176,9 @@ class OneProduct(Sleeping):
         return batch * 2 * seq_len * 2 * self.square.shape[0] ** 2
 
 
-@pytest.mark.parametrize("slower", [1.0, 2.0, 8.0])
+@pytest.mark.parametrize("slower", [1.0, 8.0])
 def test_a_mechanism_that_is_one_product_reaches_the_ceiling(slower, small, monkeypatch):
-    monkeypatch.setattr(rounds, "Stopwatch", Device)
-    monkeypatch.setattr(Device, "slower", slower)
-    settings = config(bench={"name": "roofline", "min_sample_ms": 0.0}, head_dim=512, seq_len=256)
-    found = measures.load({**measures.check(settings["bench"]), "against": []}).measure(
-        SleepingBench(settings, OneProduct(512))
-    )
-    assert found["flops"] == 2 * 2 * 256 * 2 * 512**2
-    assert found["bytes"] == 4 * (4 * 2 * 2 * 256 * 512 + 512**2) and found["features"] is None
-    said = {one.metric: one for one in measures.get("roofline").quantities(found)}
-    assert said["share"].value == pytest.approx(100 / slower) and said["share"].verdict == "compute"
-    assert said["gemm"].value == pytest.approx(GEMM)
-    assert len(said["share"].raw) == settings["repeats"]
-
-
-def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(monkeypatch):
-    rates = {"float16": 1, "float32": 30, "bfloat16": 60, "float64": 15}
-    monkeypatch.setattr(of_device, "_product", lambda kind, stopwatch: of_device.Peak(100 * rates[kind], kind))
-
-    def fastest(own, device):
-        return of_device._fastest_product(
-            own, SimpleNamespace(device=torch.device(device), time=lambda ceiling: 100)
-        ).call
-
-    assert {own: fastest(own, "cpu") for own in rates} == {**{own: own for own in rates}, "float16": "float32"}
-    assert all(fastest(own, "cuda") == own for own in rates)
-
-
-def test_a_pass_is_warm_again_after_the_ceilings(small, monkeypatch):
+    """Inputs, parameters and buffers are read, and the output is written. After the peaks it is warm again."""
     events = []
 
     class Noted(Device):
@@ -235,30 +190,45 @@ def test_a_pass_is_warm_again_after_the_ceilings(small, monkeypatch):
             return super().sample(measured, calls)
 
     monkeypatch.setattr(rounds, "Stopwatch", Noted)
-    settings = config(bench={"name": "roofline", "min_sample_ms": 0.0}, head_dim=64)
-    measures.load({**measures.check(settings["bench"]), "against": []}).measure(SleepingBench(settings, OneProduct(64)))
+    monkeypatch.setattr(Device, "slower", slower)
+    settings = config(bench={"name": "roofline", "min_sample_ms": 0.0}, head_dim=512, seq_len=256)
+    found = measure(SleepingBench(settings, OneProduct(512)))
+    assert found["flops"] == 2 * 2 * 256 * 2 * 512**2
+    assert found["bytes"] == 4 * (4 * 2 * 2 * 256 * 512 + 512**2 + 100) and found["features"] is None
+    numbers = said("roofline", found)
+    assert numbers["share"].value == pytest.approx(100 / slower) and numbers["share"].verdict == "compute"
+    assert numbers["gemm"].value == pytest.approx(GEMM)
     of_pass = [index for index, (what, one) in enumerate(events) if what == "sample" and isinstance(one, Pass)]
-    assert len(of_pass) == settings["repeats"]
+    assert len(of_pass) == len(numbers["share"].raw) == settings["repeats"]
     assert all(events[index - 1] == ("warm", events[index][1]) for index in of_pass)
 
 
-def test_every_round_has_one_sample_of_each(small):
-    stopwatch = Device(CPU)
-    beside = Peaks(torch.float64, every=True)
+@pytest.mark.parametrize(("slow", "bound"), [(1, torch.float16), (100, torch.float32)])
+def test_a_cpu_without_products_of_16_bits_is_bounded_by_those_of_32(slow, bound, small, monkeypatch):
+    time = Device.time
+    of_dtype = {torch.float16: slow, torch.float32: 2}
+    monkeypatch.setattr(Device, "time", lambda self, one: time(self, one) * of_dtype.get(self.result.dtype, 1))
+    peaks = Peaks(torch.float16)
+    peaks.prepare(Device(CPU))
+    assert peaks.peaks["gemm"].run(None).dtype == bound
+
+
+def test_every_round_has_one_sample_of_each_that_lasts_as_long_as_asked(small):
+    stopwatch, beside = Device(CPU), Peaks(torch.float64, every=True)
     beside.prepare(stopwatch)
     names = ["gemm", "copy", "gemm_float32", "exponentials", "exponentials_float32"]
-    assert list(beside.peaks) == names and [beside.peaks[n].run(None).dtype for n in names] == [
-        torch.float64, torch.int32, torch.float32, torch.float64, torch.float32,
-    ]  # fmt: skip
+    dtypes = [torch.float64, torch.int32, torch.float32, torch.float64, torch.float32]
+    assert list(beside.peaks) == names and [beside.peaks[name].run(None).dtype for name in names] == dtypes
     stopwatch.timed.clear()
     for _ in range(3):
         beside.sample(stopwatch)
     assert stopwatch.timed == [*beside.peaks.values()] * 3
-    for name, one in beside.measured().items():
-        assert len(one["samples"]) == 3 and one["calls_per_sample"] == 1, name
-    own = Peaks(torch.float64)
+    assert all(len(one["samples"]) == 3 and one["calls_per_sample"] == 1 for one in beside.measured().values())
+    own = Peaks(torch.float64, 1.0)
     own.prepare(stopwatch)
-    assert list(own.peaks) == ["gemm", "copy"]
+    work = 2 * 64**3
+    assert list(own.peaks) == ["gemm", "copy"] and own.peaks["gemm"].work == work
+    assert own.peaks["gemm"].calls_per_sample == min(1000, -(-1e6 // (work / 100)))
 
 
 def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
@@ -280,8 +250,8 @@ def test_a_gpu_multiplies_in_more_ways(small, monkeypatch):
     assert seen == [
         (torch.bfloat16, "highest"), (torch.float16, "highest"), (torch.float32, "high"), (torch.float32, "highest"),
     ]  # fmt: skip
-    works = {beside.peaks[name].work for name in products}
-    assert works == {2 * 64**3} and len(list(roofline.rates(beside.measured()))) == 7
+    assert {beside.peaks[name].work for name in products} == {2 * 64**3}
+    assert len(list(roofline.rates(beside.measured()))) == 7
 
 
 def test_exponentials_of_a_gpu(monkeypatch):
@@ -299,47 +269,19 @@ def test_exponentials_of_a_gpu(monkeypatch):
     torch.testing.assert_close(out.cpu().double(), expected.repeat(2), rtol=1e-5, atol=0)
 
 
-def test_a_sample_of_a_ceiling_lasts_as_long_as_asked(small):
-    stopwatch = Device(CPU)
-    beside = Peaks(torch.float32, 1.0)
-    beside.prepare(stopwatch)
-    largest = 2 * 64**3
-    assert beside.peaks["gemm"].work == largest and beside.calls["gemm"] == min(1000, -(-1e6 // (largest / 100)))
-
-
-@pytest.mark.parametrize("name", ["linformer", "performer"])
-def test_compulsory_bytes_are_inputs_parameters_buffers_and_output(name):
-    attention = build_attention(config(name, seq_len=64)).to(torch.bfloat16)
-    inputs = tuple(torch.zeros(3, 2, 64, 8, dtype=torch.bfloat16) for _ in range(3))
-    held = sum(x.numel() * x.element_size() for x in (*attention.parameters(), *attention.buffers()))
-    assert bool(list(attention.buffers())) == (name == "performer")
-    assert held > 0 and compulsory_bytes(attention, inputs) == 4 * 3 * 2 * 64 * 8 * 2 + held
-
-
 def test_a_latency_is_a_latency_and_ceilings_stand_beside_its_forward_pass_where_they_are_asked_for(small):
     bench = {"name": "latency", "passes": ["forward", "backward"], "min_sample_ms": 0.0}
-    found = []
-    for beside in (None, ["ceilings"]):
-        settings = config(bench=measures.check({**bench, "beside": beside}), repeats=2)
-        found.append(measures.load(settings["bench"]).measure(CellContext(settings, None)))
-    alone, asked = found
+    alone, asked = (measured(bench={**bench, "beside": beside}, repeats=2) for beside in (None, ["ceilings"]))
     assert alone.keys() == {"passes", "tokens"} and asked.keys() == {"passes", "tokens", "flops", "bytes"}
     timed = {"unit", "samples", "calls_per_sample", "warmup_calls", "method", "cache"}
     assert alone["passes"]["forward"].keys() == asked["passes"]["backward"].keys() == timed
     assert set(asked["passes"]["forward"]["ceilings"]) == {"gemm", "copy"}
-    said = {one.metric for one in measures.get("latency").quantities(alone)}
-    assert said == {"latency", "latency_per_token", "spread"}
+    assert said("latency", alone).keys() == {"latency", "latency_per_token", "spread"}
 
 
 def test_a_short_call_is_warm_again_when_it_is_timed():
     stopwatch, calls = Stopwatch(CPU), []
-
-    class Noted(Sleeping):
-        def forward(self, *inputs):
-            calls.append(1)
-            return super().forward(*inputs)
-
-    one = Pass("forward", Noted(0.001), (torch.zeros(1, 1, 2, 2),) * 3)
+    one = Pass("forward", Sleeping(0.001, order=calls), (torch.zeros(1, 1, 2, 2),) * 3)
     stopwatch.rewarm(one, LONG_CALL_NS)
     assert not calls, "a long call needs no warming"
     stopwatch.rewarm(one, 1e6)
@@ -349,23 +291,13 @@ def test_a_short_call_is_warm_again_when_it_is_timed():
     assert not calls, "what is timed with a cold cache stays cold"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_cell_of_a_real_mechanism(dtype, small):
-    settings = config("performer", bench={"name": "roofline", "min_sample_ms": 0.0}, dtype=dtype, repeats=2)
-    settings["attention"]["num_features"] = 16
-    found = measures.load(measures.check(settings["bench"])).measure(CellContext(settings, None))
-    assert found["features"] == 16 and found["flops"] == build_attention(settings).flops(2, 64)
-    assert all(one.value > 0 or one.metric == "share" for one in measures.get("roofline").quantities(found))
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["roofline", "latency"])
-def test_a_cell_on_a_gpu(name):
-    bench = {"name": name, **({"passes": ["forward"]} if name == "latency" else {})}
-    settings = config("flash", bench=bench, dtype="bfloat16", device="cuda", seq_len=4096, head_dim=64, num_heads=16)
-    found = measures.load(measures.check(bench)).measure(CellContext(settings, None))
-    timed = found["passes"]["forward"] if name == "latency" else found
-    assert set(timed["ceilings"]) >= {"gemm", "copy"} and "exponentials" not in timed["ceilings"]
+@pytest.mark.parametrize("name, own", [("roofline", {}), ("latency", {"passes": ["forward"], "beside": ["ceilings"]})])
+def test_a_cell_on_a_gpu(name, own):
+    sizes = {"seq_len": 4096, "head_dim": 64, "num_heads": 16}
+    found = measured("flash", {"name": name, **own}, dtype="bfloat16", device="cuda", **sizes)
+    timed = found if name == "roofline" else found["passes"]["forward"]
+    assert set(timed["ceilings"]) >= {"gemm", "copy"}
     assert all(len(one["samples"]) == len(timed["samples"]) for one in timed["ceilings"].values())
-    said = {one.metric: one for one in measures.get(name).quantities(found)}
-    assert 5 < np.median(said["share"].raw) < 105 and said["share"].verdict.endswith("compute")
+    share = said(name, found)["share"]
+    assert 5 < np.median(share.raw) < 105 and share.verdict.endswith("compute")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cells import said
 
 from bench import measures
 
@@ -14,8 +15,7 @@ def covered(name, metric, truth, errors):
     for table, sequences in errors:
         measured = dict.fromkeys(("absolute", "relative", "exact_norm", "kernel_error", "sketch_error"), table)
         measured |= dict.fromkeys(("kernel_expected", "sketch_expected", "smallest_weight", "negative_share"))
-        quantities = measures.get(name).quantities({**measured, "sequences": sequences})
-        found = next(one for one in quantities if one.metric == metric)
+        found = said(name, {**measured, "sequences": sequences})[metric]
         hits += found.low <= truth <= found.high
     return hits / TRIES
 
@@ -33,29 +33,26 @@ def tables(seed, sequences, draws, *, of_head=0.0, of_sequence=0.0, of_draw=0.0,
 
 
 @pytest.mark.parametrize(
-    "effects",
+    ("effects", "sequences", "draws"),
     [
-        pytest.param({"of_head": 5.0}, id="heads differ, and always will"),
-        pytest.param({"of_draw": 1.0}, id="heads share a draw"),
-        pytest.param({"of_sequence": 1.0}, id="draws share a sequence"),
-        pytest.param({"of_head": 5.0, "of_sequence": 0.5, "of_draw": 1.0}, id="all of it"),
+        pytest.param({"of_head": 5.0}, 3, 1, id="heads differ, and always will"),
+        pytest.param({"of_draw": 1.0}, 8, 4, id="heads share a draw"),
+        pytest.param({"of_sequence": 1.0}, 4, 3, id="draws share a sequence"),
+        pytest.param({"of_head": 5.0, "of_sequence": 0.5, "of_draw": 1.0}, 8, 4, id="all of it"),
     ],
 )
-@pytest.mark.parametrize(("sequences", "draws"), [(3, 1), (4, 3), (8, 1), (8, 4)])
 def test_spectral_norms_are_replicated_by_sequences(effects, sequences, draws):
     errors = tables(0, sequences, draws, **effects)
     # Four binomial standard errors of 0.7 % around 95 %.
     assert 0.922 <= covered("spectral_norm", "absolute", 10, errors) <= 0.978
 
 
-@pytest.mark.parametrize("draws", [4, 10])
-def test_errors_of_sketches_are_replicated_by_draws_of_the_sequences_that_are_given(draws):
-    errors = tables(1, 2, draws, of_head=2.0, of_sequence=2.0, of_draw=1.0, fixed=True)
+def test_errors_of_sketches_are_replicated_by_draws_of_the_sequences_that_are_given():
+    errors = tables(1, 2, 4, of_head=2.0, of_sequence=2.0, of_draw=1.0, fixed=True)
     mean_square = 10**2 + 1.0**2 + 0.1**2 + np.square(np.linspace(-2, 2, HEADS)).mean() + 2.0**2
     assert 0.922 <= covered("sketch_error", "kernel_error", mean_square**0.5, errors) <= 0.978
 
 
-@pytest.mark.parametrize("name", measures.list_benchmarks())
-def test_who_times_says_that_its_intervals_are_over_rounds(name):
-    benchmark = measures.get(name)
-    assert benchmark.timed == (benchmark.replicates == "rounds")
+def test_who_times_says_that_its_intervals_are_over_rounds():
+    for benchmark in map(measures.get, measures.list_benchmarks()):
+        assert benchmark.timed == (benchmark.replicates == "rounds"), benchmark.name

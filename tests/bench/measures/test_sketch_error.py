@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from no_check import NoCheck
+from cells import Given
 
 import attention_zoo
 from attention_zoo import UnsupportedError
@@ -16,30 +16,16 @@ from bench.measures import sketch_error
 from bench.measures.sketch_error import SketchError, expected_squares
 
 
-class CellContext:
-    """A mechanism and inputs given by hand."""
+class CellContext(Given):
+    """Polysketch, or another mechanism, on inputs given by hand."""
 
     def __init__(self, name="polysketch", shape=(2, 3, 12, 4), repeats=2, seed=0, inputs=None, dtype=None, **given):
-        self.config = {"label": "fake", "seed": seed, "repeats": repeats}
         generator = torch.Generator().manual_seed(0)
         drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
         # Queries near their keys, so that exact weights matter beside the bias of the sketched ones.
         drawn[1] = drawn[0] + 0.5 * drawn[1]
-        self._inputs = inputs or tuple(x.to(dtype or torch.float64) for x in drawn)
         self.made = attention_zoo.create(name, head_dim=shape[3], num_heads=shape[1], dtype=dtype, **given)
-        self.seen, self.trained = [], set()
-
-    def inputs(self):
-        return self._inputs
-
-    def attention(self):
-        return self.made
-
-    def correctness_check(self, inputs):
-        return NoCheck()
-
-    def progress(self, done, total):
-        self.seen.append((done, total))
+        super().__init__(self.made, inputs or tuple(x.to(dtype or torch.float64) for x in drawn), None, seed, repeats)
 
 
 def measure(context):
@@ -54,9 +40,10 @@ def tensor_power(x, degree):
     return power
 
 
-@pytest.mark.parametrize("degree", [4, 8])
-@pytest.mark.parametrize("sketch", ["gaussian", "srht", "learned"])
-@pytest.mark.parametrize("per_head", [False, True])
+GIVEN = [("gaussian", 4, True), ("srht", 8, False), ("learned", 4, False), ("learned", 8, True)]
+
+
+@pytest.mark.parametrize("sketch, degree, per_head", GIVEN)
 def test_errors_are_those_of_explicit_tensor_powers(sketch, degree, per_head, monkeypatch):
     monkeypatch.setattr(sketch_error, "ROWS_AT_ONCE", 5)
     options = {"sketch": sketch, "degree": degree, "per_head": per_head, "sketch_size": 8, "scale": 0.7}
@@ -87,8 +74,8 @@ def moment_by_quadrature(inner, norm_q, norm_k, power):
     return float((np.outer(weights, weights) * products**power).sum())
 
 
-@pytest.mark.parametrize("r", [1, 2, 3, 5])
-@pytest.mark.parametrize("inner", [0.0, 0.4, -1.1, 1.5])
+@pytest.mark.parametrize("r", [1, 2, 5])
+@pytest.mark.parametrize("inner", [0.0, -1.1, 1.5])
 def test_the_closed_form_is_the_sum_over_all_choices_of_columns(r, inner):
     """`E (mean_a X_a)^4` term by term, X_a a product of two independent `<q, g> <k, g>`."""
     norm_q, norm_k = 1.5, 1.0
@@ -105,8 +92,7 @@ def test_the_closed_form_is_the_sum_over_all_choices_of_columns(r, inner):
     assert kernel.item() == pytest.approx(moment(4) - 2 * c2**2 * moment(2) + c2**4, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("r", [64, 128])  # fewer columns have tails so long that 200 trials have no standard error
-@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(("r", "per_head"), [(64, True), (128, False)])  # of fewer columns the tails are too long
 def test_gaussian_errors_are_as_expected_and_fall_with_r(r, per_head):
     trials = 200
     shape = (1, 2, 16, 8)
@@ -128,8 +114,7 @@ def test_the_error_falls_as_one_over_root_r_in_the_end():
     torch.testing.assert_close(errors[0] / errors[1], torch.full((2,), 2.0).double(), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("degree", [4, 8])
-@pytest.mark.parametrize("sketch", ["gaussian", "srht", "learned"])
+@pytest.mark.parametrize(("sketch", "degree"), [("gaussian", 8), ("srht", 4), ("learned", 4)])
 def test_weights_are_never_negative_and_without_the_square_they_are(sketch, degree):
     bench = CellContext(shape=(2, 3, 40, 8), sketch=sketch, degree=degree, sketch_size=16)
     result = measure(bench)
@@ -146,19 +131,13 @@ def test_weights_are_never_negative_and_without_the_square_they_are(sketch, degr
     assert result["smallest_weight"][0] == pytest.approx(smallest.tolist(), rel=1e-6, abs=1e-13)
 
 
-@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
-def test_the_contrast_is_a_sketch_of_the_whole_degree(sketch):
+def test_the_contrast_is_a_sketch_of_the_whole_degree():
     """What a mechanism of degree 8 squares is a sketch of degree 4."""
-    measured = CellContext(shape=(1, 2, 8, 4), repeats=1, sketch=sketch, degree=4, sketch_size=8, seed=5)
-    twice = CellContext(shape=(1, 2, 8, 4), sketch=sketch, degree=8, sketch_size=8)
+    measured = CellContext(shape=(1, 2, 8, 4), repeats=1, sketch="srht", degree=4, sketch_size=8, seed=5)
+    twice = CellContext(shape=(1, 2, 8, 4), sketch="srht", degree=8, sketch_size=8)
     twice.made.double().resample(5)
     left, right = (twice.made.features(x) for x in twice.inputs()[:2])
     assert measure(measured)["negative_share"] == [(left @ right.mT < 0).double().mean((0, 2, 3)).tolist()]
-
-
-def test_a_negative_weight_would_be_seen(monkeypatch):
-    monkeypatch.setattr(sketch_error, "expand", lambda x, degree: x)
-    assert np.min(measure(CellContext())["smallest_weight"]) < -0.1
 
 
 def test_the_sign_of_a_weight_is_a_coin_where_queries_are_orthogonal_to_keys():
@@ -179,11 +158,6 @@ def test_what_is_sketched_is_what_the_norm_leaves():
     assert not np.allclose(first, third, rtol=1e-2)
 
 
-def test_a_relative_error_does_not_depend_on_the_scale():
-    plain, scaled = (measure(CellContext(scale=scale))["kernel_error"] for scale in (1.0, 0.01))
-    np.testing.assert_allclose(plain, scaled, rtol=1e-9)
-
-
 def test_degree_2_is_its_own_sketch():
     result = measure(CellContext(degree=2, repeats=5))
     assert result["features"] is None and np.shape(result["kernel_error"]) == (2, 3)
@@ -197,32 +171,23 @@ def test_nothing_is_expected_where_no_closed_form_is_known(given):
     assert result["kernel_expected"] is None and result["sketch_expected"] is None
 
 
-def test_computed_in_float64_whatever_the_cells_dtype():
+def test_computed_in_float64_whatever_the_cells_dtype_and_plain_json():
     bench = CellContext(dtype=torch.float32)
-    doubled = CellContext(inputs=tuple(x.double() for x in bench.inputs()))
-    assert measure(bench) == measure(doubled)
+    result = measure(bench)
+    assert result == measure(CellContext(inputs=tuple(x.double() for x in bench.inputs())))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result and result["features"] == 32
 
 
 def test_every_trial_is_a_draw_of_its_own():
-    first, second = CellContext(repeats=3, seed=0), CellContext(repeats=3, seed=1)
-    trials = [tuple(one) for bench in (first, second) for one in measure(bench)["sketch_error"]]
-    assert len(set(trials)) == 12
-    assert first.seen == [(done, 6) for done in range(1, 7)]
+    contexts = CellContext(repeats=3, seed=0), CellContext(repeats=3, seed=1)
+    trials = [tuple(one) for context in contexts for one in measure(context)["sketch_error"]]
+    assert len(set(trials)) == 12 and contexts[0].seen == [(done, 6) for done in range(1, 7)]
 
 
-def test_only_polysketch_has_a_sketch():
+def test_what_is_no_error():
     with pytest.raises(UnsupportedError, match="performer has no sketch of a polynomial"):
         measure(CellContext("performer"))
-
-
-def test_a_value_that_is_not_finite_is_no_error():
-    bench = CellContext()
-    bench.inputs()[0][1, 2, 5, 0] = math.nan
+    context = CellContext()
+    context.inputs()[0][1, 2, 5, 0] = math.nan
     with pytest.raises(NonFiniteError, match="kernel_error"):
-        measure(bench)
-
-
-def test_the_result_is_plain_json():
-    result = measure(CellContext())
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert result["features"] == 32
+        measure(context)
