@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import re
-import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from bench.execution import child, process_group, processes
 from bench.execution.cell_process import child_environment
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
-from bench.plan.sources import Source
 
 ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0}
 # What an answer depends on; a seed does not decide whether a mechanism can be built.
@@ -35,6 +33,7 @@ KEYS = {
 }
 # An error that refuses a setting names it first; other errors are the cell's own.
 SETTING = re.compile(r"[\w.]+[=:]")
+LONGEST_ANSWER = 1 << 16
 
 Answer = dict[str, str]
 """`{"refused": line}`, `{"unsupported": reason}`, or empty where nothing is wrong or nothing is known."""
@@ -66,7 +65,7 @@ class _Checker:
         against = cell.config["bench"].get("against", ())
         reasons = []
         for config in (cell.config, *({**cell.config, **other} for other in against)):
-            answer = self._ask("attention", config, cell.sources)
+            answer = self._ask("attention", config, cell)
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
@@ -75,57 +74,43 @@ class _Checker:
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
-            answer = self._ask("inputs", cell.config, cell.sources)
+            answer = self._ask("inputs", cell.config, cell)
             if "refused" in answer:
                 raise ConfigError(answer["refused"])
         return cell
 
-    def _ask(self, kind: str, config: dict[str, Any], sources: Sequence[Source]) -> Answer:
+    def _ask(self, kind: str, config: dict[str, Any], cell: Cell) -> Answer:
         settings = {key: config[key] for key in KEYS[kind]}
         question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **settings}, sort_keys=True)
         name = f"{kind} {config[kind]['name']}"
         if question not in self._answers:
-            answer = None if name in self._unanswered else self._answer(question, kind, config["device"], sources)
+            answer = None if name in self._unanswered else self._answer(question, kind, cell)
             if answer is None:  # the same hanging constructor is not waited for at every length
                 self._unanswered.add(name)
             self._answers[question] = answer or {}
         return self._answers[question]
 
-    def _answer(self, question: str, kind: str, device: str, sources: Sequence[Source]) -> Answer | None:
-        try:
+    def _answer(self, question: str, kind: str, cell: Cell) -> Answer | None:
+        with contextlib.suppress(processes.LostServer, OSError, ValueError):
             if self._child is None:
-                self._start(device, sources)
-            assert self._child is not None
+                environment = child_environment("cpu" if self._elsewhere else cell.config["device"])
+                self._child = processes.start(__name__, environment, cell.sources)
             self._child.send_line(question.encode())
-            if select.select([self._replies], [], [], ANSWERS_WITHIN_S[kind])[0] and (line := self._replies.readline()):
-                answer: Answer = json.loads(line)
-                return answer
-        except (processes.LostServer, ValueError):  # a mechanism may even have written there
-            pass
+            self._child.channel.settimeout(ANSWERS_WITHIN_S[kind])
+            answer: Answer = json.loads(self._child.channel.recv(LONGEST_ANSWER))
+            return answer
         self.close()
         return None
-
-    def _start(self, device: str, sources: Sequence[Source]) -> None:
-        replies, stdout = os.pipe()
-        self._replies = os.fdopen(replies, "rb")
-        try:
-            environment = child_environment("cpu" if self._elsewhere else device)
-            self._child = processes.start(__name__, environment, sources, outputs=[stdout])
-        finally:
-            os.close(stdout)
 
     def close(self) -> None:
         if self._child is not None:
             self._child.end()
-            self._replies.close()
             self._child = None
 
 
 def main() -> None:
-    """The child: answers the questions on its standard input, each with a line."""
-    # Mechanisms may print.
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    """The child: answers the questions on its standard input, each with a line there."""
+    replies = os.fdopen(os.dup(0), "w")
     process_group.become_subreaper()
     process_group.limit_threads()
     attention_zoo.import_plugins()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-import resource
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 from bench.execution import forkserver
@@ -21,8 +21,6 @@ from bench.execution.process_group import kill_tree
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
-# One for each GPU of a node.
-MAX_SERVERS = 8
 _servers = threading.local()  # one child at a time: each thread that sweeps has its own
 
 
@@ -31,26 +29,22 @@ class LostServer(RuntimeError):
 
 
 class Child:
-    """A process that a server started."""
+    """A process that a server started. Its standard input is the other end of `channel`, where it may also answer."""
 
-    def __init__(self, server: Server, pid: int, stdin: int) -> None:
-        self.pid = pid
+    def __init__(self, server: Server, pid: int, channel: socket.socket) -> None:
+        self.pid, self.channel = pid, channel
         self.exit_code: int | None = None
         """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
         self.cpu_s: float | None = None
         """What it and all that it started have computed, when it has ended and somebody knows."""
         self.tail = ""
-        """When it has ended: the end of what it printed, unless that went elsewhere."""
+        """When it has ended: the end of what it printed."""
         self._server = server
-        self._stdin: int | None = stdin
 
     def send_line(self, line: bytes) -> None:
         """Write a line to its standard input, which stays open as long as this process lives."""
-        assert self._stdin is not None
-        view = memoryview(line + b"\n")
-        with contextlib.suppress(BrokenPipeError):
-            while view:
-                view = view[os.write(self._stdin, view) :]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.channel.sendall(line + b"\n")
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end; returns whether it came.
@@ -58,15 +52,13 @@ class Child:
         Raises:
             LostServer: the server was killed meanwhile.
         """
-        if self.exit_code is None:
-            message = self._server.receive(seconds)
-            if message is not None:
-                self.exit_code, self.cpu_s, self.tail = message["ended"], message["cpu_s"], message["tail"]
+        if self.exit_code is None and (message := self._server.receive(seconds)) is not None:
+            self.exit_code, self.cpu_s, self.tail = message["exit_code"], message["cpu_s"], message["tail"]
         return self.exit_code is not None
 
     def end(self) -> None:
         """End it and everything that it started: ask first, then kill its group and what has left it."""
-        if self._stdin is None:
+        if self.channel.fileno() == -1:
             return
         try:
             if self.exit_code is None:
@@ -80,15 +72,15 @@ class Child:
                 with contextlib.suppress(LostServer):
                     if not self.wait(GRACE_S):  # the server does not answer
                         self._server.kill()
-            os.close(self._stdin)
-            self._stdin = None
+            self.channel.close()
 
 
 class Server:
     """The sweep's side of `bench.execution.forkserver`, for one environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._channel, theirs = socket.socketpair()
+        self._started = time.time()
+        self._channel, theirs = multiprocessing.Pipe()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", forkserver.START.format("serve"), str(theirs.fileno()), *_search_path()],
@@ -100,55 +92,40 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._unread = b""
-        self._loaded: dict[str, str] = self._answer()["loaded"]
+        self.receive(None)
 
     def serves(self, sources: Iterable[Source]) -> bool:
-        """Whether it lives and has loaded what these files hold now."""
-        loaded = self._loaded
-        return self._process.poll() is None and all(
-            loaded.get(each.name, each.sha256) == each.sha256 for each in sources
-        )
-
-    def start(self, task: str, outputs: Sequence[int], inherited: Sequence[int]) -> Child:
-        """Start a child with a pipe to its standard input; the rest as in the function `start`."""
-        read, write = os.pipe()
-        standard = [read, *outputs]
-        request = json.dumps({"task": task, "cwd": _working_directory(), "standard": len(standard)}).encode()
+        """Whether it lives, and no file of these has changed since it was started."""
         try:
-            with contextlib.suppress(BrokenPipeError):
-                socket.send_fds(self._channel, [request], [*standard, *inherited])
-            return Child(self, self._answer()["pid"], write)
-        except BaseException:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
+            changed = max((os.stat(source.path).st_ctime for source in sources), default=0.0)
+        except OSError:
+            return False
+        return self._process.poll() is None and changed < self._started
 
-    def receive(self, seconds: float) -> dict[str, Any] | None:
+    def start(self, task: str, inherited: Sequence[int]) -> Child:
+        """Start a child, as the function `start` does."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._channel.send((task, _working_directory(), 1 + len(inherited)))
+                    for descriptor in (theirs.fileno(), *inherited):
+                        send_handle(self._channel, descriptor, None)
+                return Child(self, self.receive(None), ours)
+            except BaseException:
+                ours.close()
+                raise
+
+    def receive(self, seconds: float | None) -> Any:
         """The next message, or None when the time is over.
 
         Raises:
             LostServer: it has ended.
         """
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return None
-            received = b""
-            with contextlib.suppress(ConnectionResetError):
-                received = self._channel.recv(1 << 20)
-            if not received:
-                raise LostServer(self._exit_message())
-            self._unread += received
-        line, _, self._unread = self._unread.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def _answer(self) -> dict[str, Any]:
-        while (message := self.receive(1.0)) is None:
-            pass
-        return message
+        try:
+            return self._channel.recv() if self._channel.poll(seconds) else None
+        except (EOFError, ConnectionResetError):
+            raise LostServer(self._exit_message()) from None
 
     def close(self) -> None:
         """Let it end."""
@@ -168,36 +145,29 @@ class Server:
 
 
 def start(
-    task: str,
-    environment: Mapping[str, str],
-    sources: Iterable[Source],
-    *,
-    outputs: Sequence[int] = (),
-    inherited: Sequence[int] = (),
+    task: str, environment: Mapping[str, str], sources: Iterable[Source], *, inherited: Sequence[int] = ()
 ) -> Child:
     """Start a child that runs the module `task` with today's sources.
 
     Args:
         task: a module with a function `main`.
         environment: the child's.
-        sources: files of code; a server that has loaded other versions of them is replaced.
-        outputs: descriptors for its standard output and error, in place of what becomes `Child.tail`.
-        inherited: further descriptors that it holds open.
+        sources: files of code; a server that was started before one of them changed is replaced.
+        inherited: descriptors that it holds open, beside those of its standard files.
 
     Raises:
         LostServer: the server for it does not come up.
     """
     servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
-    key = json.dumps([sorted(environment.items()), _search_path(), _limits()])
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    key = json.dumps([sorted(environment.items()), _search_path(), cores])
     server = servers.pop(key, None)
     if server is not None and not server.serves(sources):
         server.close()
         server = None
     server = server or Server(environment)
-    child = server.start(task, outputs, inherited)
+    child = server.start(task, inherited)
     servers[key] = server  # one that was interrupted half-way is of no use
-    while len(servers) > MAX_SERVERS:
-        servers.pop(next(iter(servers))).close()
     return child
 
 
@@ -210,10 +180,3 @@ def _working_directory() -> str:
 
 def _search_path() -> list[str]:
     return [folder or _working_directory() for folder in sys.path]
-
-
-def _limits() -> list[Any]:
-    """What a child inherits beside its environment."""
-    limits = [resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return [*limits, cores]

@@ -19,7 +19,7 @@ TASK = """
 import json, os, random, signal, subprocess, sys, threading, time
 
 def main():
-    print(json.dumps(WHAT), flush=True)
+    os.write(0, json.dumps(WHAT).encode())
     sys.stdin.readline()
     THEN
 """
@@ -42,13 +42,9 @@ def start(request, folder):
     def started(expression, then="pass", sources=(), **env):
         name = f"task_{len(list(folder.glob('*.py')))}"
         (folder / f"{name}.py").write_text(TASK.replace("WHAT", expression).replace("THEN", then))
-        read, write = os.pipe()
-        wanted = environment(ATTENTION_ZOO_START=request.param, **env)
-        child = processes.start(name, wanted, sources, outputs=[write, 2])
-        os.close(write)
+        child = processes.start(name, environment(ATTENTION_ZOO_START=request.param, **env), sources)
         children.append(child)
-        with os.fdopen(read) as replies:
-            return child, json.loads(replies.readline())
+        return child, json.loads(child.channel.recv(1000))
 
     yield started
     for child in children:
@@ -167,24 +163,28 @@ def test_a_server_that_is_killed_is_replaced_and_its_child_ended(start):
     assert other != server
 
 
-def test_one_server_serves_until_environment_or_sources_change(start, request):
-    first, server = start("os.getppid()")
-    first.end()
-    second, same = start("os.getppid()", sources=[Source("elsewhere/plugin.py", "/nowhere", "0" * 64)])
-    second.end()
-    assert same == server
-    third, other = start("os.getppid()", COLOUR="green")
-    third.end()
-    assert other != server
-    _, fresh = start("os.getppid()", sources=[Source("bench/execution/child.py", "/nowhere", "0" * 64)])
-    # One that starts children from nothing has loaded nothing.
-    assert (fresh == server) == ("spawn" in request.node.callspec.id)
+def test_one_server_serves_until_environment_or_sources_change(start, tmp_path):
+    code = tmp_path / "code.py"
+    sources = [Source("code.py", str(code), "0" * 64)]
+
+    def server(**changes):
+        child, parent = start("os.getppid()", sources=sources, **changes)
+        child.end()
+        return parent
+
+    code.write_text("")
+    first = server()
+    assert server() == first != server(COLOUR="green")
+    code.write_text("changed")
+    os.utime(code, (0, 0))  # however old it says it is
+    assert server() != first
 
 
 PARENT = """
 import os, sys, time
 from bench.execution import processes
-child = processes.start("task", dict(os.environ), (), outputs=[1, 2])
+child = processes.start("task", dict(os.environ), ())
+print(child.channel.recv(1000).decode(), flush=True)
 time.sleep(600)
 """
 
