@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,41 +58,60 @@ def child_environment(device: str, resources: Resources = THIS_MACHINE) -> dict[
     environment = {**os.environ, **QUIET}
     if resources.cores is not None:
         environment["OMP_NUM_THREADS"] = str(resources.cores)
-    used = gpu(device)
-    if used is not None:  # the only one that the child sees, whatever order CUDA counts in
+    if (used := gpu(device)) is not None:  # the only one that the child sees, whatever order CUDA counts in
         environment["CUDA_VISIBLE_DEVICES"] = used.uuid
     return environment
 
 
-def measure(
-    cell: Cell, folder: Path, results_dir: Path, environment: Mapping[str, str], options: Options
-) -> dict[str, Any]:
+def measure(cell: Cell, results_dir: Path, resources: Resources, options: Options) -> dict[str, Any]:
     """Run a cell in a child; returns the fields of its record that this decides: `status`, `measurements`, ...
 
     Args:
         cell: one that can be built.
-        folder: an empty one for the child's files.
         results_dir: where inputs and checkpoints are kept.
-        environment: the child's.
+        resources: where the cell is planned to run.
         options: how it is run.
 
     Raises:
         KeyboardInterrupt: the user interrupted; the child has ended.
     """
+    folder = options.scratch or results_dir / "scratch" / cell.cell_id[:16]
+    shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
+    folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
+    folder.mkdir()
     oom_kills = count_oom_kills()
     try:
-        child = processes.start(TASK, environment, cell.sources, inherited=options.locks)
+        end, exit_code = _run(cell, folder, results_dir, resources, options)
+        return end if "status" in end else {**end, **_result(cell, exit_code, folder / "result.json", oom_kills)}
     except processes.LostServer as error:
         return {"status": "crash", "reason": str(error)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(
+    cell: Cell, folder: Path, results_dir: Path, resources: Resources, options: Options
+) -> tuple[dict[str, Any], int | None]:
+    """Run it to its end or timeout; returns what is known of that without its result, and the exit code."""
+    environment = child_environment(cell.config["device"], resources)
+    child = processes.start(TASK, environment, cell.sources, inherited=options.locks)
     before = host_state.read()  # the child waits for its job
-    timed_out = lost = False
+    in_time = lost = False
     try:
-        machine_bytes = before.limits["control_group"]["memory_bytes"]
-        job = {**_job(cell, folder, results_dir, options), "machine_bytes": machine_bytes}
+        job = {
+            # It sees one GPU, whatever the number of that is here.
+            "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
+            "cell": cell.cell_id[:16],
+            "sources": cell.sources,
+            "folder": str(folder),
+            "results_dir": str(results_dir),
+            "memory_share": options.memory_share,
+            "machine_bytes": before.limits["control_group"]["memory_bytes"],
+        }
         child.send_line(json.dumps(job).encode())
-        timed_out = not wait_for(child, cell.timeout, folder / "progress", options)
+        in_time = wait_for(child, cell.timeout, folder / "progress", options)
     except processes.LostServer:
-        lost = True
+        in_time = lost = True
     finally:
         child.end()
     if lost or child.exit_code == -signal.SIGTERM:
@@ -102,22 +122,9 @@ def measure(
     end: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": scrubbed(child.tail), "host_state": host}
     if child.exit_code is not None and child.exit_code < 0:
         end["signal"] = -child.exit_code
-    if timed_out:
-        return {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed", **end}
-    return {**end, **_result(cell, child.exit_code, folder / "result.json", oom_kills)}
-
-
-def _job(cell: Cell, folder: Path, results_dir: Path, options: Options) -> dict[str, Any]:
-    """What the child reads on its standard input."""
-    return {
-        # It sees one GPU, whatever the number of that is here.
-        "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
-        "sources": cell.sources,
-        "folder": str(folder),
-        "cache_dir": str(results_dir / "inputs"),
-        "memory_share": options.memory_share,
-        "checkpoints": str(results_dir / "training" / cell.cell_id[:16]),
-    }
+    if not in_time:
+        end |= {"status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed"}
+    return end, child.exit_code
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
@@ -139,17 +146,14 @@ def _result(cell: Cell, exit_code: int | None, file: Path, oom_kills: int) -> di
     try:
         result: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):
-        status, reason = _without_result(exit_code, count_oom_kills() - oom_kills)
+        if exit_code is None:
+            return {"status": "crash", "reason": "the process that started it was killed"}
+        if UNWRITTEN <= exit_code < UNWRITTEN + UNWRITTEN_ERRORS:
+            reason = f"its result could not be written: {os.strerror(exit_code - UNWRITTEN)}"
+            return {"status": "error", "reason": reason}
+        status, reason = classify_exit(exit_code, count_oom_kills() - oom_kills)
         return {"status": status, "reason": reason}
     for line in result.pop("said"):
         if not follows():
             say(f"{cell.title}: {line}")
     return {**result, "stderr_tail": ""} if result["status"] == "ok" else result
-
-
-def _without_result(exit_code: int | None, oom_kills: int) -> tuple[str, str]:
-    if exit_code is None:
-        return "crash", "the process that started it was killed"
-    if UNWRITTEN <= exit_code < UNWRITTEN + UNWRITTEN_ERRORS:
-        return "error", f"its result could not be written: {os.strerror(exit_code - UNWRITTEN)}"
-    return classify_exit(exit_code, oom_kills)

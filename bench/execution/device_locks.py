@@ -17,8 +17,6 @@ from bench.records import own
 
 # Not the folder for temporary files, which may differ between users and between jobs.
 FOLDER = "/tmp/attention-zoo-slots"
-# A child inherits each lock, and a message to the process that forks it takes 253 descriptors.
-MAX_CORE_LOCKS = 240
 _last_cores: tuple[int, ...] | None = None  # those that `pin_to_free_cores` chose
 
 
@@ -43,6 +41,10 @@ def hold_device(
 ) -> Iterator[tuple[int, ...]]:
     """Hold a device for a cell.
 
+    All take the locks in one order. A cell that must be alone keeps nobody out while it waits: behind a training of
+    hours, all other devices would stand idle. It waits for a moment in which nothing is measured, at the latest the
+    end of the sweeps that run.
+
     Args:
         device_id: `cpu`, or the UUID of a GPU or of a part of one.
         alone: whether nothing else may be measured on the whole machine meanwhile.
@@ -58,10 +60,14 @@ def hold_device(
         ConfigError: the folder of the locks cannot be used.
     """
     folder = lock_folder()
+    locks = [("machine", not alone)]  # and whether each is shared
+    if not alone and device_id == "cpu":
+        locks += [(f"core-{core}", False) for core in sorted(_usable() if cores is None else cores)]
+    elif not alone:
+        locks += [(device_id, False)] if part_of is None else [(part_of, True), (device_id, False)]
     with contextlib.ExitStack() as stack:
         yield tuple(
-            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared))
-            for name, shared in _locks(device_id, alone, cores, part_of)
+            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared)) for name, shared in locks
         )
 
 
@@ -127,27 +133,6 @@ def lock_folder() -> Path:
             f"ATTENTION_ZOO_SLOTS={name}: {error.strerror}; must be a folder that every user may write to"
         ) from None
     return folder
-
-
-def _locks(
-    device_id: str, alone: bool, cores: Collection[int] | None, part_of: str | None
-) -> Iterator[tuple[str, bool]]:
-    """The locks of a cell, by name, and whether it shares them, in the one order that all take them in.
-
-    A cell that must be alone keeps nobody out while it waits: behind a training of hours, all other devices would
-    stand idle. It waits for a moment in which nothing is measured, at the latest the end of the sweeps that run.
-    """
-    used = sorted(_usable() if cores is None else cores)
-    if alone or (device_id == "cpu" and len(used) > MAX_CORE_LOCKS):
-        yield "machine", False
-        return
-    yield "machine", True
-    if device_id == "cpu":
-        yield from ((f"core-{core}", False) for core in used)
-        return
-    if part_of is not None:
-        yield part_of, True
-    yield device_id, False
 
 
 def _usable() -> Collection[int]:

@@ -55,7 +55,7 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
         try:
             _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what, say)
             # A lock on a file that was removed meanwhile keeps nobody out.
-            if valid := _is_at(descriptor, path):
+            if valid := os.fstat(descriptor).st_nlink > 0:
                 _sign(descriptor, what)
                 yield descriptor
         finally:
@@ -72,12 +72,7 @@ def try_lock(descriptor: int) -> Iterator[bool]:
         OSError: its file system has no locks, for example NFS without its lock daemon.
     """
     try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        yield locked
+        yield _locked(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
 
@@ -95,11 +90,7 @@ def holder(path: Path) -> dict[str, Any] | None:
         return None
     try:
         # Shared: two that look at once do not take each other for holders.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _signature(descriptor)
-    else:
-        return None
+        return None if _locked(descriptor, fcntl.LOCK_SH) else _signature(descriptor)
     finally:
         os.close(descriptor)
 
@@ -134,22 +125,22 @@ def scheduler_job() -> dict[str, str] | None:
     return {"scheduler": "ray", "host": socket.gethostname(), **ids}
 
 
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock an open file if that can be had at once; returns whether."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) -> None:
     end_of_silence = time.monotonic() + SILENT_S
-    while time.monotonic() < end_of_silence:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    while not _locked(descriptor, kind):
+        if time.monotonic() >= end_of_silence:
+            say(f"{what}: waiting for {_named(_signature(descriptor))}")
+            fcntl.flock(descriptor, kind)
             return
         time.sleep(POLL_S)
-    say(f"{what}: waiting for {_named(_signature(descriptor))}")
-    fcntl.flock(descriptor, kind)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _sign(descriptor: int, what: str) -> None:

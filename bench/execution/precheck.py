@@ -58,7 +58,6 @@ class _Checker:
     def __init__(self, cache_dir: Path, elsewhere: bool) -> None:
         self._cache_dir, self._elsewhere = str(cache_dir.absolute()), elsewhere
         self._answers: dict[str, Answer] = {}
-        self._unanswered: set[str] = set()
         self._child: processes.Child | None = None
 
     def check(self, cell: Cell) -> Cell:
@@ -83,24 +82,21 @@ class _Checker:
         settings = {key: config[key] for key in KEYS[kind]}
         question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **settings}, sort_keys=True)
         name = f"{kind} {config[kind]['name']}"
-        if question not in self._answers:
-            answer = None if name in self._unanswered else self._answer(question, kind, cell)
-            if answer is None:  # the same hanging constructor is not waited for at every length
-                self._unanswered.add(name)
-            self._answers[question] = answer or {}
-        return self._answers[question]
-
-    def _answer(self, question: str, kind: str, cell: Cell) -> Answer | None:
-        with contextlib.suppress(processes.LostServer, OSError, ValueError):
+        for known in (question, name):
+            if known in self._answers:
+                return self._answers[known]
+        answer, answers = {}, name  # the same hanging constructor is not waited for at every length
+        try:
             if self._child is None:
                 environment = child_environment("cpu" if self._elsewhere else cell.config["device"])
                 self._child = processes.start(__name__, environment, cell.sources)
             self._child.send_line(question.encode())
             self._child.channel.settimeout(ANSWERS_WITHIN_S[kind])
-            answer: Answer = json.loads(self._child.channel.recv(LONGEST_ANSWER))
-            return answer
-        self.close()
-        return None
+            answer, answers = json.loads(self._child.channel.recv(LONGEST_ANSWER)), question
+        except (processes.LostServer, OSError, ValueError):
+            self.close()
+        self._answers[answers] = answer
+        return answer
 
     def close(self) -> None:
         if self._child is not None:
@@ -116,21 +112,20 @@ def main() -> None:
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:
-        print(json.dumps(_try(json.loads(line))), file=replies, flush=True)
+        print(json.dumps(_try(**json.loads(line))), file=replies, flush=True)
 
 
-def _try(question: dict[str, Any]) -> Answer:
-    builds = question["kind"] == "attention"
+def _try(kind: str, cache_dir: str, **config: Any) -> Answer:
+    refusals: tuple[type[Exception], ...] = (ValueError,)
     try:
-        if builds:
-            build_attention({**question, "seed": 0})
+        if kind == "attention":
+            build_attention({**config, "seed": 0})
         else:
-            inputs.check(question, Path(question["cache_dir"]))
+            refusals = (ValueError, ConnectionError, ModuleNotFoundError)
+            inputs.check(config, Path(cache_dir))
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
     except BaseException as error:  # a constructor may raise what it likes
-        refusals = ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)
-        line = one_line(error)
-        if isinstance(error, refusals) and SETTING.match(line):
-            return {"refused": line}
+        if isinstance(error, refusals) and SETTING.match(one_line(error)):
+            return {"refused": one_line(error)}
     return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 
@@ -24,14 +25,12 @@ def become_subreaper() -> None:
 
 def limit_threads() -> None:
     """Bound the processes and threads that this user may have; the system does not bind root."""
-    with contextlib.suppress(ImportError, OSError, ValueError, IndexError):
-        import resource
-
+    with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/loadavg") as file:
-            now = int(file.read().split()[3].partition("/")[2])
+            most = int(file.read().split()[3].partition("/")[2]) + MAX_THREADS
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        if soft == resource.RLIM_INFINITY or now + MAX_THREADS < soft:
-            resource.setrlimit(resource.RLIMIT_NPROC, (now + MAX_THREADS, hard))
+        if soft == resource.RLIM_INFINITY or most < soft:
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
 
 
 def kill_group(pid: int) -> None:
@@ -42,7 +41,9 @@ def kill_group(pid: int) -> None:
 
 def kill_tree(pid: int) -> None:
     """Kill a process with its process group, and all that is below it, also what has left the group."""
-    below = _descendants(pid)
+    below = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(pid).children(recursive=True)
     kill_group(pid)
     _kill(below)
 
@@ -50,29 +51,15 @@ def kill_tree(pid: int) -> None:
 def kill_descendants() -> None:
     """Kill all that is below this process, and what appears meanwhile; returns when nothing is left."""
     deadline = time.monotonic() + ENDED_WITHIN_S
-    while _has_children() and time.monotonic() < deadline:
-        _kill(_descendants(os.getpid()))
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.01)
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
+    with contextlib.suppress(ChildProcessError):  # nothing is left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                with contextlib.suppress(psutil.Error):
+                    _kill(psutil.Process().children(recursive=True))
+                time.sleep(0.01)
 
 
 def _kill(processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +18,7 @@ import attention_zoo
 from bench import measures
 from bench.common.errors import one_line, say
 from bench.execution import cell_process, host_state
-from bench.execution.cell_process import Options, child_environment
+from bench.execution.cell_process import Options
 from bench.execution.device_locks import hold_device, memory_share, needs_quiet
 from bench.execution.locks import hold, scheduler_job
 from bench.measures.progress import Progress
@@ -116,45 +115,42 @@ class Runner:
                     return latest(attempts)[cell.cell_id]
                 on_start()
                 share = 1.0 if self.alone(cell) else memory_share(cores)
-                try:
-                    record = self.run_cell(cell, len(attempts) + 1, Options(locks, share, on_progress, stop))
-                except KeyboardInterrupt as interrupt:
-                    if (interrupted := getattr(interrupt, "record", None)) is not None:
-                        with contextlib.suppress(OSError):  # a full disk must not hide the interrupt
-                            self.save(interrupted)
-                    raise
-            self.save(record)
+                record = self.run_cell(cell, len(attempts) + 1, Options(locks, share, on_progress, stop))
+            interrupted = record.status == "interrupted"
+            hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # a full disk
+            with self.defer_interrupts(), hides_nothing:
+                self.store.write(record)
+        if interrupted:
+            raise KeyboardInterrupt
         return record
 
     def follow(self, cell: Cell, scratch: Path) -> Record:
         """Take part in a cell that another process leads."""
         shared = cell.config["device"] == "cpu"
         with contextlib.nullcontext(()) if shared else self._hold_device(cell, None) as locks:
-            return self.run_cell(cell, options=Options(locks, scratch=scratch))
-
-    def save(self, record: Record) -> None:
-        """Write a record, whoever interrupts."""
-        with self.defer_interrupts():
-            self.store.write(record)
+            record = self.run_cell(cell, options=Options(locks, scratch=scratch))
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
+        return record
 
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
-        """Measure a cell, whose lock is held, in a process of its own.
+        """Measure a cell, whose lock is held, in a process of its own; who interrupts that gets a record that says so.
 
         Args:
             cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
             attempt: how many records this cell has, with this one.
             options: how the process is run.
-
-        Raises:
-            KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
         """
         identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()
-        interrupt: KeyboardInterrupt | None = None
+        results_dir = self.store.root.absolute()  # a mechanism may change the child's working directory
         try:
-            result = self._result(cell, options or Options())
-        except KeyboardInterrupt as error:
-            interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
+            if cell.unsupported is not None:
+                result = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
+            else:
+                result = cell_process.measure(cell, results_dir, self.resources, options or Options())
+        except KeyboardInterrupt:
+            result = {"status": "interrupted", "reason": "interrupted by the user"}
         duration = time.perf_counter() - clock
         if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
             reasons = host_state.disturbances(result["host_state"], result["device_state"])
@@ -170,9 +166,6 @@ class Runner:
             **identity,
             **result,
         )
-        if interrupt is not None:
-            interrupt.record = record  # type: ignore[attr-defined]
-            raise interrupt
         return readable(record)
 
     def identity(self, cell: Cell, attempt: int, device: str) -> dict[str, Any]:
@@ -198,20 +191,6 @@ class Runner:
                 "job": scheduler_job(),
             },
         }
-
-    def _result(self, cell: Cell, options: Options) -> dict[str, Any]:
-        if cell.unsupported is not None:
-            return {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
-        results_dir = self.store.root.absolute()  # a mechanism may change the child's working directory
-        folder = options.scratch or results_dir / "scratch" / cell.cell_id[:16]
-        shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
-        folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
-        folder.mkdir()
-        try:
-            environment = child_environment(cell.config["device"], self.resources)
-            return cell_process.measure(cell, folder, results_dir, environment, options)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _hold_device(self, cell: Cell, cores: Collection[int] | None) -> AbstractContextManager[Sequence[int]]:
         if cell.unsupported is not None:

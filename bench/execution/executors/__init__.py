@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bench.execution.executors import devices, ray, slurm
 from bench.execution.runner import Callback, Runner
 from bench.plan.cell import Cell
-from bench.plan.executors import Cells, Devices, Executor, Ray, Slurm
+from bench.plan.executors import Executor
+
+MODULES: dict[str, Any] = {"devices": devices, "ray": ray, "slurm": slurm}
 
 
 def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
@@ -17,15 +20,8 @@ def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    if not todo:
-        return
-    match executor:
-        case Devices():
-            devices.cpu_workers(executor.cores_per_worker)
-        case Ray():
-            ray.require_usable(executor, todo)
-        case Slurm():
-            slurm.require_usable(executor, todo)
+    if todo and executor.name in MODULES:
+        MODULES[executor.name].require_usable(executor, todo)
 
 
 def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
@@ -36,15 +32,10 @@ def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Call
         UnfinishedError: cells have no record, because what ran them was lost again and again.
         KeyboardInterrupt: after the records of what was interrupted are saved.
     """
-    match executor:
-        case Cells():
-            run_in_turn(runner, todo, callback)
-        case Devices():
-            devices.run(executor, runner, todo, callback)
-        case Ray():
-            ray.run(executor, runner, todo, callback)
-        case Slurm():
-            slurm.run(executor, runner, todo, callback)
+    if executor.name in MODULES:
+        MODULES[executor.name].run(executor, runner, todo, callback)
+    else:
+        run_in_turn(runner, todo, callback)
 
 
 def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -44,6 +43,11 @@ def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Callb
         pool.run([worker], [cell for cell in alone if cell.config["device"] == device])
 
 
+def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
+    """Raise `ConfigError` where there are no such sets of cores."""
+    cpu_workers(settings.cores_per_worker)
+
+
 def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
     """One for each set of cores, or one with all.
 
@@ -68,25 +72,24 @@ class _Pool:
 
     def __init__(self, runner: Runner, callback: Callback) -> None:
         self._runner, self._callback = runner, callback
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], bool | None]] = queue.SimpleQueue()
+        """What the workers have to tell; it gives True for a worker that has ended."""
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._todo: deque[Cell] = deque()
-        self._working: set[threading.Thread] = set()
+        self._todo: list[Cell] = []
         self._measuring: set[threading.Thread] = set()
 
     def run(self, workers: Sequence[Worker], todo: Sequence[Cell]) -> None:
         """Have all of them measured."""
         self._todo.extend(todo)
         useful = [worker for worker in workers if any(cell.config["device"] in worker.takes for cell in todo)]
-        # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
-        threads = [threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in useful]
-        self._working.update(threads)
-        for thread in threads:
-            thread.start()
+        for worker in useful:
+            # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
+            threading.Thread(target=self._work, args=(worker,), daemon=True).start()
+        working = len(useful)
         try:
-            while self._working:
-                self._calls.get()()
+            while working:
+                working -= bool(self._calls.get()())
         except BaseException:
             with self._lock:
                 self._stop.set()
@@ -107,19 +110,17 @@ class _Pool:
                 self._measure(cell, worker)
         except BaseException as raised:
             error = raised
-        self._calls.put(partial(self._end, threading.current_thread(), error))
+        self._calls.put(partial(self._end, error))
 
-    def _end(self, thread: threading.Thread, error: BaseException | None) -> None:
-        self._working.discard(thread)
+    def _end(self, error: BaseException | None) -> bool:
         if error is not None and not self._stop.is_set():  # the first one counts
             raise error
+        return True
 
     def _next(self, worker: Worker) -> Cell | None:
         with self._lock:
-            cell = next((cell for cell in self._todo if cell.config["device"] in worker.takes), None)
-            if cell is not None:
-                self._todo.remove(cell)
-            return cell
+            places = (place for place, cell in enumerate(self._todo) if cell.config["device"] in worker.takes)
+            return None if (place := next(places, None)) is None else self._todo.pop(place)
 
     def _measure(self, cell: Cell, worker: Worker) -> None:
         here = dataclasses.replace(cell, config={**cell.config, "device": worker.device})

@@ -1,5 +1,6 @@
 """One cell at a time on a device, whoever started it; whoever dies makes room."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -114,8 +115,6 @@ def test_a_cell_holds_its_device_and_one_that_must_be_alone_the_machine(own_slot
     assert held("cpu", cores=[11, 2]) == {"machine": False, "core-2": True, "core-11": True}
     assert held("cpu").keys() == {"machine", *(f"core-{core}" for core in os.sched_getaffinity(0))}
     assert held("GPU-1", alone=True) == held("cpu", alone=True) == {"machine": True}
-    # More than one message can hand to a child.
-    assert held("cpu", cores=range(1000)) == {"machine": True}
 
 
 def test_all_take_the_locks_in_one_order(own_slots):
@@ -247,7 +246,9 @@ def test_what_a_killed_sweep_measured_keeps_its_device_until_it_is_gone(tmp_path
 def below(pid, depth):
     """The children of a process, or the children of these: servers, and what they forked."""
     children = psutil.Process(pid).children()
-    return children if depth == 1 else [each for child in children for each in child.children()]
+    with contextlib.suppress(psutil.NoSuchProcess):  # whom the sweep asked something
+        return children if depth == 1 else [each for child in children for each in child.children()]
+    return []
 
 
 @pytest.mark.commands

@@ -132,22 +132,17 @@ def test_the_script_says_all_that_is_asked_for_as_data(tools, tmp_path):
     assert shlex.split(run)[-3:] == ["-m", "bench.execution.executors.slurm_job", str(folder / "name.json")]
 
 
-def test_a_queue_is_read_by_name(tools, tmp_path, capsys):
+def test_a_queue_is_read_by_name(tools, tmp_path):
     queue = Queue(settings(), tmp_path / "slurm", SWEEP)
     assert queue.active() == set()  # nobody is asked
     name = f"attention-zoo-{SWEEP}-abc"
-    (queue.folder / f"{name}.json").write_text('[["a", "b"], ["c"]]')
-    lines = [
-        f"7_0|{name}|RUNNING|None",
-        f"7_1|{name}|PENDING|JobHeldUser",
-        "7_2|another|RUNNING|None",
-        f"8|{name}|RUNNING|None",
-    ]
+    for each in (name, f"attention-zoo-{SWEEP}-ended"):
+        (queue.folder / f"{each}.json").write_text('[["a", "b"], ["c"]]')
+    lines = [f"{name} 0", f"{name} 1", "another 2", f"{name} N/A"]
     tool(tools, "squeue", "".join(f"echo '{line}';" for line in lines))
-    assert queue.active() == {Task(name, 0), Task(name, 1)} == queue.cells_of_tasks().keys()
-    assert queue.cells_of_tasks()[Task(name, 0)] == ["a", "b"]
-    queue.active()
-    assert capsys.readouterr().err.count("job 7_1 does not start, JobHeldUser") == 1
+    assert queue.active() == {Task(name, 0), Task(name, 1)}
+    assert queue.clear(queue.active()) == {Task(name, 0): ["a", "b"], Task(name, 1): ["c"]}
+    assert queue.names() == [name]
     tool(tools, "squeue", "echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1")
     with pytest.raises(SubmissionError, match="slurm_load_jobs error: Unable to contact"):
         queue.active()
@@ -159,14 +154,12 @@ def test_an_array_is_known_before_it_is_submitted_and_forgotten_where_it_was_ref
     tool(tools, "sbatch", f'ls {queue.folder} > {tmp_path}/listed; echo "12;cluster"')
     tasks = queue.submit([sweep.cells[:2], sweep.cells[2:]])
     assert f"{tasks[0].name}.json" in (tmp_path / "listed").read_text().split()
-    assert list(queue.cells_of_tasks().values()) == [[c.cell_id for c in sweep.cells[:2]], [sweep.cells[2].cell_id]]
+    chunks = queue.clear(tasks).values()
+    assert list(chunks) == [[cell.cell_id for cell in sweep.cells[:2]], [sweep.cells[2].cell_id]]
     tool(tools, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     with pytest.raises(SubmissionError, match="invalid partition"):
         queue.submit([sweep.cells])
     assert queue.names() == [tasks[0].name]
-    # A controller that was too late to say so, but has taken it.
-    tool(tools, "squeue", "echo there")
-    assert len(queue.submit([sweep.cells])) == 1 and len(queue.names()) == 2
 
 
 def test_what_cannot_run_is_refused_before_anything_is_submitted(tools, tmp_path, monkeypatch):
@@ -186,7 +179,7 @@ def test_what_is_done_needs_no_slurm(tmp_path, monkeypatch):
     runner.measure(sweep.cells[0])
     monkeypatch.setenv("PATH", "/nowhere")
     assert [record.status for record in api.launch(sweep)] == ["ok"]
-    assert not remote.in_progress(tmp_path / "runs", sweep.sweep_id)
+    assert not remote.round_file(tmp_path / "runs", sweep.sweep_id).exists()
 
 
 def test_no_gpu_here_says_nothing_of_the_gpus_there(tmp_path):
@@ -204,7 +197,7 @@ def test_a_job_measures_its_cells_once_as_often_as_it_runs(tmp_path):
     file.write_text(f'[[], ["{sweep.cells[1].cell_id}"]]')
     assert slurm_job.main(file, 1) == 0 and slurm_job.main(file, 1) == 0
     assert [record.config["seed"] for record in runner.store.load()] == [2]
-    remote.finish(runner)
+    remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
     assert slurm_job.main(file, 1) == 1  # the sweep has ended
 
 
@@ -253,7 +246,7 @@ def run_head(tmp_path, measure, monkeypatch, cells):
     monkeypatch.setattr(executor, "SHORTEST_PAUSE_S", 0.0)
     sweep, runner = begun(tmp_path, f"seed=range({cells})")
     queue = Pretended(tmp_path / "slurm", lambda chunk: measure(runner, chunk), 5)
-    Submitter(queue, runner, sweep.cells, Quiet()).run()
+    Submitter(queue, runner, sweep.cells, Quiet(), {}).run()
     return queue.sizes, runner.store.load()
 
 
@@ -303,7 +296,7 @@ def test_wait_says_what_became_of_a_sweep(tmp_path, capsys):
     with pytest.raises(ConfigError, match="no plan in"):
         wait.run(["fedcba9876543210", "--results", str(tmp_path)])
     runner.measure(sweep.cells[0])
-    remote.finish(runner)
+    remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
     arguments = [sweep.sweep_id, "--results", f"{tmp_path}/runs"]
     assert wait.run(arguments) == 1
     said = capsys.readouterr()
