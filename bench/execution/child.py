@@ -169,7 +169,3 @@ def _numerics(context: CellContext) -> dict[str, Any]:
         "memory_limit_bytes": context.memory_limit,
         "implementations": context.implementations,
     }
-
-
-if __name__ == "__main__":
-    main()

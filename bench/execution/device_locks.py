@@ -39,7 +39,7 @@ def hold_device(
     what: str,
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, ...]]:
-    """Hold a device for a cell.
+    """Hold a device for a cell; yields the locks' descriptors, which the cell's child inherits.
 
     All take the locks in one order. A cell that must be alone keeps nobody out while it waits: behind a training of
     hours, all other devices would stand idle. It waits for a moment in which nothing is measured, at the latest the
@@ -52,9 +52,6 @@ def hold_device(
         part_of: the UUID of the GPU that the device is a part of (MIG).
         what: the cell's title, for those who wait.
         say: told for whom this waits.
-
-    Yields:
-        The locks' descriptors, which the cell's child inherits.
 
     Raises:
         ConfigError: the folder of the locks cannot be used.
@@ -79,8 +76,7 @@ def memory_share(cores: Collection[int] | None) -> float:
 def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
     """The cores that this process may use, in sets of a size.
 
-    Raises:
-        ConfigError: there are fewer, or no way to choose them; `setting` named the size.
+    Raises `ConfigError`, with the setting, where there are fewer or no way to choose them.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if size > len(usable):
@@ -92,10 +88,7 @@ def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
 def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
     """Run on a set of cores of this machine that no other process has chosen; on the first one where all are taken.
 
-    It only chooses: what keeps others from a core is a device's lock.
-
-    Raises:
-        ConfigError: as `core_sets` and `lock_folder`.
+    It only chooses: what keeps others from a core is a device's lock. Raises as `core_sets` and `lock_folder`.
     """
     global _last_cores
     before, sets = _usable(), core_sets(size, setting)
@@ -113,12 +106,9 @@ def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
 
 
 def lock_folder() -> Path:
-    """The folder of the devices' locks, for all users, sweeps and results folders.
+    """The folder of the devices' locks, for all users, sweeps and results folders; `ConfigError` where it is no use.
 
     ATTENTION_ZOO_SLOTS names another one, for jobs that are known not to disturb each other.
-
-    Raises:
-        ConfigError: it cannot be used.
     """
     name = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
     folder = Path(name)

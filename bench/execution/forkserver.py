@@ -44,10 +44,7 @@ START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import for
 def forks() -> bool:
     """Whether children are forked here, or started from nothing: macOS does not allow the first.
 
-    ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds.
-
-    Raises:
-        ConfigError: it asks for something else.
+    ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds; what else it says is refused.
     """
     method = os.environ.get("ATTENTION_ZOO_START", "fork")
     if method not in ("fork", "spawn"):
@@ -82,8 +79,8 @@ def serve(descriptor: str) -> NoReturn:
             if code is None:
                 break
             process_group.kill_descendants()
-            tail = _read(output, tail).decode(errors="replace")
-            channel.send({"exit_code": code, "tail": tail, "cpu_s": _computed_s() - before})
+            text = _read(output, tail).decode(errors="replace")
+            channel.send({"exit_code": code, "tail": text, "cpu_s": _computed_s() - before})
     process_group.kill_descendants()
     os._exit(0)
 

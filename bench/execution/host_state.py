@@ -64,11 +64,7 @@ class Reading:
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """The host now, for the cores that this thread may use.
-
-    Args:
-        root: a folder with the files of another machine.
-    """
+    """The host now, for the cores that this thread may use; `root` may hold the files of another machine."""
     allowed = _first(root / "proc/thread-self/status", rf"^Cpus_allowed_list:\s*({CORES})$")
     cores = _cores(allowed) if allowed else frozenset()
     files = [root / f"sys/devices/system/cpu/cpu{core}" for core in sorted(cores)]
@@ -102,12 +98,7 @@ def read(root: Path = Path("/")) -> Reading:
 
 
 def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, Any]:
-    """What a record says of the host.
-
-    Args:
-        before: read when the cell began.
-        after: read when it had ended.
-        cell_s: what all its processes have computed; None if nobody knows.
+    """What a record says of the host, by readings of when a cell began and had ended, and what it computed, if known.
 
     Returns:
         `{"before", "after", "limits", "during"}`; `during` is of the cell's cores, in seconds: `seconds` it took,
@@ -126,14 +117,9 @@ def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, 
 
 
 def disturbances(host: Mapping[str, Any], device_state: Mapping[str, Any]) -> list[str]:
-    """Why the times of a cell may not be those of a quiet machine.
+    """Why the times of a cell may not be those of a quiet machine: texts `what` or `what: how much`.
 
-    Args:
-        host: what `between` gave.
-        device_state: of the cell's record; empty for a CPU.
-
-    Returns:
-        Texts `what` or `what: how much`; empty for a quiet machine, and for one that says nothing.
+    `host` is what `between` gave, `device_state` the record's, empty for a CPU. A machine may say nothing.
     """
     cores, during = len(_cores(host["limits"]["cores"] or "0")), host["during"]
     seconds, own = during["seconds"], during.get("own_s", 0.0)
@@ -182,11 +168,7 @@ def _number(file: Path, pattern: str = r"\A(-?\d+)$") -> int | None:
 def _control_group_limits(root: Path) -> dict[str, Any]:
     """The tightest limits of this process's control group and those that it is in; None where there is none.
 
-    Args:
-        root: `/`, or a folder with the files of another machine.
-
-    Returns:
-        `{"cpus": processors' worth of time, "memory_bytes", "cores": such as `0-3`}`.
+    `cpus` are processors' worth of time, `cores` such as `0-3`.
     """
     cores = [_first(folder / name) for folder in _groups(root, "cpuset") for name in CPUSET_FILES]
     memory = [_number(folder / name) for folder in _groups(root, "memory") for name in MEMORY_FILES]

@@ -21,7 +21,7 @@ from bench import inputs
 from bench.common.errors import ConfigError, one_line
 from bench.common.mechanism import build_attention
 from bench.execution import child, process_group, processes
-from bench.execution.cell_process import child_environment
+from bench.execution.runner import child_environment
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
 

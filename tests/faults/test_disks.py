@@ -109,10 +109,7 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_sweep_goes_on_late
         "A disk that is full, at whichever write (the system call fails with ENOSPC), is one line that says so and exit"
         " code 1; when there is space the same command measures what is missing, and clears what is left over",
         positions=len(numbers),
-        torn=0,
-        lost=0,
-        measured_twice=0,
-        left_over=0,
+        none="torn lost measured_twice left_over",
     )
 
 
@@ -126,8 +123,7 @@ def test_a_disk_that_is_full_at_any_write_of_the_mirror_or_the_figures_costs_no_
     promise(
         "The same with MLflow and figures on the disk: without them, too, the records are whole",
         positions=len(numbers),
-        torn=0,
-        lost=0,
+        none="torn lost",
     )
 
 
@@ -195,7 +191,7 @@ def test_a_real_disk_of_1_mib(tmp_path, free, tracking, promise):
         sweep.assert_goes_on()
         if tracking == "mlflow":
             assert len(sweep.mirrored()) == len(sweep.records())
-    promise("The same on a real disk of 1 MiB, which then grows", disks=1, torn=0, lost=0, measured_twice=0)
+    promise("The same on a real disk of 1 MiB, which then grows", disks=1, none="torn lost measured_twice")
 
 
 @pytest.mark.needs("root")

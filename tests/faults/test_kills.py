@@ -4,9 +4,8 @@ import random
 import signal
 import time
 
-import psutil
 import pytest
-from aftermath import Sweep, lines
+from aftermath import Sweep, kill_one, lines
 
 KILLS = 50
 BATCHES = 10
@@ -65,12 +64,8 @@ def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, bat
         "`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of"
         " their own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on",
         kills=KILLS // BATCHES,
-        lost=0,
-        torn=0,
-        measured_twice=0,
-        orphans=0,
-        left_over=0,
         all_processes_gone_within=orphaned_for,
+        none="lost torn measured_twice orphans left_over",
     )
 
 
@@ -90,7 +85,7 @@ def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, ba
         sweep = Sweep(tmp_path / str(kill), **settings)
         process = sweep.start()
         sleep_until(time.monotonic() + rng.uniform(0.3, 1) * duration, process)
-        killed += kill_one_below(process, rng)
+        killed += kill_one(rng, process, lambda head: head.children(recursive=True))
         _, stderr = process.communicate(timeout=100)
         assert process.returncode in (0, 1) and "Traceback" not in stderr, stderr
         records = sweep.records()
@@ -100,22 +95,8 @@ def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, ba
     promise(
         "`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again",
         kills=killed,
-        other_cells_lost=0,
-        orphans=0,
+        none="other_cells_lost orphans",
     )
-
-
-def kill_one_below(process, rng):
-    """Kill one of the processes that a sweep has at this moment; returns how many."""
-    while process.poll() is None:
-        try:
-            victims = psutil.Process(process.pid).children(recursive=True)
-            if victims:
-                rng.choice(sorted(victims, key=lambda each: each.pid)).kill()
-                return 1
-        except psutil.Error:
-            continue
-    return 0
 
 
 def assert_answered(process, stdout, stderr):
@@ -171,9 +152,8 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
         "Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second"
         " on; the same command goes on",
         signals=sum(each is not None for each in took),
-        tracebacks=0,
-        orphans=0,
         ended_within=max((each for each in took if each is not None), default=0.0),
+        none="tracebacks orphans",
     )
 
 
@@ -186,7 +166,7 @@ def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
         first = rng.uniform(PYTHON_STARTS_S, 0.9 * duration)
         interrupt(Sweep(tmp_path / str(each), **settings), [first, first + rng.uniform(0.01, 0.5)], signal.SIGINT)
     Sweep(tmp_path / "0", **settings).assert_goes_on()
-    promise("A second Ctrl-C, within half a second, is as quiet", interrupted=times, tracebacks=0, orphans=0)
+    promise("A second Ctrl-C, within half a second, is as quiet", interrupted=times, none="tracebacks orphans")
 
 
 @pytest.mark.faults

@@ -58,10 +58,8 @@ def test_a_mechanism_that_misbehaves_ends_its_own_cell_only(tmp_path, stage, pro
         "A mechanism that misbehaves in its `__init__`, forward or backward ends its own cell only, with a status and a"
         " line that say how; its neighbours are `ok`, what it started is gone",
         mechanisms=len(odd),
-        wrong_endings=0,
         neighbours=FINE,
-        neighbours_lost=0,
-        orphans=0,
+        none="wrong_endings neighbours_lost orphans",
     )
 
 

@@ -56,7 +56,5 @@ def test_a_merge_that_is_killed_goes_on(tmp_path, promise):
         " what was left over",
         kills=KILLS,
         kills_between_records=midway,
-        torn=0,
-        lost=0,
-        left_over=0,
+        none="torn lost left_over",
     )

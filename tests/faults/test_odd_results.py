@@ -35,6 +35,5 @@ def test_odd_records_cost_no_other(tmp_path, promise):
         "A record that is torn, forged, of another type, a pipe, a device or full of nonsense is one line; a sweep goes"
         " on beside it, and every figure and table is made of the others",
         kinds=len(UNREADABLE) + len(odd),
-        lost=0,
-        figures_lost=0,
+        none="lost figures_lost",
     )

@@ -56,8 +56,7 @@ def test_cells_out_of_memory_change_no_peak_beside_them(tmp_path, promise):
         "Cells that run out of memory change no peak that is measured on another core",
         out_of_memory=OOMS,
         neighbours=OOMS,
-        neighbours_lost=0,
-        bytes_that_differ=0,
+        none="neighbours_lost bytes_that_differ",
     )
 
 

@@ -1,13 +1,12 @@
 """A tracking server that ends, hangs, dawdles or errs costs one line at most, no cell, and no time between cells."""
 
 import signal
-import subprocess
 import time
 from datetime import datetime
 from itertools import pairwise
 
 import pytest
-from command import TINY, bench, command, environment
+from command import TINY, bench, start, wait_for
 from tracking_server import a_free_port, answers, finished, in_front_of, mlflow_server
 
 from bench.records.store import Store
@@ -44,13 +43,8 @@ def assert_all_is_told(results, folder):
 def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promise):
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, send):
-        arguments = [*SWEEP, f"tracking.uri={address}", f"results_dir={results}"]
-        sweep = subprocess.Popen(
-            command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        while len(list(results.glob("records/*"))) < 2:
-            assert sweep.poll() is None
-            time.sleep(0.05)
+        sweep = start(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
+        wait_for(lambda: len(list(results.glob("records/*"))) >= 2)
         send(number)
         gone = time.monotonic()
         out, err = sweep.communicate(timeout=300)
@@ -133,13 +127,8 @@ def test_ctrl_c_waits_for_no_server(tmp_path, promise):
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, _), in_front_of(address, hangs) as front:
         assert answers(address)
-        arguments = [*SWEEP, f"tracking.uri={front}", f"results_dir={results}"]
-        sweep = subprocess.Popen(
-            command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        while not list(results.glob("records/*.json")):
-            assert sweep.poll() is None
-            time.sleep(0.05)
+        sweep = start(*SWEEP, f"tracking.uri={front}", f"results_dir={results}")
+        wait_for(lambda: list(results.glob("records/*.json")))
         sweep.send_signal(signal.SIGINT)
         sent = time.monotonic()
         _, err = sweep.communicate(timeout=60)

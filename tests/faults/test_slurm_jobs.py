@@ -6,7 +6,7 @@ from collections import Counter
 
 import psutil
 import pytest
-from aftermath import Sweep
+from aftermath import Sweep, rows
 from slurm_cluster import cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("slurm")]
@@ -44,8 +44,7 @@ class Jobs(Sweep):
         return Counter(record.cell_id for record in self.records() if record.terminal)
 
     def assert_done(self, result):
-        rows = [line for line in result.stdout.splitlines() if line.startswith("| ok")]
-        assert (result.returncode, len(rows)) == (0, self.cells), (result.stderr, self.logs())
+        assert (result.returncode, rows(result.stdout)) == (0, self.cells), (result.stderr, self.logs())
         assert len(self.terminal()) == self.cells and set(self.terminal().values()) == {1}
 
 
@@ -84,8 +83,7 @@ def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise)
         jobs_cancelled=3,
         jobs_requeued=1,
         daemons_killed=2,
-        lost=0,
-        measured_twice=0,
+        none="lost measured_twice",
     )
 
 
@@ -100,8 +98,7 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
     for process in workers(number):
         process.kill()
     stdout, stderr = head.communicate(timeout=200)
-    rows = [line for line in stdout.splitlines() if line.startswith("| ok")]
-    assert (head.returncode, len(rows)) == (0, 4), (stderr, sweep.logs())
+    assert (head.returncode, rows(stdout)) == (0, 4), (stderr, sweep.logs())
     assert set(sweep.terminal().values()) == {1} and len(sweep.terminal()) == 4
     statuses = Counter(record.status for record in sweep.records())
     assert statuses["interrupted"] == 1 and statuses["ok"] == 4, statuses
@@ -110,8 +107,7 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
         " with it; its head submits again what no job has",
         jobs_killed=1,
         jobs_requeued=1,
-        lost=0,
-        measured_twice=0,
+        none="lost measured_twice",
     )
 
 
@@ -135,9 +131,8 @@ def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, prom
         "A job of Slurm whose time is over saves what it has, queues again by itself and goes on, though its head is"
         " dead",
         cells=8,
-        lost=0,
-        measured_twice=0,
         interrupted=statuses["interrupted"],
+        none="lost measured_twice",
     )
 
 

@@ -1,16 +1,13 @@
 """A cell that is forked measures what one measures that is started from nothing."""
 
-import numpy as np
 import pytest
 
 from bench.execution.runner import Runner
 from bench.plan.cell import Variant, make_cell
 from bench.plan.config import check
-from bench.records.statistics import ratio_interval
 from bench.records.store import Store
 
 WAYS = ("fork", "spawn")
-ROUNDS = 12
 SETTINGS = {
     "inputs": {"name": "gaussian"},
     "tracking": {},
@@ -32,23 +29,6 @@ def measured(cell, way, folder, monkeypatch):
     record = Runner(Store(folder)).run_cell(cell)
     assert record.status == "ok", record.reason
     return record
-
-
-@pytest.mark.slow  # and alone: what runs beside it would be measured too
-@pytest.mark.parametrize("attention", ["softmax", "flash", "polysketch"])
-def test_latencies_of_the_two_ways_agree_and_a_fork_costs_little(attention, tmp_path, monkeypatch):
-    cell = a_cell(attention, "latency", passes=["forward"])
-    seconds = {way: [] for way in WAYS}
-    overhead = {way: [] for way in WAYS}
-    for number in range(ROUNDS):
-        for way in WAYS if number % 2 else reversed(WAYS):
-            record = measured(cell, way, tmp_path, monkeypatch)
-            seconds[way].append(np.median(record.measurements["passes"]["forward"]["samples"]))
-            overhead[way].append(record.overhead_s)
-    ratio = ratio_interval(seconds["spawn"], seconds["fork"])
-    print(attention, ratio, {way: np.median(overhead[way]) for way in WAYS})
-    assert ratio.low <= 1.0 <= ratio.high, ratio
-    assert np.median(overhead["fork"]) < 0.3
 
 
 @pytest.mark.faults

@@ -15,11 +15,7 @@ MODULES: dict[str, Any] = {"devices": devices, "ray": ray, "slurm": slurm}
 
 
 def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
-    """See, before a sweep is announced, that the executor can run these cells here.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Raise `ConfigError`, before a sweep is announced, where the executor cannot run these cells here."""
     if todo and executor.name in MODULES:
         MODULES[executor.name].require_usable(executor, todo)
 

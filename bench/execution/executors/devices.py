@@ -49,11 +49,7 @@ def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
 
 
 def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
-    """One for each set of cores, or one with all.
-
-    Raises:
-        ConfigError: there is no set so large.
-    """
+    """One for each set of cores, or one with all; `ConfigError` where there is no set so large."""
     sets = core_sets(cores_per_worker, "hydra.launcher.cores_per_worker") if cores_per_worker else [None]
     return [Worker("cpu", frozenset({"cpu"}), cores) for cores in sets]
 

@@ -68,12 +68,7 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
 
 
 def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
-    """Measure as many together as the cluster has room for.
-
-    Raises:
-        ConfigError: there is no such cluster.
-        UnfinishedError: the tasks of some cells were lost more often than `max_retries`.
-    """
+    """Measure as many together as the cluster has room for; a cell may be lost as often as `max_retries`."""
     if not todo:
         return
     remote.begin(runner, todo)
@@ -169,12 +164,7 @@ class Tasks:
         self._running[task.remote(*self._arguments, cell.cell_id, on_gpu)] = cell
 
     def _wait(self) -> None:
-        """See what has ended, and submit again what was lost.
-
-        Raises:
-            ConfigError: a worker cannot measure.
-            OSError: a record could not be saved, say.
-        """
+        """See what has ended, and submit again what was lost; raises what a worker raised."""
         for task in self._ended(POLL_S):
             cell = self._running.pop(task)
             try:

@@ -72,11 +72,7 @@ def give_up(runner: Runner, cell: Cell, reason: str) -> None:
 
 
 class NewRecords:
-    """The records of a sweep as they appear in the results folder, whoever writes them.
-
-    Args:
-        runner: of the sweep.
-        todo: its cells.
+    """The records of a sweep's cells as they appear in the results folder, whoever writes them.
 
     Attributes:
         missing: the cells without a new record, by id; interrupted ones are measured again.

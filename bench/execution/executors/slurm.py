@@ -72,12 +72,7 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
 
 
 def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
-    """Have the cells measured by jobs: those that are there already, then new ones.
-
-    Raises:
-        ConfigError: Slurm does not take the jobs.
-        KeyboardInterrupt: the jobs go on.
-    """
+    """Have the cells measured by jobs: those that are there already, then new ones. After Ctrl-C the jobs go on."""
     if not todo:
         remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
         return
@@ -140,8 +135,7 @@ class Queue:
         """Forget the arrays without an active task; returns the ids of the cells that each of these tasks has."""
         kept = {task.name for task in active}
         for name in set(self.names()) - kept:
-            for suffix in (".json", ".sh"):
-                (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
+            (self.folder / f"{name}.json").unlink()
         chunks = {name: json.loads((self.folder / f"{name}.json").read_text()) for name in kept}
         return {task: chunks[task.name][task.number] for task in active}
 
@@ -162,14 +156,12 @@ class Queue:
         file = self.folder / f"{name}.json"
         # Before its jobs: if this process is killed in between, it has submitted nothing, or all.
         write_atomically(file, json.dumps([[cell.cell_id for cell in chunk] for chunk in chunks]).encode())
-        script = file.with_suffix(".sh")
-        script.write_text(batch_script(self.settings, name, file, len(chunks)))
+        script = batch_script(self.settings, name, file, len(chunks))
         try:
-            number = _call("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+            number = _call("sbatch", "--parsable", text=script).strip().partition(";")[0]
         except SubmissionError:
             # A controller that was too late to say that it has taken it starts jobs that find nothing to do.
             file.unlink()
-            script.unlink()
             raise
         say(f"slurm: submitted {number}_[0-{len(chunks) - 1}], {sum(map(len, chunks))} cells; logs in {self.folder}")
         return [Task(name, number) for number in range(len(chunks))]
@@ -212,15 +204,7 @@ def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
 
 
 class Submitter:
-    """Submits jobs until each cell has a new record.
-
-    Args:
-        queue: of the sweep.
-        runner: of the sweep.
-        todo: the cells.
-        callback: gets the cells that have ended.
-        tasks: jobs that are there already, with the ids of their cells; they are waited for.
-    """
+    """Submits jobs until each cell has a new record; `tasks` are there already, with the ids of their cells."""
 
     def __init__(
         self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback, tasks: dict[Task, list[str]]
@@ -334,9 +318,10 @@ class Submitter:
             say(line)
 
 
-def _call(tool: str, *arguments: str) -> str:
+def _call(tool: str, *arguments: str, text: str = "") -> str:
+    command = [tool, *arguments]
     try:
-        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+        answer = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
     except subprocess.TimeoutExpired:
         raise SubmissionError(f"{tool} does not answer within {ANSWERS_WITHIN_S:g} s") from None
     except OSError as error:

@@ -157,7 +157,6 @@ def test_the_real_command_says_one_line(case, tmp_path, promise):
         "A mistake in a configuration, a folder or a flag is one line with its key and exit code 2, before a cell"
         " starts; nothing is written outside the results folder",
         commands=1,
-        tracebacks=0,
-        cells_started=0,
         processor_time=took,
+        none="tracebacks cells_started",
     )

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from command import HERE, ROOT, environment
+from command import HERE, ROOT, environment, wait_for
 
 from bench.execution import processes
 from bench.plan.sources import Source
@@ -61,28 +61,24 @@ def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp
     assert colour == "red"
 
 
-DRAWS = (
-    "[random.random(), __import__('numpy').random.rand(), "
-    "__import__('torch').rand(1, dtype=__import__('torch').float64).item()]"
-)
+SEEN = """[
+    threading.active_count(),
+    len([x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]),
+    random.random(),
+    __import__('numpy').random.rand(),
+    __import__('torch').rand(1, dtype=__import__('torch').float64).item(),
+]"""
 
 
-def test_children_draw_numbers_of_their_own(start):
+def test_a_child_inherits_no_thread_no_file_and_no_state_of_random_generators(start):
     drawn = []
     for _ in range(2):
-        child, numbers = start(DRAWS)
-        drawn += numbers
+        child, (threads, files, *numbers) = start(SEEN)
         child.end()
+        drawn += numbers
+        # Standard input, output and error, and the folder that is listed; Python 3.14 itself keeps a library open.
+        assert (threads, files) == (1, 4)
     assert len(set(drawn)) == 6
-
-
-def test_a_child_inherits_no_thread_and_no_file(start):
-    # Python 3.14 itself keeps a library open.
-    own = "[x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]"
-    _, (threads, files) = start(f"[threading.active_count(), len({own})]")
-    assert threads == 1
-    # Standard input, output and error, and the folder that is being listed.
-    assert files == 4
 
 
 def test_a_child_that_is_forked_has_torch_at_once_and_no_plugin(start, request):
@@ -102,13 +98,12 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_how_a_child_ended_is_known(start, ending):
-    child, _ = start("1", ending)
-    assert not child.wait(0)
-    child.send_line(b"")
-    assert child.wait(20)
-    assert child.exit_code == ENDINGS[ending]
+def test_how_a_child_ended_is_known(start):
+    for ending, code in ENDINGS.items():
+        child, _ = start("1", ending)
+        assert not child.wait(0)
+        child.send_line(b"")
+        assert child.wait(20) and child.exit_code == code, ending
 
 
 ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
@@ -155,10 +150,7 @@ def test_a_server_that_is_killed_is_replaced_and_its_child_ended(start):
         child.wait(10)
     child.end()
     assert child.exit_code is None
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not psutil.pid_exists(child.pid)
+    wait_for(lambda: not psutil.pid_exists(child.pid), 5)
     _, other = start("os.getppid()")
     assert other != server
 
@@ -199,10 +191,7 @@ def test_kill_9_of_the_parent_ends_server_child_and_grandchild(tmp_path):
     family = json.loads(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while any(map(psutil.pid_exists, family)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, family))
+    wait_for(lambda: not any(map(psutil.pid_exists, family)), 10)
 
 
 def test_a_thread_that_sweeps_has_a_server_of_its_own(start):
