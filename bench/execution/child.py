@@ -24,7 +24,7 @@ import torch
 import attention_zoo
 from attention_zoo.ops import launching
 from bench import measures
-from bench.execution import process_group
+from bench.execution.forkserver import kill_descendants
 from bench.measures.context import CellContext
 from bench.measures.progress import Progress
 from bench.plan.sources import changed
@@ -44,8 +44,6 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
-    process_group.become_subreaper()
-    process_group.limit_threads()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
     config, folder, kept = job["config"], Path(job["folder"]), Path(job["results_dir"])
@@ -76,7 +74,7 @@ def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    process_group.kill_descendants()
+    kill_descendants()
     # Tearing the interpreter down while a thread waits takes time or aborts.
     os._exit(code)
 

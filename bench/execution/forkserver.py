@@ -11,20 +11,24 @@ in every child, and leaves a child's own children alive.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import pkgutil
 import random
 import resource
+import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any, NoReturn
 
+import psutil
+
 from bench.common.errors import ConfigError, bounded
-from bench.execution import process_group
 
 # A notebook that measures nothing more need not keep a process; the next cell brings another.
 IDLE_S = 120.0
@@ -39,6 +43,11 @@ LIBRARIES = ("torch.profiler", "torch.nn.attention", "safetensors.torch")
 TASKS = ("bench.execution.child", "bench.execution.precheck")
 # As in `python -m`, but for the search path, which may be one that only the asking process knows.
 START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import forkserver; forkserver.{}(sys.argv[1])"
+
+PR_SET_CHILD_SUBREAPER = 36
+ENDED_WITHIN_S = 30.0
+# Of one cell: far above what compilers and loaders of data start, far below what harms a machine.
+MAX_THREADS = 4096
 
 
 def forks() -> bool:
@@ -59,7 +68,7 @@ def serve(descriptor: str) -> NoReturn:
     files that it keeps open. What it prints goes to a pipe, whose end here stays open.
     """
     channel = Connection(int(descriptor))
-    process_group.become_subreaper()
+    become_subreaper()
     if forks():
         _load()
     output, printed = os.pipe()
@@ -78,15 +87,17 @@ def serve(descriptor: str) -> NoReturn:
             code, tail = _wait(pid, channel, output)
             if code is None:
                 break
-            process_group.kill_descendants()
+            kill_descendants()
             text = _read(output, tail).decode(errors="replace")
-            channel.send({"exit_code": code, "tail": text, "cpu_s": _computed_s() - before})
-    process_group.kill_descendants()
+            channel.send((code, _computed_s() - before, text))
+    kill_descendants()
     os._exit(0)
 
 
 def run(task: str) -> None:
-    """Run a task in this process."""
+    """Run a task in this process, and bound what it starts."""
+    become_subreaper()
+    limit_threads()
     importlib.import_module(task).main()
 
 
@@ -166,5 +177,53 @@ def _wait(pid: int, channel: Connection, output: int) -> tuple[int | None, bytes
             return None, tail
     for descriptor in sources[2:]:
         os.close(descriptor)
-    process_group.kill_group(pid)  # before it is reaped, so that the number is still its own
+    kill_group(pid)  # before it is reaped, so that the number is still its own
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tail
+
+
+def become_subreaper() -> None:
+    """Stay the ancestor of all that is started below, also of what leaves the session or outlives its parent."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def limit_threads() -> None:
+    """Bound the processes and threads that this user may have; the system does not bind root."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/loadavg") as file:
+            most = int(file.read().split()[3].partition("/")[2]) + MAX_THREADS
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        if soft == resource.RLIM_INFINITY or most < soft:
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process with its process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process with its process group, and all that is below it, also what has left the group."""
+    below = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(pid).children(recursive=True)
+    kill_group(pid)
+    _kill(below)
+
+
+def kill_descendants() -> None:
+    """Kill all that is below this process, and what appears meanwhile; returns when nothing is left."""
+    deadline = time.monotonic() + ENDED_WITHIN_S
+    with contextlib.suppress(ChildProcessError):  # nothing is left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                with contextlib.suppress(psutil.Error):
+                    _kill(psutil.Process().children(recursive=True))
+                time.sleep(0.01)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

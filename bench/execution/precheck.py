@@ -20,7 +20,7 @@ import attention_zoo
 from bench import inputs
 from bench.common.errors import ConfigError, one_line
 from bench.common.mechanism import build_attention
-from bench.execution import child, process_group, processes
+from bench.execution import child, processes
 from bench.execution.runner import child_environment
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
@@ -107,8 +107,6 @@ class _Checker:
 def main() -> None:
     """The child: answers the questions on its standard input, each with a line there."""
     replies = os.fdopen(os.dup(0), "w")
-    process_group.become_subreaper()
-    process_group.limit_threads()
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:

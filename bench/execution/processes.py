@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
 from typing import Any
 
 from bench.execution import forkserver
-from bench.execution.process_group import kill_tree
 from bench.plan.sources import Source
 
 GRACE_S = 5.0
@@ -28,18 +28,23 @@ class LostServer(RuntimeError):
     """The server ended, and with it what it knew of its child."""
 
 
+@dataclass(eq=False)
 class Child:
-    """A process that a server started. Its standard input is the other end of `channel`, where it may also answer."""
+    """A process that a server started.
 
-    def __init__(self, server: Server, pid: int, channel: socket.socket) -> None:
-        self.pid, self.channel = pid, channel
-        self.exit_code: int | None = None
-        """Negative: the signal that ended it. None while it runs, and if nobody knows any more."""
-        self.cpu_s: float | None = None
-        """What it and all that it started have computed, when it has ended and somebody knows."""
-        self.tail = ""
-        """When it has ended: the end of what it printed."""
-        self._server = server
+    Attributes:
+        channel: its other end is the child's standard input, where that may also answer.
+        exit_code: negative: the signal that ended it; None while it runs, and if nobody knows any more.
+        cpu_s: what it and all that it started have computed, when it has ended and somebody knows.
+        tail: when it has ended: the end of what it printed.
+    """
+
+    server: Server
+    pid: int
+    channel: socket.socket
+    exit_code: int | None = None
+    cpu_s: float | None = None
+    tail: str = ""
 
     def send_line(self, line: bytes) -> None:
         """Write a line to its standard input, which stays open as long as this process lives."""
@@ -52,8 +57,8 @@ class Child:
         Raises:
             LostServer: the server was killed meanwhile.
         """
-        if self.exit_code is None and (message := self._server.receive(seconds)) is not None:
-            self.exit_code, self.cpu_s, self.tail = message["exit_code"], message["cpu_s"], message["tail"]
+        if self.exit_code is None and (message := self.server.receive(seconds)) is not None:
+            self.exit_code, self.cpu_s, self.tail = message
         return self.exit_code is not None
 
     def end(self) -> None:
@@ -68,10 +73,10 @@ class Child:
                     self.wait(GRACE_S)
         finally:  # also when the user interrupts the wait
             if self.exit_code is None:
-                kill_tree(self.pid)
+                forkserver.kill_tree(self.pid)
                 with contextlib.suppress(LostServer):
-                    if not self.wait(GRACE_S):  # the server does not answer
-                        self._server.kill()
+                    if not self.wait(GRACE_S):
+                        self.server.kill()
             self.channel.close()
 
 
@@ -106,15 +111,11 @@ class Server:
         """Start a child, as the function `start` does."""
         ours, theirs = socket.socketpair()
         with theirs:
-            try:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self._channel.send((task, _working_directory(), 1 + len(inherited)))
-                    for descriptor in (theirs.fileno(), *inherited):
-                        send_handle(self._channel, descriptor, None)
-                return Child(self, self.receive(None), ours)
-            except BaseException:
-                ours.close()
-                raise
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.send((task, _working_directory(), 1 + len(inherited)))
+                for descriptor in (theirs.fileno(), *inherited):
+                    send_handle(self._channel, descriptor, None)
+            return Child(self, self.receive(None), ours)
 
     def receive(self, seconds: float | None) -> Any:
         """The next message, or None when the time is over.
@@ -133,8 +134,8 @@ class Server:
         self._process.wait()
 
     def kill(self) -> None:
-        """End it and all that is below it."""
-        kill_tree(self._process.pid)
+        """End one that does not answer, and all that is below it."""
+        forkserver.kill_tree(self._process.pid)
         self._process.wait()
 
     def _exit_message(self) -> str:

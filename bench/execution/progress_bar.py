@@ -21,7 +21,7 @@ LOG_INTERVAL_S = 60.0
 
 
 class ProgressBar:
-    """Shows what an executor reports, and passes it on; a `Callback`.
+    """Shows what an executor reports, always from the thread that runs the sweep, and passes it on.
 
     Args:
         store: where the records are.

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attention_zoo
 from bench import measures
@@ -41,19 +41,6 @@ from bench.records.store import Store, latest
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 SHORTLY_S = 0.5
-
-
-class Callback(Protocol):
-    """Follows a sweep; it is always called from the thread that runs the sweep."""
-
-    def on_cell_start(self, cell: Cell) -> None:
-        """A cell is being measured."""
-
-    def on_progress(self, cell: Cell, progress: Progress) -> None:
-        """How far it is."""
-
-    def on_cell_end(self, cell: Cell) -> None:
-        """It has a new record, or was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +104,18 @@ class Runner:
     def measure(
         self,
         cell: Cell,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        options: Options | None = None,
         *,
         on_start: Callable[[], None] = lambda: None,
         cores: Collection[int] | None = None,
-        stop: threading.Event | None = None,
     ) -> Record:
         """Measure a cell, or wait for another sweep that does; returns its record.
 
         Args:
             cell: one that is to be measured.
-            on_progress: called now and then with how far it is.
+            options: how; its locks and share of the memory are chosen here.
             on_start: called when all locks are held.
             cores: the processors of this worker; None: all that this process may use.
-            stop: interrupts it, as a signal does in the main thread.
 
         Raises:
             KeyboardInterrupt: after the interrupted cell's record was saved.
@@ -147,7 +132,7 @@ class Runner:
                     return latest(attempts)[cell.cell_id]
                 on_start()
                 share = 1.0 if self.alone(cell) else memory_share(cores)
-                options = Options(locks, share, on_progress, stop or threading.Event())
+                options = dataclasses.replace(options or Options(), locks=locks, memory_share=share)
                 record = self.run_cell(cell, len(attempts) + 1, options)
             interrupted = record.status == "interrupted"
             hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # a full disk

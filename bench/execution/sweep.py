@@ -97,8 +97,7 @@ def run_sweep(
 
     Args:
         sweep: what to measure.
-        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended. Without
-            it, only those are read that stand for the cells in the end.
+        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
         on_progress: told how far a cell is now and then.
 
     Raises:
@@ -119,14 +118,9 @@ def run_sweep(
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
     store = Results(sweep.settings.results_dir, prepared=True)
+    known, executor = frozenset(attempt.record_id for attempt in attempts), sweep.executor
     runner = Runner(
-        store,
-        sweep.sweep_id,
-        sweep.overrides,
-        frozenset(attempt.record_id for attempt in attempts),
-        sweep.executor.resources,
-        sweep.executor.timings_alone,
-        interrupts.deferred,
+        store, sweep.sweep_id, sweep.overrides, known, executor.resources, executor.timings_alone, interrupts.deferred
     )
     if ranks.follows():
         with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +129,7 @@ def run_sweep(
     if sweep.settings.rerun == "all":
         write_atomically(_measured_before(store, sweep), "\n".join(sorted(before)).encode())
     if on_records:
-        on_records(store.read(attempt.file_name for attempt in attempts))
+        on_records(attempts)
     # Of a sweep without a cell that can be measured, the error is all that is said.
     statuses = {record.status for record in latest(attempts).values()}
     quiet = statuses <= {"unsupported"} and all(cell.unsupported for cell in todo)

@@ -11,21 +11,13 @@ from pathlib import Path
 
 import psutil
 from command import HERE as BENCH_TESTS
-from command import ROOT, command, environment, fake_config_dir, family
+from command import ROOT, TINY, command, environment, fake_config_dir, family
 
 from bench.records.store import Store
 
 HERE = Path(__file__).parent
 # The cheapest cell whose samples are a file of their own.
-CHEAP = [
-    "seq_len=32",
-    "batch_size=1",
-    "num_heads=1",
-    "head_dim=4",
-    "repeats=70",
-    "bench.passes=[forward]",
-    "bench.min_sample_ms=0",
-]
+CHEAP = [*(word for word in TINY if not word.startswith("repeats=")), "repeats=70"]
 ORPHANS_END_WITHIN_S = 5.0
 
 

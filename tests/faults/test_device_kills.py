@@ -22,6 +22,9 @@ def grandchildren(process):
 
 
 def test_kills_of_two_workers_cost_no_cell(tmp_path, promise):
+    """A sweep with two workers outlives `kill -9` of its head process, of the processes that start cells and of cells:
+    the same command goes on, every cell is measured once, table and exit code are right
+    """
     rng = random.Random(0)
     sweep = Sweep(tmp_path, *TWO, cells=CELLS)
     for head in range(HEADS):
@@ -46,11 +49,4 @@ def test_kills_of_two_workers_cost_no_cell(tmp_path, promise):
     finished = sweep.run()
     assert f"{CELLS} done already" in finished.stderr
     assert rows(finished.stdout) == CELLS
-    promise(
-        "A sweep with two workers outlives `kill -9` of its head process, of the processes that start cells and of"
-        " cells: the same command goes on, every cell is measured once, table and exit code are right",
-        cells=CELLS,
-        heads_killed=HEADS,
-        others_killed=killed,
-        none="lost measured_twice left_over",
-    )
+    promise(cells=CELLS, heads_killed=HEADS, others_killed=killed, none="lost measured_twice left_over")

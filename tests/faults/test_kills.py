@@ -56,13 +56,14 @@ def survive_kills(folder, kills, rng, **settings):
 @pytest.mark.faults
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
+    """`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of their
+    own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on
+    """
     rng = random.Random(batch)
     # Five with MLflow, which makes a sweep long.
     settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
     orphaned_for = survive_kills(tmp_path, KILLS // BATCHES, rng, **settings)
     promise(
-        "`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of"
-        " their own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on",
         kills=KILLS // BATCHES,
         all_processes_gone_within=orphaned_for,
         none="lost torn measured_twice orphans left_over",
@@ -78,6 +79,7 @@ def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path):
 @pytest.mark.faults
 @pytest.mark.parametrize("batch", range(2))
 def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, batch, promise):
+    """`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again"""
     rng, kills = random.Random(10 + batch), 6
     settings = {"cells": 3, "attention": "odd_family"}
     duration, killed = undisturbed_seconds(tmp_path / "undisturbed", **settings), 0
@@ -92,11 +94,7 @@ def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, ba
         assert len(records) == 3 and [record.status for record in records].count("ok") >= 2, stderr
         sweep.wait_for_orphans()
         sweep.assert_goes_on()
-    promise(
-        "`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again",
-        kills=killed,
-        none="other_cells_lost orphans",
-    )
+    promise(kills=killed, none="other_cells_lost orphans")
 
 
 def assert_answered(process, stdout, stderr):
@@ -136,6 +134,9 @@ SIGNALS = {
 @pytest.mark.faults
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise):
+    """Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second
+    on; the same command goes on
+    """
     number, until, times = SIGNALS[name]
     rng, settings = random.Random(name), {"cells": 3, "attention": "odd_family"}
     until = until or undisturbed_seconds(tmp_path / "undisturbed", **settings)
@@ -149,8 +150,6 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
         if each % 3 == 0:
             sweep.assert_goes_on()
     promise(
-        "Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second"
-        " on; the same command goes on",
         signals=sum(each is not None for each in took),
         ended_within=max((each for each in took if each is not None), default=0.0),
         none="tracebacks orphans",
@@ -159,6 +158,7 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
 
 @pytest.mark.faults
 def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
+    """A second Ctrl-C, within half a second, is as quiet"""
     rng, settings = random.Random(1), {"cells": 3, "attention": "odd_family"}
     duration = undisturbed_seconds(tmp_path / "undisturbed", **settings)
     times = 8
@@ -166,11 +166,12 @@ def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
         first = rng.uniform(PYTHON_STARTS_S, 0.9 * duration)
         interrupt(Sweep(tmp_path / str(each), **settings), [first, first + rng.uniform(0.01, 0.5)], signal.SIGINT)
     Sweep(tmp_path / "0", **settings).assert_goes_on()
-    promise("A second Ctrl-C, within half a second, is as quiet", interrupted=times, none="tracebacks orphans")
+    promise(interrupted=times, none="tracebacks orphans")
 
 
 @pytest.mark.faults
 def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
+    """`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before"""
     sweep = Sweep(tmp_path, cells=3)
     duration = undisturbed_seconds(tmp_path, cells=3)
     first = {record.record_id for record in sweep.records()}
@@ -186,8 +187,4 @@ def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
     for cell_id in newest:
         attempts = sorted(record.attempt for record in records if record.cell_id == cell_id)
         assert attempts == list(range(1, len(attempts) + 1))
-    promise(
-        "`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before",
-        interrupted=times,
-        lost=0,
-    )
+    promise(interrupted=times, lost=0)

@@ -85,6 +85,9 @@ def _words(process):
 
 @pytest.mark.faults
 def test_one_cell_at_a_time_and_none_twice_whoever_is_killed(tmp_path, promise):
+    """Of 16 processes that run one sweep on one device while a random one of them, or of what they started, is killed
+    every other second, one measures at a time; no cell is measured twice, no lock outlives its holder
+    """
     crowd, rng, began = Crowd(tmp_path), random.Random(0), time.monotonic()
     sweeps = 0
     while time.monotonic() < began + SECONDS:
@@ -102,8 +105,6 @@ def test_one_cell_at_a_time_and_none_twice_whoever_is_killed(tmp_path, promise):
     assert len(terminal) == sweeps * CELLS and set(terminal.values()) == {1}
     assert b"Traceback" not in (tmp_path / "stderr").read_bytes()
     promise(
-        "Of 16 processes that run one sweep on one device while a random one of them, or of what they started, is"
-        " killed every other second, one measures at a time; no cell is measured twice, no lock outlives its holder",
         cells=len(terminal),
         measurements_begun=len(measured),
         kills_of_sweeps=crowd.kills["head"],

@@ -59,6 +59,9 @@ def tasks_of(nodes):
 
 @pytest.mark.faults
 def test_lost_nodes_workers_and_heads_cost_no_cell(tmp_path, promise):
+    """A sweep on two nodes of Ray outlives `kill -9` of its head process (the same command goes on), of a node and of
+    random workers: every cell is measured once, table and exit code are right
+    """
     rng = random.Random(0)
     ray = {**LOCAL, "RAY_AUTH_TOKEN": "0" * 64}
     path = os.pathsep.join(map(str, (ROOT, BENCH_TESTS, HERE)))
@@ -87,12 +90,4 @@ def test_lost_nodes_workers_and_heads_cost_no_cell(tmp_path, promise):
         assert rows(result.stdout) == CELLS
         assert len(sweep.records()) == len(records)
         assert sweep.leftovers() == []
-    promise(
-        "A sweep on two nodes of Ray outlives `kill -9` of its head process (the same command goes on), of a node and"
-        " of random workers: every cell is measured once, table and exit code are right",
-        cells=CELLS,
-        heads_killed=1,
-        nodes_killed=1,
-        workers_killed=KILLS,
-        none="lost measured_twice left_over",
-    )
+    promise(cells=CELLS, heads_killed=1, nodes_killed=1, workers_killed=KILLS, none="lost measured_twice left_over")

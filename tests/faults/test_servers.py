@@ -41,6 +41,9 @@ def assert_all_is_told(results, folder):
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "hangs"])
 def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promise):
+    """A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost or
+    waits for it, and the next sweep tells it all
+    """
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, send):
         sweep = start(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
@@ -55,14 +58,7 @@ def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promis
     gap = longest_gap(results)
     assert gap < LONGEST_GAP_S
     assert_all_is_told(results, tmp_path)
-    promise(
-        "A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost"
-        " or waits for it, and the next sweep tells it all",
-        servers=1,
-        cells_lost=0,
-        longest_between_two_cells=gap,
-        rest_of_the_sweep=took,
-    )
+    promise(servers=1, cells_lost=0, longest_between_two_cells=gap, rest_of_the_sweep=took)
 
 
 def hangs(request):
@@ -92,6 +88,9 @@ def drips(request):
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["nobody", hangs, dawdles, errs, drips])
 def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise):
+    """One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs one
+    line, or the slow one none; it is waited for when all is measured, a minute without an answer at most
+    """
     results = tmp_path / "runs"
 
     def sweep(address):
@@ -112,18 +111,12 @@ def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise
     gap = longest_gap(results)
     assert gap < LONGEST_GAP_S
     assert_all_is_told(results, tmp_path)
-    promise(
-        "One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs"
-        " one line, or the slow one none; it is waited for when all is measured, a minute without an answer at most",
-        servers=1,
-        cells_lost=0,
-        longest_between_two_cells=gap,
-        whole_sweep=took,
-    )
+    promise(servers=1, cells_lost=0, longest_between_two_cells=gap, whole_sweep=took)
 
 
 @pytest.mark.faults
 def test_ctrl_c_waits_for_no_server(tmp_path, promise):
+    """Ctrl-C waits for no tracking server"""
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, _), in_front_of(address, hangs) as front:
         assert answers(address)
@@ -135,4 +128,4 @@ def test_ctrl_c_waits_for_no_server(tmp_path, promise):
         took = time.monotonic() - sent
     assert sweep.returncode == 130 and "Traceback" not in err and "Exception" not in err, err
     assert took < 5
-    promise("Ctrl-C waits for no tracking server", signals=1, ended_within=took)
+    promise(signals=1, ended_within=took)

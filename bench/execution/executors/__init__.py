@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from bench.execution.executors import devices, ray, slurm
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Options, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Executor
 
@@ -20,7 +21,7 @@ def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
         MODULES[executor.name].require_usable(executor, todo)
 
 
-def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Have every cell of `todo` measured once; returns when each has a record that it had not before.
 
     Raises:
@@ -34,10 +35,11 @@ def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Call
         run_in_turn(runner, todo, callback)
 
 
-def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure one cell after the other, from this process."""
     for cell in todo:
         try:
-            runner.measure(cell, partial(callback.on_progress, cell), on_start=partial(callback.on_cell_start, cell))
+            options = Options(on_progress=partial(callback.on_progress, cell))
+            runner.measure(cell, options, on_start=partial(callback.on_cell_start, cell))
         finally:
             callback.on_cell_end(cell)

@@ -12,7 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from bench.execution.device_locks import core_sets
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Options, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices
 from bench.plan.machine import gpus_like_the_first, is_gpu
@@ -31,7 +32,7 @@ class Worker(NamedTuple):
     """None: all that this process may use."""
 
 
-def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure as many together as there are devices; what must be alone comes at the end, in turn."""
     workers = cpu_workers(settings.cores_per_worker) + gpu_workers(todo)
     # No signal reaches a worker's thread in the middle of saving.
@@ -66,7 +67,7 @@ def gpu_workers(cells: Sequence[Cell]) -> list[Worker]:
 class _Pool:
     """A thread for each worker; they take cells from one list. The callback is called in the thread that made this."""
 
-    def __init__(self, runner: Runner, callback: Callback) -> None:
+    def __init__(self, runner: Runner, callback: ProgressBar) -> None:
         self._runner, self._callback = runner, callback
         self._calls: queue.SimpleQueue[Callable[[], bool | None]] = queue.SimpleQueue()
         """What the workers have to tell; it gives True for a worker that has ended."""
@@ -120,14 +121,10 @@ class _Pool:
 
     def _measure(self, cell: Cell, worker: Worker) -> None:
         here = dataclasses.replace(cell, config={**cell.config, "device": worker.device})
+        tell = self._callback.on_progress
+        options = Options(on_progress=lambda far: self._calls.put(partial(tell, cell, far)), stop=self._stop)
         try:
-            self._runner.measure(
-                here,
-                lambda progress: self._calls.put(partial(self._callback.on_progress, cell, progress)),
-                on_start=partial(self._start, cell),
-                cores=worker.cores,
-                stop=self._stop,
-            )
+            self._runner.measure(here, options, on_start=partial(self._start, cell), cores=worker.cores)
         finally:
             with self._lock:
                 self._measuring.discard(threading.current_thread())

@@ -25,7 +25,8 @@ from bench.common.errors import ConfigError, UnfinishedError, one_line
 from bench.execution.device_locks import core_sets, pin_to_free_cores
 from bench.execution.executors import remote
 from bench.execution.interrupts import Interrupts
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
 from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
@@ -67,7 +68,7 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
             socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
 
 
-def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure as many together as the cluster has room for; a cell may be lost as often as `max_retries`."""
     if not todo:
         return
@@ -125,7 +126,7 @@ def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
 class Tasks:
     """The tasks of a sweep. They return nothing: whether a cell has ended, its record says."""
 
-    def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+    def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
         self._ray, self._settings, self._callback, self._todo = ray, settings, callback, todo
         self._arguments = str(runner.store.root.absolute()), runner.sweep_id, settings.num_cpus
         self._records = remote.NewRecords(runner, todo)

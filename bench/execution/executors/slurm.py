@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import secrets
 import shlex
 import shutil
@@ -24,7 +25,8 @@ from bench import measures
 from bench.common.errors import ConfigError, bounded, say
 from bench.execution.executors import remote
 from bench.execution.locks import hold
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Slurm
 from bench.records import plans
@@ -71,7 +73,7 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
             )
 
 
-def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Have the cells measured by jobs: those that are there already, then new ones. After Ctrl-C the jobs go on."""
     if not todo:
         remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
@@ -128,8 +130,8 @@ class Queue:
         if not (names := self.names()):
             return set()
         answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%j %K")
-        pairs = [line.split() for line in answer.splitlines()]
-        return {Task(name, int(number)) for name, number in pairs if name in names and number.isdigit()}
+        found = re.findall(r"^(\S+) (\d+)\s*$", answer, re.MULTILINE)
+        return {Task(name, int(number)) for name, number in found if name in names}
 
     def clear(self, active: Iterable[Task]) -> dict[Task, list[str]]:
         """Forget the arrays without an active task; returns the ids of the cells that each of these tasks has."""
@@ -207,7 +209,7 @@ class Submitter:
     """Submits jobs until each cell has a new record; `tasks` are there already, with the ids of their cells."""
 
     def __init__(
-        self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback, tasks: dict[Task, list[str]]
+        self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: ProgressBar, tasks: dict[Task, list[str]]
     ) -> None:
         self._queue, self._runner, self._callback, self._tasks = queue, runner, callback, tasks
         self._new = remote.NewRecords(runner, todo)

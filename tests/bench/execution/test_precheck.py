@@ -105,12 +105,6 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, changes, line, tmp_path
     assert str(refused.value).startswith(line.format(tmp_path))
 
 
-@pytest.mark.parametrize("inputs", [{"text": 5}, {"model": None}, {"text": ""}, {"window": 0}])
-def test_inputs_of_other_types_are_no_plan(inputs):
-    with pytest.raises(ConfigError, match=f"^inputs.{next(iter(inputs))}="):
-        a_cell("flash", inputs={"name": "pretrained", **inputs})
-
-
 def test_one_look_does_for_all_seeds(tmp_path, monkeypatch):
     asked = []
     real = processes.Child.send_line

@@ -1,7 +1,6 @@
 """Several devices of one machine at once: who may measure what, what is alone, and how it ends."""
 
 import dataclasses
-import itertools
 import os
 import signal
 import subprocess
@@ -31,6 +30,8 @@ def cell(number, device="cpu", benchmark="memory"):
 class Remembering:
     """Remembers how it was called."""
 
+    on_progress = None  # nothing tells how far it is
+
     def __init__(self, on_start=lambda cell: None):
         self.calls, self.on_start = [], on_start
 
@@ -49,9 +50,9 @@ class Pretended(Runner):
     deed: object = None
     measured: list = dataclasses.field(default_factory=list)
 
-    def measure(self, cell, on_progress=None, *, on_start, cores, stop):
+    def measure(self, cell, options, *, on_start, cores):
         self.measured.append((cell, cores))
-        self.deed(cell, on_start, stop)
+        self.deed(cell, on_start, options.stop)
 
 
 def pretended(tmp_path, deed=lambda cell, started, stop: started()):
@@ -199,17 +200,6 @@ def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
     # However many there are, together they may take what one alone may.
     share = psutil.virtual_memory().available / len(CORES)
     assert all(record.numerics["memory_limit_bytes"] < 0.95 * share for record in records)
-
-
-@two_cores
-@pytest.mark.commands
-def test_timings_take_turns_unless_somebody_asks_for_less(tmp_path):
-    result = bench(*arguments(tmp_path, "fake_placed", seeds="range(4)"), *TWO, FAKE_LOG=str(tmp_path / "log"), **FAKES)
-    assert result.returncode == 0, result.stderr
-    found = places(tmp_path)
-    by_time = [(float(each[0]), float(each[1])) for each in found]
-    assert len(found) == 4 and all(later > end for (_, end), (later, _) in itertools.pairwise(by_time))
-    assert not any(record.machine["beside_others"] for record in Store(tmp_path / "runs").load())
 
 
 @two_cores
