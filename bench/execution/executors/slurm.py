@@ -43,8 +43,8 @@ MAX_INTERRUPTIONS = 20
 # While no job has left any record, so many cells try again, alone: something else than the cells may be at fault.
 MAX_TRIAL_JOBS = 10
 POLL_S = 1.0
-# Between two looks at the queue: soon after something has happened, later as rarely as is polite to the controller.
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+# Between two looks at the queue, as rarely as is polite to the controller: records say earlier what has ended well.
+LOOK_S = 15.0
 
 
 class Task(NamedTuple):
@@ -224,37 +224,39 @@ class Submitter:
 
     def run(self) -> None:
         """Return when all cells have one."""
-        pause, next_look = SHORTEST_PAUSE_S, 0.0
+        next_look = 0.0
         while True:
             self._report()
             if not self._new.missing:
                 return
             if time.monotonic() >= next_look:
-                pause = SHORTEST_PAUSE_S if self._step() else min(pause * 1.5, LONGEST_PAUSE_S)
-                next_look = time.monotonic() + pause
+                self._look()
+                next_look = time.monotonic() + LOOK_S
             time.sleep(POLL_S)
 
     def _report(self) -> None:
         for cell in self._new.poll():
             self._callback.on_cell_end(cell)
 
-    def _step(self) -> bool:
-        """Look at the queue and submit the cells that no job has; returns whether anything has happened."""
+    def _look(self) -> None:
+        """Look at the queue and submit the cells that no job has."""
         try:
-            active = self._queue.active()
-        except SubmissionError as error:  # it is being restarted, or has too much to do
-            self._say_once(f"slurm: {error}; trying again")
-            return False
-        ended = self._tasks.keys() - active
-        self._report()
-        # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
-        for task in ended & self._ended_once:
-            self._note_end(task)
-        self._give_up()
-        self._ended_once = ended - self._ended_once
-        submitted = {cell_id for chunk in self._tasks.values() for cell_id in chunk}
-        idle = [cell for cell_id, cell in self._new.missing.items() if cell_id not in submitted]
-        return bool(idle and self._submit(idle)) or bool(ended)
+            ended = self._tasks.keys() - self._queue.active()
+            self._report()
+            # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
+            for task in ended & self._ended_once:
+                self._note_end(task)
+            self._give_up()
+            self._ended_once = ended - self._ended_once
+            submitted = {cell_id for chunk in self._tasks.values() for cell_id in chunk}
+            self._submit([cell for cell_id, cell in self._new.missing.items() if cell_id not in submitted])
+        except SubmissionError as error:
+            if not self._tasks and not self._last_task:
+                raise ConfigError(f"hydra/launcher=slurm: {error}") from None
+            line = f"slurm: {error}; trying again"  # it is being restarted, or has too much to do
+            if line != self._last_message:
+                say(line)
+            self._last_message = line
 
     def _count(self, chunk: Iterable[str]) -> int:
         return sum(self._new.counts[cell_id] for cell_id in chunk)
@@ -285,39 +287,22 @@ class Submitter:
             return f"interrupted in each of {MAX_INTERRUPTIONS} jobs"
         return None
 
-    def _submit(self, cells: Sequence[Cell]) -> bool:
-        try:
-            chunks = self._split(cells)
-            for start in range(0, len(chunks), MAX_TASKS):
-                array = chunks[start : start + MAX_TASKS]
-                for task, chunk in zip(self._queue.submit(array), array, strict=True):
-                    self._tasks[task] = [cell.cell_id for cell in chunk]
-                    self._counts_at_submission[task] = self._count(self._tasks[task])
-        except SubmissionError as error:
-            if not self._tasks and not self._last_task:
-                raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-            self._say_once(f"slurm: {error}; trying again")
-            return False
-        return bool(chunks)
+    def _submit(self, cells: Sequence[Cell]) -> None:
+        chunks = self._split(cells)
+        for start in range(0, len(chunks), MAX_TASKS):
+            array = chunks[start : start + MAX_TASKS]
+            for task, chunk in zip(self._queue.submit(array), array, strict=True):
+                self._tasks[task] = [cell.cell_id for cell in chunk]
+                self._counts_at_submission[task] = self._count(self._tasks[task])
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
         """The cells of each new job; a cell is alone in the last job that it may get, and costs no other."""
         if self._last_task and not self._any_job_worked:
             return [[cell] for cell in cells[: max(0, MAX_TRIAL_JOBS - len(self._tasks))]]
-        size = self._queue.settings.cells_per_job
-        alone = [
-            cell
-            for cell in cells
-            if max(self._failed_jobs[cell.cell_id], self._new.counts[cell.cell_id]) >= MAX_FAILED_JOBS - 1
-        ]
-        lonely = {cell.cell_id for cell in alone}
-        others = [cell for cell in cells if cell.cell_id not in lonely]
-        return [*(others[start : start + size] for start in range(0, len(others), size)), *([cell] for cell in alone)]
-
-    def _say_once(self, line: str) -> None:
-        if line != self._last_message:
-            self._last_message = line
-            say(line)
+        size, lost = self._queue.settings.cells_per_job, self._failed_jobs | self._new.counts
+        others = [cell for cell in cells if lost[cell.cell_id] < MAX_FAILED_JOBS - 1]
+        alone = [[cell] for cell in cells if lost[cell.cell_id] >= MAX_FAILED_JOBS - 1]
+        return [*(others[start : start + size] for start in range(0, len(others), size)), *alone]
 
 
 def _call(tool: str, *arguments: str, text: str = "") -> str:

@@ -211,7 +211,7 @@ class Pretended(Queue):
 def run_head(tmp_path, measure, monkeypatch, cells):
     """The sizes of the tasks in each array, and what became of the cells."""
     monkeypatch.setattr(executor, "POLL_S", 0.0)
-    monkeypatch.setattr(executor, "SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(executor, "LOOK_S", 0.0)
     sweep, runner = begun(tmp_path, f"seed=range({cells})")
     queue = Pretended(tmp_path / "slurm", lambda chunk: measure(runner, chunk), 5)
     Submitter(queue, runner, sweep.cells, SimpleNamespace(on_cell_end=lambda cell: None), {}).run()
