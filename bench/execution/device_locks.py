@@ -52,9 +52,6 @@ def hold_device(
         part_of: the UUID of the GPU that the device is a part of (MIG).
         what: the cell's title, for those who wait.
         say: told for whom this waits.
-
-    Raises:
-        ConfigError: the folder of the locks cannot be used.
     """
     folder = lock_folder()
     locks = [("machine", not alone)]  # and whether each is shared

@@ -196,7 +196,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
     top = root / "sys/fs/cgroup" / (controller if controller in groups else "")
     folder = top / groups.get(controller, groups.get("", "")).lstrip("/")
     # A container sees its own group at the top, of which the path is still that of the host.
-    folder = folder if folder.is_dir() and ".." not in folder.parts else top
+    folder = folder if os.path.isdir(folder) and ".." not in folder.parts else top
     return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))] if lines else []
 
 

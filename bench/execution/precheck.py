@@ -40,12 +40,9 @@ Answer = dict[str, str]
 
 
 def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
-    """The cells; those that a mechanism does not support have the reason why.
+    """The cells; those that a mechanism does not support have the reason why. Nothing is written to the `cache_dir`.
 
-    Args:
-        cells: of a plan.
-        cache_dir: where inputs are kept; nothing is written there.
-        elsewhere: whether they run on other machines, whose GPUs support what this one may not.
+    They may run `elsewhere`, on machines whose GPUs support what this one's may not.
 
     Raises:
         ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.

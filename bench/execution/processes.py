@@ -52,11 +52,7 @@ class Child:
             self.channel.sendall(line + b"\n")
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it came.
-
-        Raises:
-            LostServer: the server was killed meanwhile.
-        """
+        """Wait for its end; returns whether it came. Raises `LostServer` if the server was killed meanwhile."""
         if self.exit_code is None and (message := self.server.receive(seconds)) is not None:
             self.exit_code, self.cpu_s, self.tail = message
         return self.exit_code is not None
@@ -118,11 +114,7 @@ class Server:
             return Child(self, self.receive(None), ours)
 
     def receive(self, seconds: float | None) -> Any:
-        """The next message, or None when the time is over.
-
-        Raises:
-            LostServer: it has ended.
-        """
+        """The next message, or None when the time is over; raises `LostServer` if it has ended."""
         try:
             return self._channel.recv() if self._channel.poll(seconds) else None
         except (EOFError, ConnectionResetError):
@@ -148,16 +140,13 @@ class Server:
 def start(
     task: str, environment: Mapping[str, str], sources: Iterable[Source], *, inherited: Sequence[int] = ()
 ) -> Child:
-    """Start a child that runs the module `task` with today's sources.
+    """Start a child that runs the function `main` of the module `task`; raises `LostServer` if no server comes up.
 
     Args:
-        task: a module with a function `main`.
+        task: the module.
         environment: the child's.
         sources: files of code; a server that was started before one of them changed is replaced.
         inherited: descriptors that it holds open, beside those of its standard files.
-
-    Raises:
-        LostServer: the server for it does not come up.
     """
     servers: dict[str, Server] = _servers.__dict__.setdefault("all", {})
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

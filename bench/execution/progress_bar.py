@@ -26,7 +26,7 @@ class ProgressBar:
     Args:
         store: where the records are.
         total: how many cells are to be measured.
-        on_records: gets all records of a cell whenever it has ended, however that was; None: nobody.
+        on_records: gets all records of a cell whenever it has ended, however that was.
         on_progress: called now and then with how far a cell is.
         quiet: whether nothing is printed.
     """

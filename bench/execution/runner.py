@@ -154,10 +154,7 @@ class Runner:
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
         """Measure a cell, whose lock is held, in a process of its own; who interrupts that gets a record that says so.
 
-        Args:
-            cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
-            attempt: how many records this cell has, with this one.
-            options: how the process is run.
+        One that cannot be built gives an `unsupported` record, without a process. It is the cell's n-th `attempt`.
         """
         identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()

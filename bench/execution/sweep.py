@@ -59,15 +59,12 @@ class Sweep:
 def plan(
     composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str], executor: Executor | None = None
 ) -> Sweep:
-    """Validate every configuration of a sweep before anything is measured.
+    """Validate every configuration of a sweep before anything is measured; `ConfigError` about the first that is wrong.
 
     Args:
         composed: configurations, each with the variant of its mechanism.
         overrides: the command line, for the records.
         executor: what runs them; None: this process, one after the other.
-
-    Raises:
-        ConfigError: one line about the first configuration that cannot be run.
     """
     executor = executor or Cells()
     forget()  # a notebook plans again after an edit
@@ -101,7 +98,7 @@ def run_sweep(
         on_progress: told how far a cell is now and then.
 
     Raises:
-        ConfigError: the results folder, the folder of the device's lock or the executor cannot be used.
+        ConfigError: a folder or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     check_folder(sweep.settings.results_dir)
@@ -146,11 +143,7 @@ def run_sweep(
 
 
 def preview(sweep: Sweep) -> str:
-    """`dry_run=true`: the cells that are missing and the time that they may take; nothing is measured or written.
-
-    Raises:
-        ConfigError: a cell that a mechanism or the inputs refuse.
-    """
+    """`dry_run=true`: the cells that are missing and the time that they may take; nothing is measured or written."""
     store = Results(sweep.settings.results_dir)
     missing, _ = outstanding(store, sweep, _attempts(store, sweep))
     missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))

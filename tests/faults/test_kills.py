@@ -7,6 +7,8 @@ import time
 import pytest
 from aftermath import Sweep, kill_one, lines
 
+pytestmark = pytest.mark.faults
+
 KILLS = 50
 BATCHES = 10
 # Python's own start, in which nobody can answer a signal.
@@ -53,7 +55,6 @@ def survive_kills(folder, kills, rng, **settings):
     return orphaned_for
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
     """`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of their
@@ -70,13 +71,6 @@ def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, bat
     )
 
 
-@pytest.mark.slow
-@pytest.mark.commands
-def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path):
-    survive_kills(tmp_path, 3, random.Random(0), cells=2, attention="odd_family")
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize("batch", range(2))
 def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, batch, promise):
     """`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again"""
@@ -131,7 +125,6 @@ SIGNALS = {
 }
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise):
     """Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second
@@ -156,7 +149,6 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
     )
 
 
-@pytest.mark.faults
 def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
     """A second Ctrl-C, within half a second, is as quiet"""
     rng, settings = random.Random(1), {"cells": 3, "attention": "odd_family"}
@@ -169,7 +161,6 @@ def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
     promise(interrupted=times, none="tracebacks orphans")
 
 
-@pytest.mark.faults
 def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
     """`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before"""
     sweep = Sweep(tmp_path, cells=3)

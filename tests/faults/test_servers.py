@@ -11,6 +11,8 @@ from tracking_server import a_free_port, answers, finished, in_front_of, mlflow_
 
 from bench.records.store import Store
 
+pytestmark = pytest.mark.faults
+
 CELLS = 6
 SWEEP = [word for word in TINY if "min_sample" not in word] + [
     "bench.min_sample_ms=300",
@@ -38,7 +40,6 @@ def assert_all_is_told(results, folder):
     assert len(Store(results).load()) == CELLS
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "hangs"])
 def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promise):
     """A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost or
@@ -85,7 +86,6 @@ def drips(request):
     return True
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["nobody", hangs, dawdles, errs, drips])
 def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise):
     """One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs one
@@ -114,7 +114,6 @@ def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise
     promise(servers=1, cells_lost=0, longest_between_two_cells=gap, whole_sweep=took)
 
 
-@pytest.mark.faults
 def test_ctrl_c_waits_for_no_server(tmp_path, promise):
     """Ctrl-C waits for no tracking server"""
     results = tmp_path / "runs"

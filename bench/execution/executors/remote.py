@@ -34,11 +34,7 @@ def begin(runner: Runner, todo: Sequence[Cell]) -> None:
 
 
 def load(results_dir: Path, sweep_id: str) -> tuple[Runner, list[Cell]]:
-    """What is to do: the runner of the sweep, and the cells.
-
-    Raises:
-        PlanError: there is nothing to do, or no plan.
-    """
+    """What is to do: the runner of the sweep, and the cells; `PlanError` where there is nothing to do, or no plan."""
     plan = plans.load(results_dir, sweep_id)
     try:
         fields = json.loads(read_file(round_file(results_dir, sweep_id)))

@@ -107,10 +107,7 @@ def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Progres
 class Queue:
     """The jobs of a sweep, found by their names: a process that submitted them may be gone.
 
-    Args:
-        settings: what they ask for.
-        folder: `slurm` beside the sweep's plan, with a file for each array that says which cells its tasks have.
-        sweep_id: of the plan.
+    In `folder`, beside the sweep's plan, a file for each array says which cells its tasks have.
     """
 
     def __init__(self, settings: Slurm, folder: Path, sweep_id: str) -> None:
@@ -122,11 +119,7 @@ class Queue:
         return sorted(file.stem for file in self.folder.glob(f"{self._prefix}*.json"))
 
     def active(self) -> set[Task]:
-        """The tasks that wait or run.
-
-        Raises:
-            SubmissionError: the controller does not answer.
-        """
+        """The tasks that wait or run; `SubmissionError` if the controller does not answer."""
         if not (names := self.names()):
             return set()
         answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%j %K")
@@ -149,11 +142,7 @@ class Queue:
         self.clear(())
 
     def submit(self, chunks: Sequence[Sequence[Cell]]) -> list[Task]:
-        """Submit an array with a task for each chunk.
-
-        Raises:
-            SubmissionError: Slurm does not take it.
-        """
+        """Submit an array with a task for each chunk; `SubmissionError` if Slurm does not take it."""
         name = f"{self._prefix}{secrets.token_hex(3)}"
         file = self.folder / f"{name}.json"
         # Before its jobs: if this process is killed in between, it has submitted nothing, or all.

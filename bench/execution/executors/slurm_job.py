@@ -29,9 +29,7 @@ TRY_AGAIN = 75
 def main(file: Path, index: int) -> int:
     """Measure, on several GPUs together if there are as many; returns the exit code.
 
-    Args:
-        file: RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
-        index: of this one.
+    The file is RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
     """
     interrupts = Interrupts()
     results_dir, sweep_id = file.parents[3], file.parents[1].name
