@@ -29,32 +29,6 @@ def sleep_until(moment, process):
     return process.poll() is None
 
 
-def kill_at(seconds, sweep):
-    """Start a sweep, kill its supervisor only, and wait for what it started; returns for how long."""
-    process = sweep.start()
-    try:
-        sleep_until(time.monotonic() + seconds, process)
-    finally:
-        process.kill()
-        process.communicate()
-    return sweep.wait_for_orphans()
-
-
-def survive_kills(folder, kills, rng, **settings):
-    """Kill that many sweeps, each once, each then undisturbed; returns the longest that an orphan lived."""
-    duration, orphaned_for = undisturbed_seconds(folder / "undisturbed", **settings), 0.0
-    for kill in range(kills):
-        sweep = Sweep(folder / str(kill), **settings)
-        orphaned_for = max(orphaned_for, kill_at(rng.uniform(0, duration), sweep))
-        before = {record.record_id: record for record in sweep.records()}
-        sweep.assert_goes_on()
-        after = {record.record_id: record for record in sweep.records()}
-        assert before.items() <= after.items() and len(after) == sweep.cells
-        if settings.get("tracking") == "mlflow":
-            assert sweep.mirrored() == dict.fromkeys(after, "FINISHED")
-    return orphaned_for
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
     """`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of their
@@ -63,12 +37,22 @@ def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, bat
     rng = random.Random(batch)
     # Five with MLflow, which makes a sweep long.
     settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
-    orphaned_for = survive_kills(tmp_path, KILLS // BATCHES, rng, **settings)
-    promise(
-        kills=KILLS // BATCHES,
-        all_processes_gone_within=orphaned_for,
-        none="lost torn measured_twice orphans left_over",
-    )
+    duration, orphaned_for = undisturbed_seconds(tmp_path / "undisturbed", **settings), 0.0
+    for kill in range(KILLS // BATCHES):
+        sweep = Sweep(tmp_path / str(kill), **settings)
+        process = sweep.start()
+        sleep_until(time.monotonic() + rng.uniform(0, duration), process)
+        process.kill()
+        process.communicate()
+        orphaned_for = max(orphaned_for, sweep.wait_for_orphans())
+        before = {record.record_id: record for record in sweep.records()}
+        sweep.assert_goes_on()
+        after = {record.record_id: record for record in sweep.records()}
+        assert before.items() <= after.items() and len(after) == sweep.cells
+        if batch == 0:
+            assert sweep.mirrored() == dict.fromkeys(after, "FINISHED")
+    none = "lost torn measured_twice orphans left_over"
+    promise(kills=KILLS // BATCHES, all_processes_gone_within=orphaned_for, none=none)
 
 
 @pytest.mark.parametrize("batch", range(2))
@@ -142,11 +126,8 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
         sweep.records()
         if each % 3 == 0:
             sweep.assert_goes_on()
-    promise(
-        signals=sum(each is not None for each in took),
-        ended_within=max((each for each in took if each is not None), default=0.0),
-        none="tracebacks orphans",
-    )
+    ended = [each for each in took if each is not None]
+    promise(signals=len(ended), ended_within=max(ended, default=0.0), none="tracebacks orphans")
 
 
 def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
