@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from bench.common.errors import one_line
-from bench.execution.preview import preview
 from bench.execution.ranks import follows
-from bench.execution.sweep import Sweep, exit_code, plan, require_any_supported, run_sweep
+from bench.execution.sweep import Sweep, exit_code, plan, preview, require_any_supported, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.executors import Executor

@@ -33,15 +33,16 @@ Figures = dict[str, int | float]
 
 @pytest.fixture
 def promise(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Says what a test marked `faults` promises and what it measured: `promise("nothing is lost", kills=5, lost=0)`.
+    """Says what a test marked `faults` has measured: `promise(kills=5, none="lost")`; its docstring is the promise.
 
-    Whole numbers are counts, which parametrized tests add up; floats are seconds, of which the longest is shown.
-    A test calls it once, at its end.
+    `none` names what there was none of. Whole numbers are counts, which parametrized tests add up; floats are seconds,
+    of which the longest is shown. A test calls it once, at its end.
     """
     assert request.node.get_closest_marker("faults"), "only tests marked `faults` are on the page"
 
-    def say(text: str, **figures: int | float) -> None:
-        request.node.user_properties.append((KEY, (text, figures)))
+    def say(none: str = "", **figures: int | float) -> None:
+        text = " ".join(request.function.__doc__.split())
+        request.node.user_properties.append((KEY, (text, {**figures, **dict.fromkeys(none.split(), 0)})))
 
     return say
 

@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)
     sweep = planned(given.results, given.sweep)
-    if remote.in_progress(Path(given.results), sweep.sweep_id):
+    if remote.round_file(Path(given.results), sweep.sweep_id).exists():
         records = launch(sweep, print_table)
         if records:
             say_figures(sweep)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -22,7 +24,7 @@ import torch
 import attention_zoo
 from attention_zoo.ops import launching
 from bench import measures
-from bench.execution import process_group
+from bench.execution.forkserver import kill_descendants
 from bench.measures.context import CellContext
 from bench.measures.progress import Progress
 from bench.plan.sources import changed
@@ -42,20 +44,18 @@ def main() -> None:
     faulthandler.register(signal.SIGTERM, chain=True)
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         job = json.loads(stdin.readline())
-    process_group.become_subreaper()
-    process_group.limit_threads()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     attention_zoo.import_plugins()
-    folder = Path(job["folder"])
-    limit = limit_memory(job["config"], job["memory_share"], job["machine_bytes"])
-    result = measure_cell(job["config"], Path(job["cache_dir"]), folder / "progress", Path(job["checkpoints"]), limit)
+    config, folder, kept = job["config"], Path(job["folder"]), Path(job["results_dir"])
+    limit = limit_memory(config, job["memory_share"], job["machine_bytes"])
+    checkpoints = kept / "training" / job["cell"]
+    result = measure_cell(config, kept / "inputs", folder / "progress", checkpoints, limit)
     if (file := changed(job["sources"])) is not None:
         reason = f"code changed during the sweep: {file}; run the sweep again"
         result |= {"status": "error", "reason": reason, "phase": "teardown", "measurements": {}}
     code = 0
     try:
-        encoded = json.dumps(result, allow_nan=False).encode()
-        write_atomically(folder / "result.json", encoded)
+        write_atomically(folder / "result.json", json.dumps(result, allow_nan=False).encode())
     except OSError as error:
         code = UNWRITTEN + (error.errno or 0) % UNWRITTEN_ERRORS
     _end(code)
@@ -74,23 +74,19 @@ def _end(code: int) -> NoReturn:
     """End with everything that was started here."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
-    process_group.kill_descendants()
+    kill_descendants()
     # Tearing the interpreter down while a thread waits takes time or aborts.
     os._exit(code)
 
 
 def measure_cell(
-    config: dict[str, Any],
-    cache_dir: Path,
-    progress_file: Path,
-    checkpoints: Path | None = None,
-    limit: int | None = None,
+    config: dict[str, Any], cache_dir: Path, progress: Path, checkpoints: Path | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """Measure in this process; every exception becomes a status."""
-    progress = ProgressFile(progress_file)
-    if config["device"] == "cuda":
-        progress.listen()
-    context = CellContext(config, cache_dir, limit, progress.note, checkpoints)
+    file = ProgressFile(progress)
+    if config["device"] == "cuda" and launching.HAS_TRITON:  # which says how long each kernel took
+        importlib.import_module("triton").knobs.compilation.listener = file.compiled
+    context = CellContext(config, cache_dir, limit, file.note, checkpoints)
     result: dict[str, Any] = {"status": "ok", "reason": None, "phase": None}
     try:
         result["measurements"] = measures.load(config["bench"]).measure(context)
@@ -112,13 +108,6 @@ class ProgressFile:
 
     def __init__(self, file: Path) -> None:
         self.file, self.progress = file, Progress()
-
-    def listen(self) -> None:
-        """Let Triton say how long each kernel took."""
-        if launching.HAS_TRITON:
-            from triton import knobs
-
-            knobs.compilation.listener = self.compiled
 
     def note(self, progress: Progress) -> None:
         """How far the cell is now."""
@@ -149,10 +138,6 @@ def limit_memory(config: dict[str, Any], share: float = 1.0, machine_bytes: int 
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, wanted * GIB / total))
         return int(wanted * GIB)
-    try:
-        import resource
-    except ImportError:
-        return None
     available = psutil.virtual_memory().available
     free = int(USABLE_SHARE * share * min(available, machine_bytes or available))
     limit = free if wanted is None else int(wanted * GIB)
@@ -161,19 +146,12 @@ def limit_memory(config: dict[str, Any], share: float = 1.0, machine_bytes: int 
     benchmark = measures.find(config["bench"].get("name"))
     if benchmark is not None and benchmark.judges_memory:
         limit = free
-    used, (_, hard) = _data_bytes(), resource.getrlimit(resource.RLIMIT_DATA)
+    memory, (_, hard) = psutil.Process().memory_info(), resource.getrlimit(resource.RLIMIT_DATA)
+    used = getattr(memory, "data", memory.vms)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard - used)
     resource.setrlimit(resource.RLIMIT_DATA, (used + limit, hard))
     return limit
-
-
-def _data_bytes() -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
-    except (OSError, StopIteration):
-        return psutil.Process().memory_info().vms
 
 
 def _numerics(context: CellContext) -> dict[str, Any]:
@@ -189,7 +167,3 @@ def _numerics(context: CellContext) -> dict[str, Any]:
         "memory_limit_bytes": context.memory_limit,
         "implementations": context.implementations,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -17,8 +17,6 @@ from bench.records import own
 
 # Not the folder for temporary files, which may differ between users and between jobs.
 FOLDER = "/tmp/attention-zoo-slots"
-# A child inherits each lock, and a message to the process that forks it takes 253 descriptors.
-MAX_CORE_LOCKS = 240
 _last_cores: tuple[int, ...] | None = None  # those that `pin_to_free_cores` chose
 
 
@@ -41,7 +39,11 @@ def hold_device(
     what: str,
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, ...]]:
-    """Hold a device for a cell.
+    """Hold a device for a cell; yields the locks' descriptors, which the cell's child inherits.
+
+    All take the locks in one order. A cell that must be alone keeps nobody out while it waits: behind a training of
+    hours, all other devices would stand idle. It waits for a moment in which nothing is measured, at the latest the
+    end of the sweeps that run.
 
     Args:
         device_id: `cpu`, or the UUID of a GPU or of a part of one.
@@ -50,18 +52,16 @@ def hold_device(
         part_of: the UUID of the GPU that the device is a part of (MIG).
         what: the cell's title, for those who wait.
         say: told for whom this waits.
-
-    Yields:
-        The locks' descriptors, which the cell's child inherits.
-
-    Raises:
-        ConfigError: the folder of the locks cannot be used.
     """
     folder = lock_folder()
+    locks = [("machine", not alone)]  # and whether each is shared
+    if not alone and device_id == "cpu":
+        locks += [(f"core-{core}", False) for core in sorted(_usable() if cores is None else cores)]
+    elif not alone:
+        locks += [(device_id, False)] if part_of is None else [(part_of, True), (device_id, False)]
     with contextlib.ExitStack() as stack:
         yield tuple(
-            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared))
-            for name, shared in _locks(device_id, alone, cores, part_of)
+            stack.enter_context(hold(folder / f"{name}.lock", what, say, shared=shared)) for name, shared in locks
         )
 
 
@@ -73,8 +73,7 @@ def memory_share(cores: Collection[int] | None) -> float:
 def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
     """The cores that this process may use, in sets of a size.
 
-    Raises:
-        ConfigError: there are fewer, or no way to choose them; `setting` named the size.
+    Raises `ConfigError`, with the setting, where there are fewer or no way to choose them.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if size > len(usable):
@@ -86,10 +85,7 @@ def core_sets(size: int, setting: str) -> list[tuple[int, ...]]:
 def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
     """Run on a set of cores of this machine that no other process has chosen; on the first one where all are taken.
 
-    It only chooses: what keeps others from a core is a device's lock.
-
-    Raises:
-        ConfigError: as `core_sets` and `lock_folder`.
+    It only chooses: what keeps others from a core is a device's lock. Raises as `core_sets` and `lock_folder`.
     """
     global _last_cores
     before, sets = _usable(), core_sets(size, setting)
@@ -107,12 +103,9 @@ def pin_to_free_cores(size: int, setting: str) -> Iterator[tuple[int, ...]]:
 
 
 def lock_folder() -> Path:
-    """The folder of the devices' locks, for all users, sweeps and results folders.
+    """The folder of the devices' locks, for all users, sweeps and results folders; `ConfigError` where it is no use.
 
     ATTENTION_ZOO_SLOTS names another one, for jobs that are known not to disturb each other.
-
-    Raises:
-        ConfigError: it cannot be used.
     """
     name = os.environ.get("ATTENTION_ZOO_SLOTS", FOLDER)
     folder = Path(name)
@@ -127,27 +120,6 @@ def lock_folder() -> Path:
             f"ATTENTION_ZOO_SLOTS={name}: {error.strerror}; must be a folder that every user may write to"
         ) from None
     return folder
-
-
-def _locks(
-    device_id: str, alone: bool, cores: Collection[int] | None, part_of: str | None
-) -> Iterator[tuple[str, bool]]:
-    """The locks of a cell, by name, and whether it shares them, in the one order that all take them in.
-
-    A cell that must be alone keeps nobody out while it waits: behind a training of hours, all other devices would
-    stand idle. It waits for a moment in which nothing is measured, at the latest the end of the sweeps that run.
-    """
-    used = sorted(_usable() if cores is None else cores)
-    if alone or (device_id == "cpu" and len(used) > MAX_CORE_LOCKS):
-        yield "machine", False
-        return
-    yield "machine", True
-    if device_id == "cpu":
-        yield from ((f"core-{core}", False) for core in used)
-        return
-    if part_of is not None:
-        yield part_of, True
-    yield device_id, False
 
 
 def _usable() -> Collection[int]:

@@ -4,39 +4,35 @@ It measures nothing, starts no thread and touches no GPU: a child that it forks 
 nothing. It runs one child at a time. When that has ended, it kills and reaps what the child has left, also what has
 left the child's session. It ends when the sweep does, with everything below it.
 
-`multiprocessing.forkserver` is no replacement: it serves one environment for a whole process, and leaves a child's own
-children alive.
+`multiprocessing.forkserver` is no replacement: it serves one environment for a whole process, imports the user's script
+in every child, and leaves a child's own children alive.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
-import hashlib
 import importlib
-import json
 import os
 import pkgutil
 import random
 import resource
-import select
-import socket
-import subprocess
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Iterator
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
 from typing import Any, NoReturn
 
+import psutil
+
 from bench.common.errors import ConfigError, bounded
-from bench.execution import process_group
 
 # A notebook that measures nothing more need not keep a process; the next cell brings another.
 IDLE_S = 120.0
 PLUGINS = "ATTENTION_ZOO_PLUGINS"
-PACKAGES = ("attention_zoo", "bench")
-# What Linux takes in one message.
-MAX_DESCRIPTORS = 253
 # Of what a child prints, the end is kept.
 TAIL_BYTES = 4000
 PIPE_BYTES = 1 << 16
@@ -48,14 +44,16 @@ TASKS = ("bench.execution.child", "bench.execution.precheck")
 # As in `python -m`, but for the search path, which may be one that only the asking process knows.
 START = "import sys; sys.path[:] = sys.argv[2:]; from bench.execution import forkserver; forkserver.{}(sys.argv[1])"
 
+PR_SET_CHILD_SUBREAPER = 36
+ENDED_WITHIN_S = 30.0
+# Of one cell: far above what compilers and loaders of data start, far below what harms a machine.
+MAX_THREADS = 4096
+
 
 def forks() -> bool:
     """Whether children are forked here, or started from nothing: macOS does not allow the first.
 
-    ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds.
-
-    Raises:
-        ConfigError: it asks for something else.
+    ATTENTION_ZOO_START=spawn asks for the second, to compare or where a library minds; what else it says is refused.
     """
     method = os.environ.get("ATTENTION_ZOO_START", "fork")
     if method not in ("fork", "spawn"):
@@ -64,39 +62,50 @@ def forks() -> bool:
 
 
 def serve(descriptor: str) -> NoReturn:
-    """Answer requests on a socket: the first line says what is loaded, then one `pid` and one `ended` for each.
+    """Answer requests on a connection: None when all is loaded, then a process's number and how it ended for each.
 
-    A request is one line `{"task": module, "cwd": folder, "standard": n}` with the descriptors of the child's first n
-    standard files, and of files that it keeps open. The other standard files are one pipe; the end of what is written
-    there returns with `ended`, as does `cpu_s`, what the child and all that it started have computed.
+    A request is a task (a module), a folder and a number of descriptors, which follow: the child's standard input, and
+    files that it keeps open. What it prints goes to a pipe, whose end here stays open.
     """
-    channel = socket.socket(fileno=int(descriptor))
-    process_group.become_subreaper()
-    _send(channel, loaded=_load() if forks() else {})
-    while (request := _next_request(channel)) is not None:
-        before, output = _computed_s(), _Output()
-        pid = _start(*request, output, channel)
-        _send(channel, pid=pid)
-        code = _wait(pid, channel, output)
-        process_group.kill_descendants()
-        if code is None:
-            break
-        _send(channel, ended=code, tail=output.tail(), cpu_s=_computed_s() - before)
-        output.close()
+    channel = Connection(int(descriptor))
+    become_subreaper()
+    if forks():
+        _load()
+    output, printed = os.pipe()
+    os.set_blocking(output, False)
+    channel.send(None)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the sweep is gone
+        while channel.poll(IDLE_S):
+            task, folder, count = channel.recv()
+            descriptors = [recv_handle(channel) for _ in range(count)]
+            before, pid = _computed_s(), os.fork()
+            if pid == 0:
+                _run_child(task, folder, descriptors, printed, [channel.fileno(), output])
+            for each in descriptors:
+                os.close(each)
+            channel.send(pid)
+            code, tail = _wait(pid, channel, output)
+            if code is None:
+                break
+            kill_descendants()
+            text = _read(output, tail).decode(errors="replace")
+            channel.send((code, _computed_s() - before, text))
+    kill_descendants()
     os._exit(0)
 
 
 def run(task: str) -> None:
-    """Run a task in this process: the child that is not forked."""
+    """Run a task in this process, and bound what it starts."""
+    become_subreaper()
+    limit_threads()
     importlib.import_module(task).main()
 
 
-def _load() -> dict[str, str]:
-    """Import all that cells have in common; returns the hash of each file of it, by its name in its package.
+def _load() -> None:
+    """Import all that cells have in common.
 
     Plugins are left to the child: they may start threads, and they change while a notebook lives.
     """
-    before = dict(_hashes())
     plugins = os.environ.pop(PLUGINS, None)
     for name in (*TASKS, "bench.measures"):
         importlib.import_module(name)
@@ -109,42 +118,6 @@ def _load() -> dict[str, str]:
         os.environ[PLUGINS] = plugins
     gc.collect()
     gc.freeze()
-    # What was edited meanwhile may have been loaded in either state: no hash is its hash.
-    return {name: digest if before.get(name) == digest else "" for name, digest in _hashes()}
-
-
-def _hashes() -> Iterator[tuple[str, str]]:
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            for file in Path(folder).rglob("*.py"):
-                name = file.relative_to(Path(folder).parent).as_posix()
-                yield name, hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-class _Output:
-    """A pipe for what a child prints. Its writing end stays open here too, so that reading it never comes to an end."""
-
-    def __init__(self) -> None:
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self._tail = b""
-
-    def fileno(self) -> int:
-        return self._read_end
-
-    def read(self) -> None:
-        """Take what is there; never waits."""
-        with contextlib.suppress(BlockingIOError):
-            self._tail = (self._tail + os.read(self._read_end, PIPE_BYTES))[-TAIL_BYTES:]
-
-    def tail(self) -> str:
-        self.read()
-        return self._tail.decode(errors="replace")
-
-    def close(self) -> None:
-        os.close(self._read_end)
-        os.close(self.write_end)
 
 
 def _computed_s() -> float:
@@ -153,63 +126,32 @@ def _computed_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _send(channel: socket.socket, **message: Any) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        channel.sendall(json.dumps(message).encode() + b"\n")
+def _read(output: int, tail: bytes) -> bytes:
+    """The end of what was printed so far; never waits."""
+    with contextlib.suppress(BlockingIOError):
+        tail = (tail + os.read(output, PIPE_BYTES))[-TAIL_BYTES:]
+    return tail
 
 
-def _next_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    if not select.select([channel], [], [], IDLE_S)[0]:
-        return None
-    with contextlib.suppress(ConnectionResetError):
-        line, descriptors, _, _ = socket.recv_fds(channel, 65536, MAX_DESCRIPTORS)
-        if line:
-            return json.loads(line), descriptors
-    return None
-
-
-def _start(request: dict[str, Any], descriptors: list[int], output: _Output, channel: socket.socket) -> int:
-    count = request["standard"]
-    standard = [*descriptors[:count], *[output.write_end] * (3 - count)]
-    try:
-        if not forks():
-            return _spawn(request, standard, descriptors[count:])
-        if pid := os.fork():
-            return pid
-        _run_fork(request, standard, [*descriptors[:count], channel.detach(), output.fileno(), output.write_end])
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _spawn(request: dict[str, Any], standard: list[int], inherited: list[int]) -> int:
-    stdin, stdout, stderr = standard
-    process = subprocess.Popen(
-        [sys.executable, "-c", START.format("run"), request["task"], *sys.path],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        cwd=request["cwd"],
-        pass_fds=inherited,
-        start_new_session=True,
-    )
-    process.returncode = 0  # reaped elsewhere
-    return process.pid
-
-
-def _run_fork(request: dict[str, Any], standard: list[int], unneeded: list[int]) -> NoReturn:
-    """The child that is forked."""
+def _run_child(task: str, folder: str, descriptors: list[int], printed: int, unneeded: list[int]) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        for number, descriptor in enumerate(standard):
+        for number, descriptor in enumerate((descriptors[0], printed, printed)):
             os.dup2(descriptor, number)
-        for descriptor in unneeded:
+        for descriptor in (descriptors[0], printed, *unneeded):
             os.close(descriptor)
         with contextlib.suppress(OSError):  # it may be gone
-            os.chdir(request["cwd"])
-        _draw_new_seeds()
-        run(request["task"])
+            os.chdir(folder)
+        if not forks():
+            for descriptor in descriptors[1:]:
+                os.set_inheritable(descriptor, True)
+            os.execv(sys.executable, [sys.executable, "-c", START.format("run"), task, *sys.path])
+        # A process that is started from nothing has random generators of its own.
+        random.seed()
+        sys.modules["numpy"].random.seed()
+        sys.modules["torch"].default_generator.seed()
+        run(task)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -221,39 +163,67 @@ def _run_fork(request: dict[str, Any], standard: list[int], unneeded: list[int])
         os._exit(code)
 
 
-def _draw_new_seeds() -> None:
-    """A process that is started from nothing has random generators of its own."""
-    import numpy
-    import torch
-
-    random.seed()
-    numpy.random.seed()
-    torch.default_generator.seed()
-
-
-def _wait(pid: int, channel: socket.socket, output: _Output) -> int | None:
-    """The exit code of a child (negative: its signal); None if the sweep is gone first."""
-    with _end_of(pid) as end:
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            sources: list[socket.socket | _Output | int] = [channel, output, *end]
-            readable, _, _ = select.select(sources, [], [], None if end else POLL_S)
-            if output in readable:
-                output.read()
-            if channel in readable:  # nothing is asked while a child runs: it was closed
-                return None
-    process_group.kill_group(pid)  # before it is reaped, so that the number is still its own
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@contextlib.contextmanager
-def _end_of(pid: int) -> Iterator[list[int]]:
-    """A descriptor that is readable when a process has ended, where the system has such (Linux)."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        yield []
-        return
-    try:
-        yield [descriptor]
-    finally:
+def _wait(pid: int, channel: Connection, output: int) -> tuple[int | None, bytes]:
+    """The exit code of a child (negative: its signal; None if the sweep is gone first), and the end of its output."""
+    sources: list[Any] = [channel, output]
+    with contextlib.suppress(AttributeError, OSError):  # not every system has such
+        sources.append(os.pidfd_open(pid))
+    tail = b""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        ready = wait(sources, None if sources[2:] else POLL_S)
+        if output in ready:
+            tail = _read(output, tail)
+        if channel in ready:  # nothing is asked while a child runs: it was closed
+            return None, tail
+    for descriptor in sources[2:]:
         os.close(descriptor)
+    kill_group(pid)  # before it is reaped, so that the number is still its own
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tail
+
+
+def become_subreaper() -> None:
+    """Stay the ancestor of all that is started below, also of what leaves the session or outlives its parent."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def limit_threads() -> None:
+    """Bound the processes and threads that this user may have; the system does not bind root."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/loadavg") as file:
+            most = int(file.read().split()[3].partition("/")[2]) + MAX_THREADS
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        if soft == resource.RLIM_INFINITY or most < soft:
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process with its process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process with its process group, and all that is below it, also what has left the group."""
+    below = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(pid).children(recursive=True)
+    kill_group(pid)
+    _kill(below)
+
+
+def kill_descendants() -> None:
+    """Kill all that is below this process, and what appears meanwhile; returns when nothing is left."""
+    deadline = time.monotonic() + ENDED_WITHIN_S
+    with contextlib.suppress(ChildProcessError):  # nothing is left
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                with contextlib.suppress(psutil.Error):
+                    _kill(psutil.Process().children(recursive=True))
+                time.sleep(0.01)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

@@ -6,15 +6,13 @@ It is read outside of the cell's process, before it is told to begin and after i
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 # What others may take of the cores that a cell runs on, in cores. On an idle machine they take less than 0.02; a
 # neighbour that computes takes most of one.
@@ -37,10 +35,10 @@ MAX_WATTS = 1000.0
 # What control groups of version 1 say for no limit is a number near 2^63.
 NO_LIMIT = 2**60
 CPUSET_FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
-
+MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
+CORES = r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*"
 BUSY = (0, 1, 2, 5, 6)  # columns of /proc/stat: user, nice, system, irq, softirq; those of guests are in the first two
 STOLEN = 7
-
 
 # By what they count for: what appears or disappears meanwhile counts for nothing.
 Counters = dict[str, float]
@@ -66,43 +64,41 @@ class Reading:
 
 
 def read(root: Path = Path("/")) -> Reading:
-    """The host now, for the cores that this thread may use.
-
-    Args:
-        root: a folder with the files of another machine.
-    """
-    allowed = _or_none(lambda: _line_after(root / "proc/thread-self/status", "Cpus_allowed_list:"))
-    cores = _or_none(lambda: _cores(allowed or "")) or frozenset()
+    """The host now, for the cores that this thread may use; `root` may hold the files of another machine."""
+    allowed = _first(root / "proc/thread-self/status", rf"^Cpus_allowed_list:\s*({CORES})$")
+    cores = _cores(allowed) if allowed else frozenset()
     files = [root / f"sys/devices/system/cpu/cpu{core}" for core in sorted(cores)]
-    load = _or_none(lambda: [float(word) for word in (root / "proc/loadavg").read_text().split()[:3]])
-    ticks = _or_none(lambda: _ticks(root, cores)) or {}
+    loads = _all(root / "proc/loadavg", r"\A([\d.]+) ([\d.]+) ([\d.]+) ")
+    ticks = {
+        core: [int(column) / os.sysconf("SC_CLK_TCK") for column in columns.split()]
+        for core, columns in _all(root / "proc/stat", rf"^cpu(\d+)((?: \d+){{{STOLEN + 1},}})")
+        if int(core) in cores
+    }
+    waited = _number(root / "proc/pressure/cpu", r"^some .*total=(\d+)$")
+    throttled = {file: _number(file) for folder in files for file in (folder / "thermal_throttle").glob("*_count")}
     return Reading(
         at=time.monotonic(),
         own_s=time.thread_time(),
         state={
-            "load": load or (list(psutil.getloadavg()) if root == Path("/") else None),
-            "governors": sorted({text for file in files if (text := _text(file / "cpufreq/scaling_governor"))}) or None,
-            "mhz": _or_none(lambda: _mhz(root, files, cores)),
+            "load": [float(load) for load in loads[0]] if loads else None,
+            "governors": sorted({text for file in files if (text := _first(file / "cpufreq/scaling_governor"))})
+            or None,
+            "mhz": _mhz(root, files, cores),
         },
-        limits={"cores": allowed if cores else None, "control_group": _control_group_limits(root)},
+        limits={"cores": allowed, "control_group": _control_group_limits(root)},
         counters={
             "busy_s": {core: sum(columns[column] for column in BUSY) for core, columns in ticks.items()},
             "stolen_s": {core: columns[STOLEN] for core, columns in ticks.items()},
             "held_up_s": _held_up_s(root),
-            "waited_s": _or_none(lambda: _waited(root)) or {},
-            "slowdowns": _or_none(lambda: _slowdowns(files)) or {},
+            "waited_s": {} if waited is None else {"some": waited / 1e6},
+            "slowdowns": {str(file): count for file, count in throttled.items() if count is not None},
         },
-        packages=_or_none(lambda: _packages(root)) or {},
+        packages=_packages(root),
     )
 
 
 def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, Any]:
-    """What a record says of the host.
-
-    Args:
-        before: read when the cell began.
-        after: read when it had ended.
-        cell_s: what all its processes have computed; None if nobody knows.
+    """What a record says of the host, by readings of when a cell began and had ended, and what it computed, if known.
 
     Returns:
         `{"before", "after", "limits", "during"}`; `during` is of the cell's cores, in seconds: `seconds` it took,
@@ -121,14 +117,9 @@ def between(before: Reading, after: Reading, cell_s: float | None) -> dict[str, 
 
 
 def disturbances(host: Mapping[str, Any], device_state: Mapping[str, Any]) -> list[str]:
-    """Why the times of a cell may not be those of a quiet machine.
+    """Why the times of a cell may not be those of a quiet machine: texts `what` or `what: how much`.
 
-    Args:
-        host: what `between` gave.
-        device_state: of the cell's record; empty for a CPU.
-
-    Returns:
-        Texts `what` or `what: how much`; empty for a quiet machine, and for one that says nothing.
+    `host` is what `between` gave, `device_state` the record's, empty for a CPU. A machine may say nothing.
     """
     cores, during = len(_cores(host["limits"]["cores"] or "0")), host["during"]
     seconds, own = during["seconds"], during.get("own_s", 0.0)
@@ -158,79 +149,63 @@ def _of_gpu(device_state: Mapping[str, Any], seconds: float) -> list[str]:
     return [*found, f"other processes on the GPU: {others}"] if others else found
 
 
+def _first(file: Path, pattern: str = r"(\S+)") -> str | None:
+    """What the group of a pattern first finds in a file; None where there is no such."""
+    return next(iter(_all(file, pattern)), None)
+
+
+def _all(file: Path, pattern: str) -> list[Any]:
+    try:
+        return re.findall(pattern, file.read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return []
+
+
+def _number(file: Path, pattern: str = r"\A(-?\d+)$") -> int | None:
+    return None if (text := _first(file, pattern)) is None else int(text)
+
+
 def _control_group_limits(root: Path) -> dict[str, Any]:
     """The tightest limits of this process's control group and those that it is in; None where there is none.
 
-    Args:
-        root: `/`, or a folder with the files of another machine.
-
-    Returns:
-        `{"cpus": processors' worth of time, "memory_bytes", "cores": such as `0-3`}`.
+    `cpus` are processors' worth of time, `cores` such as `0-3`.
     """
-    cores = (_text(folder / name) for folder in _groups(root, "cpuset") for name in CPUSET_FILES)
+    cores = [_first(folder / name) for folder in _groups(root, "cpuset") for name in CPUSET_FILES]
+    memory = [_number(folder / name) for folder in _groups(root, "memory") for name in MEMORY_FILES]
     return {
         "cpus": min(filter(None, map(_cpu_limit, _groups(root, "cpu"))), default=None),
-        "memory_bytes": min(filter(None, map(_memory_limit, _groups(root, "memory"))), default=None),
+        "memory_bytes": min((limit for limit in memory if limit and limit < NO_LIMIT), default=None),
         "cores": next(filter(None, cores), None),
     }
 
 
 def _held_up_s(root: Path) -> Counters:
     """For how long each of these control groups had to wait so far because its time was used up."""
-    seconds = {str(folder): _or_none(partial(_throttled_s, folder)) for folder in _groups(root, "cpu")}
-    return {folder: value for folder, value in seconds.items() if value is not None}
-
-
-def _throttled_s(folder: Path) -> float:
-    fields = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-    return int(fields["throttled_usec"]) / 1e6 if "throttled_usec" in fields else int(fields["throttled_time"]) / 1e9
+    seconds = {}
+    for file in (folder / "cpu.stat" for folder in _groups(root, "cpu")):
+        for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # of versions 2 and 1
+            if (count := _number(file, rf"^{name} (\d+)$")) is not None:
+                seconds[str(file.parent)] = count / per_second
+    return seconds
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
     """The folder of this process's control group (version 1 or 2), then those of its ancestors."""
-    try:
-        lines = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
-        groups = {name: path for _, names, path in lines for name in names.split(",")}
-        top = root / "sys/fs/cgroup" / (controller if controller in groups else "")
-        folder = top / groups.get(controller, groups.get("", "")).lstrip("/")
-        # A container sees its own group at the top, of which the path is still that of the host.
-        folder = folder if folder.is_dir() and ".." not in folder.parts else top
-    except (OSError, ValueError):
-        return []
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
+    lines = _all(root / "proc/self/cgroup", r"^\d+:([^:]*):(.*)$")
+    groups = {name: path for names, path in lines for name in names.split(",")}
+    top = root / "sys/fs/cgroup" / (controller if controller in groups else "")
+    folder = top / groups.get(controller, groups.get("", "")).lstrip("/")
+    # A container sees its own group at the top, of which the path is still that of the host.
+    folder = folder if os.path.isdir(folder) and ".." not in folder.parts else top
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))] if lines else []
 
 
 def _cpu_limit(folder: Path) -> float | None:
-    if (text := _text(folder / "cpu.max")) is not None:
-        quota, _, period = text.partition(" ")
+    if limits := _all(folder / "cpu.max", r"\A(\d+) (\d+)$"):
+        quota, period = map(int, limits[0])
     else:
-        quota, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
-    limit = _or_none(lambda: int(quota) / int(period))
-    return limit if limit is None or limit > 0 else None
-
-
-def _memory_limit(folder: Path) -> int | None:
-    limit = _or_none(lambda: int(_text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""))
-    return limit if limit is None or limit < NO_LIMIT else None
-
-
-def _or_none(ask: Callable[[], Any]) -> Any:
-    """The answer; None where the machine does not give it, or not as expected."""
-    try:
-        return ask()
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, StopIteration):
-        return None
-
-
-def _text(file: Path) -> str | None:
-    text: str | None = _or_none(lambda: file.read_text().strip())
-    return text
-
-
-def _line_after(file: Path, start: str) -> str:
-    """What follows these characters in the line that they begin."""
-    lines = file.read_text().splitlines()
-    return next(line.removeprefix(start).strip() for line in lines if line.startswith(start))
+        quota, period = _number(folder / "cpu.cfs_quota_us") or 0, _number(folder / "cpu.cfs_period_us") or 0
+    return quota / period if quota > 0 and period > 0 else None
 
 
 def _grown(before: Counters, after: Counters) -> float | None:
@@ -244,43 +219,22 @@ def _cores(ranges: str) -> frozenset[int]:
     return frozenset(core for first, _, last in ends for core in range(int(first), int(last or first) + 1))
 
 
-def _ticks(root: Path, cores: frozenset[int]) -> dict[str, list[float]]:
-    """The columns of /proc/stat in seconds, by core."""
-    per_second, names = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in cores}
-    lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
-    columns = {line[0]: [int(ticks) / per_second for ticks in line[1:]] for line in lines if line and line[0] in names}
-    return {core: values for core, values in columns.items() if len(values) > STOLEN}
-
-
 def _mhz(root: Path, files: list[Path], cores: frozenset[int]) -> list[float] | None:
-    clocks = [int(text) / 1e3 for file in files if (text := _text(file / "cpufreq/scaling_cur_freq"))]
+    clocks = [number / 1e3 for file in files if (number := _number(file / "cpufreq/scaling_cur_freq"))]
     if not clocks:  # a virtual machine may still say
-        blocks = [block for block in (root / "proc/cpuinfo").read_text().split("\n\n") if "cpu MHz" in block]
-        pairs = [dict(line.split(":", 1) for line in block.splitlines() if ":" in line) for block in blocks]
-        fields = [{key.strip(): value.strip() for key, value in pair.items()} for pair in pairs]
-        clocks = [float(each["cpu MHz"]) for each in fields if int(each["processor"]) in cores]
+        told = _all(root / "proc/cpuinfo", r"^processor\s*: (\d+)$(?s:.*?)^cpu MHz\s*: ([\d.]+)$")
+        clocks = [float(mhz) for core, mhz in told if int(core) in cores]
     return [min(clocks), statistics.median(clocks), max(clocks)] if clocks else None
-
-
-def _waited(root: Path) -> Counters:
-    """Seconds in which some task waited for a core."""
-    return {"some": int(_line_after(root / "proc/pressure/cpu", "some ").rpartition("total=")[2]) / 1e6}
-
-
-def _slowdowns(files: list[Path]) -> Counters:
-    names = ("core_throttle_count", "package_throttle_count")
-    counters = [file / "thermal_throttle" / name for file in files for name in names]
-    return {str(counter): int(text) for counter in counters if (text := _text(counter))}
 
 
 def _packages(root: Path) -> dict[str, tuple[int, int]]:
     packages = {}
     for folder in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         # Its parts, such as the cores, are listed beside it.
-        if (_text(folder / "name") or "").startswith("package"):
-            energy, largest = _text(folder / "energy_uj"), _text(folder / "max_energy_range_uj")
+        if (_first(folder / "name") or "").startswith("package"):
+            energy, largest = _number(folder / "energy_uj"), _number(folder / "max_energy_range_uj")
             if energy and largest:  # for root only, as a rule
-                packages[folder.name] = int(energy), int(largest)
+                packages[folder.name] = energy, largest
     return packages
 
 

@@ -27,19 +27,16 @@ class Interrupts:
     @contextmanager
     def caught(self, *others: signal.Signals) -> Iterator[None]:
         """Turn these signals, and others, into `KeyboardInterrupt`."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (*signals.TO_END, *others) if in_main_thread else ()
-        before = {number: signal.getsignal(number) for number in numbers}
-        changed = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        for number in changed:
+        numbers = (*signals.TO_END, *others) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+        for number in before:
             signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number in changed:
+            for number, handler in before.items():
                 # By now there is something to be ended.
-                earlier = before[number]
-                signal.signal(number, signal.default_int_handler if earlier is signals.leave else earlier)
+                signal.signal(number, signal.default_int_handler if handler is signals.leave else handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -35,19 +35,10 @@ SLURM_VARIABLES = {
 
 @contextlib.contextmanager
 def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = False) -> Iterator[int]:
-    """Hold a lock file; wait without limit, and after a second say for whom.
+    """Hold a lock file, or share it; yields its descriptor. Waits without limit; after a second `say` is told for whom.
 
     The operating system frees the lock when the holder dies, and with it every process that inherited the descriptor:
-    what a killed sweep was measuring lives on for a moment.
-
-    Args:
-        path: of the lock file.
-        what: what is done meanwhile, for those who wait.
-        say: told for whom this waits.
-        shared: hold it together with others that do so.
-
-    Yields:
-        The lock's descriptor.
+    what a killed sweep was measuring lives on for a moment. `what` is done meanwhile, for those who wait.
     """
     valid = False
     while not valid:
@@ -55,7 +46,7 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
         try:
             _acquire(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, what, say)
             # A lock on a file that was removed meanwhile keeps nobody out.
-            if valid := _is_at(descriptor, path):
+            if valid := os.fstat(descriptor).st_nlink > 0:
                 _sign(descriptor, what)
                 yield descriptor
         finally:
@@ -68,16 +59,10 @@ def hold(path: Path, what: str, say: Callable[[str], None], *, shared: bool = Fa
 def try_lock(descriptor: int) -> Iterator[bool]:
     """Lock an open file if nobody holds its lock; yields whether it is locked here. In the end it is closed.
 
-    Raises:
-        OSError: its file system has no locks, for example NFS without its lock daemon.
+    Raises OSError where its file system has no locks, for example NFS without its lock daemon.
     """
     try:
-        locked = True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        yield locked
+        yield _locked(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
 
@@ -85,9 +70,8 @@ def try_lock(descriptor: int) -> Iterator[bool]:
 def holder(path: Path) -> dict[str, Any] | None:
     """Who holds a lock file, not shared, at this moment; None if nobody does. Nobody waits for this look.
 
-    Returns:
-        `host`, `pid`, `what` is done, when that `started` (UTC), and its scheduler's `job`, if any. Another user
-        may have written anything; nothing at all is in it where that was lost.
+    `host`, `pid`, `what` is done, when that `started` (UTC), and its scheduler's `job`, if any; or whatever another
+    user has written, or nothing.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -95,21 +79,13 @@ def holder(path: Path) -> dict[str, Any] | None:
         return None
     try:
         # Shared: two that look at once do not take each other for holders.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _signature(descriptor)
-    else:
-        return None
+        return None if _locked(descriptor, fcntl.LOCK_SH) else _signature(descriptor)
     finally:
         os.close(descriptor)
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock file that every user may hold; it is made if it is not there.
-
-    Raises:
-        OSError: something else is there.
-    """
+    """The descriptor of a lock file that every user may hold, made if it is missing; else OSError."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
         # Linux refuses O_CREAT for another user's file in a folder that all may write to.
@@ -134,45 +110,37 @@ def scheduler_job() -> dict[str, str] | None:
     return {"scheduler": "ray", "host": socket.gethostname(), **ids}
 
 
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock an open file if that can be had at once; returns whether."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def _acquire(descriptor: int, kind: int, what: str, say: Callable[[str], None]) -> None:
     end_of_silence = time.monotonic() + SILENT_S
-    while time.monotonic() < end_of_silence:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    while not _locked(descriptor, kind):
+        if time.monotonic() >= end_of_silence:
+            say(f"{what}: waiting for {_named(_signature(descriptor))}")
+            fcntl.flock(descriptor, kind)
             return
         time.sleep(POLL_S)
-    say(f"{what}: waiting for {_named(_signature(descriptor))}")
-    fcntl.flock(descriptor, kind)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _sign(descriptor: int, what: str) -> None:
     """Write who holds the lock; of several that share it, the last one stands there."""
-    signature = {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "what": bounded(what),
-        "started": datetime.now(UTC).isoformat(),
-        "job": scheduler_job(),
-    }
-    line = json.dumps(signature).encode() + b"\n"
+    signature = {"host": socket.gethostname(), "pid": os.getpid(), "what": bounded(what), "job": scheduler_job()}
+    line = json.dumps({**signature, "started": datetime.now(UTC).isoformat()}).encode() + b"\n"
     with contextlib.suppress(OSError):  # the disk may be full, and this is a courtesy to those who wait
         os.pwrite(descriptor, line, 0)
         os.ftruncate(descriptor, len(line))
 
 
 def _signature(descriptor: int) -> dict[str, Any]:
-    line = os.pread(descriptor, SIGNATURE_BYTES, 0).partition(b"\n")[0]
-    try:
-        signature = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
+    signature = None
+    with contextlib.suppress(ValueError, RecursionError):
+        signature = json.loads(os.pread(descriptor, SIGNATURE_BYTES, 0).partition(b"\n")[0])
     return signature if isinstance(signature, dict) else {}
 
 

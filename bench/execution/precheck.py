@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import re
-import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +20,10 @@ import attention_zoo
 from bench import inputs
 from bench.common.errors import ConfigError, one_line
 from bench.common.mechanism import build_attention
-from bench.execution import child, process_group, processes
-from bench.execution.cell_process import child_environment
+from bench.execution import child, processes
+from bench.execution.runner import child_environment
 from bench.plan.cell import Cell
 from bench.plan.machine import is_gpu
-from bench.plan.sources import Source
 
 ANSWERS_WITHIN_S = {"attention": 10.0, "inputs": 60.0}
 # What an answer depends on; a seed does not decide whether a mechanism can be built.
@@ -35,18 +33,16 @@ KEYS = {
 }
 # An error that refuses a setting names it first; other errors are the cell's own.
 SETTING = re.compile(r"[\w.]+[=:]")
+LONGEST_ANSWER = 1 << 16
 
 Answer = dict[str, str]
 """`{"refused": line}`, `{"unsupported": reason}`, or empty where nothing is wrong or nothing is known."""
 
 
 def check_cells(cells: Sequence[Cell], cache_dir: Path, *, elsewhere: bool = False) -> list[Cell]:
-    """The cells; those that a mechanism does not support have the reason why.
+    """The cells; those that a mechanism does not support have the reason why. Nothing is written to the `cache_dir`.
 
-    Args:
-        cells: of a plan.
-        cache_dir: where inputs are kept; nothing is written there.
-        elsewhere: whether they run on other machines, whose GPUs support what this one may not.
+    They may run `elsewhere`, on machines whose GPUs support what this one's may not.
 
     Raises:
         ConfigError: a hyperparameter that a mechanism refuses, inputs that cannot be read or do not fit.
@@ -59,14 +55,13 @@ class _Checker:
     def __init__(self, cache_dir: Path, elsewhere: bool) -> None:
         self._cache_dir, self._elsewhere = str(cache_dir.absolute()), elsewhere
         self._answers: dict[str, Answer] = {}
-        self._unanswered: set[str] = set()
         self._child: processes.Child | None = None
 
     def check(self, cell: Cell) -> Cell:
         against = cell.config["bench"].get("against", ())
         reasons = []
         for config in (cell.config, *({**cell.config, **other} for other in against)):
-            answer = self._ask("attention", config, cell.sources)
+            answer = self._ask("attention", config, cell)
             if "refused" in answer:
                 key = answer["refused"].split("=", 1)[0]
                 raise ConfigError(f"{'attention.' * (key in config['attention'])}{answer['refused']}")
@@ -75,77 +70,57 @@ class _Checker:
         if reasons:
             return dataclasses.replace(cell, unsupported="; ".join(reasons))
         if "task" not in cell.config and inputs.source(cell.config["inputs"]).is_read:
-            answer = self._ask("inputs", cell.config, cell.sources)
+            answer = self._ask("inputs", cell.config, cell)
             if "refused" in answer:
                 raise ConfigError(answer["refused"])
         return cell
 
-    def _ask(self, kind: str, config: dict[str, Any], sources: Sequence[Source]) -> Answer:
+    def _ask(self, kind: str, config: dict[str, Any], cell: Cell) -> Answer:
         settings = {key: config[key] for key in KEYS[kind]}
         question = json.dumps({"kind": kind, "cache_dir": self._cache_dir, **settings}, sort_keys=True)
         name = f"{kind} {config[kind]['name']}"
-        if question not in self._answers:
-            answer = None if name in self._unanswered else self._answer(question, kind, config["device"], sources)
-            if answer is None:  # the same hanging constructor is not waited for at every length
-                self._unanswered.add(name)
-            self._answers[question] = answer or {}
-        return self._answers[question]
-
-    def _answer(self, question: str, kind: str, device: str, sources: Sequence[Source]) -> Answer | None:
+        for known in (question, name):
+            if known in self._answers:
+                return self._answers[known]
+        answer, answers = {}, name  # the same hanging constructor is not waited for at every length
         try:
             if self._child is None:
-                self._start(device, sources)
-            assert self._child is not None
+                environment = child_environment("cpu" if self._elsewhere else cell.config["device"])
+                self._child = processes.start(__name__, environment, cell.sources)
             self._child.send_line(question.encode())
-            if select.select([self._replies], [], [], ANSWERS_WITHIN_S[kind])[0] and (line := self._replies.readline()):
-                answer: Answer = json.loads(line)
-                return answer
-        except (processes.LostServer, ValueError):  # a mechanism may even have written there
-            pass
-        self.close()
-        return None
-
-    def _start(self, device: str, sources: Sequence[Source]) -> None:
-        replies, stdout = os.pipe()
-        self._replies = os.fdopen(replies, "rb")
-        try:
-            environment = child_environment("cpu" if self._elsewhere else device)
-            self._child = processes.start(__name__, environment, sources, outputs=[stdout])
-        finally:
-            os.close(stdout)
+            self._child.channel.settimeout(ANSWERS_WITHIN_S[kind])
+            answer, answers = json.loads(self._child.channel.recv(LONGEST_ANSWER)), question
+        except (processes.LostServer, OSError, ValueError):
+            self.close()
+        self._answers[answers] = answer
+        return answer
 
     def close(self) -> None:
         if self._child is not None:
             self._child.end()
-            self._replies.close()
             self._child = None
 
 
 def main() -> None:
-    """The child: answers the questions on its standard input, each with a line."""
-    # Mechanisms may print.
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    process_group.become_subreaper()
-    process_group.limit_threads()
+    """The child: answers the questions on its standard input, each with a line there."""
+    replies = os.fdopen(os.dup(0), "w")
     attention_zoo.import_plugins()
     child.limit_memory({"device": "cpu", "bench": {}})
     for line in sys.stdin:
-        print(json.dumps(_try(json.loads(line))), file=replies, flush=True)
+        print(json.dumps(_try(**json.loads(line))), file=replies, flush=True)
 
 
-def _try(question: dict[str, Any]) -> Answer:
-    builds = question["kind"] == "attention"
+def _try(kind: str, cache_dir: str, **config: Any) -> Answer:
+    refusals: tuple[type[Exception], ...] = (ValueError,)
     try:
-        if builds:
-            build_attention({**question, "seed": 0})
+        if kind == "attention":
+            build_attention({**config, "seed": 0})
         else:
-            inputs.check(question, Path(question["cache_dir"]))
+            refusals = (ValueError, ConnectionError, ModuleNotFoundError)
+            inputs.check(config, Path(cache_dir))
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
     except BaseException as error:  # a constructor may raise what it likes
-        refusals = ValueError if builds else (ValueError, ConnectionError, ModuleNotFoundError)
-        line = one_line(error)
-        if isinstance(error, refusals) and SETTING.match(line):
-            return {"refused": line}
+        if isinstance(error, refusals) and SETTING.match(one_line(error)):
+            return {"refused": one_line(error)}
     return {}

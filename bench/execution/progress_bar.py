@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -22,12 +21,12 @@ LOG_INTERVAL_S = 60.0
 
 
 class ProgressBar:
-    """Shows what an executor reports, and passes it on; a `Callback`.
+    """Shows what an executor reports, always from the thread that runs the sweep, and passes it on.
 
     Args:
         store: where the records are.
         total: how many cells are to be measured.
-        on_records: gets all records of a cell whenever it has ended, however that was; None: nobody.
+        on_records: gets all records of a cell whenever it has ended, however that was.
         on_progress: called now and then with how far a cell is.
         quiet: whether nothing is printed.
     """
@@ -36,26 +35,20 @@ class ProgressBar:
         self,
         store: Store,
         total: int,
-        on_records: Callable[[Sequence[Record]], None] | None,
-        on_progress: Callable[[Cell, Progress], None],
-        *,
-        quiet: bool,
+        on_records: Callable[[Sequence[Record]], None] | None = None,
+        on_progress: Callable[[Cell, Progress], None] = lambda cell, progress: None,
+        quiet: bool = False,
     ) -> None:
         self._store, self._quiet = store, quiet
         self._on_records, self._pass_on_progress = on_records, on_progress
         self._running: dict[str, str] = {}
         self._total, self._ended, self._last_line = total, 0, time.monotonic()
         self._terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total, unit="cell", disable=quiet or not (total and self._terminal), mininterval=0.5, maxinterval=0.5
-        )
+        hidden = quiet or not (total and self._terminal)
+        self._bar = tqdm(total=total, unit="cell", disable=hidden, mininterval=0.5, maxinterval=0.5)
 
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar away."""
         self._bar.close()
 
     def on_cell_start(self, cell: Cell) -> None:
@@ -75,7 +68,10 @@ class ProgressBar:
     def on_cell_end(self, cell: Cell) -> None:
         """It has a new record, or was interrupted before it could have one."""
         self._running.pop(cell.cell_id, None)
-        records = self._records(cell.cell_id)
+        records: list[Record] = []
+        # What cannot be read must not hide why the sweep ends.
+        with contextlib.suppress(OSError) if sys.exc_info()[1] else contextlib.nullcontext():
+            records = self._store.of_cell(cell.cell_id)
         if self._on_records:
             self._on_records(records)
         if records and records[-1].status != "interrupted":
@@ -84,13 +80,6 @@ class ProgressBar:
             if not self._quiet:
                 say(line(records[-1]) + ("" if self._terminal else f"  ({self._ended} of {self._total})"))
         self._describe()
-
-    def _records(self, cell_id: str) -> list[Record]:
-        if sys.exc_info()[1] is None:
-            return self._store.of_cell(cell_id)
-        with contextlib.suppress(OSError):  # it must not hide why the sweep ends
-            return self._store.of_cell(cell_id)
-        return []
 
     def _describe(self) -> None:
         titles = list(self._running.values())

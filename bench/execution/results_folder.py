@@ -7,7 +7,6 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common.errors import ConfigError
@@ -25,11 +24,7 @@ ANY = re.compile(".+")
 
 
 def check_folder(results_dir: str) -> None:
-    """See, as far as that can be seen without writing, that results can be kept there.
-
-    Raises:
-        ConfigError: they cannot, or it is somebody else's folder.
-    """
+    """Raise `ConfigError` where results cannot be kept, as far as that can be seen without writing."""
     path = Path(results_dir)
     try:
         while not _exists(path):
@@ -65,17 +60,18 @@ def prepare_folder(results_dir: str) -> None:
             raise
         raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
-    written = [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
-    written += [(root, TOP)]
+    written = [(root, TOP)]
+    written += [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
     written += [(folder, TRAINED) for folder in folders(root / "training", CELL)]
-    for path in (path for folder, form in written for path in unfinished(folder, form)):
-        with _if_free(path) as free:
-            if free:
-                path.unlink(missing_ok=True)
-    for path in folders(root / "scratch", CELL):
-        with _if_free(root / "locks" / f"{path.name}.lock") as free:
-            if free:
+    # Each with the file that whoever still needs it has locked.
+    left = [(path, path) for folder, form in written for path in unfinished(folder, form)]
+    left += [(path, root / "locks" / f"{path.name}.lock") for path in folders(root / "scratch", CELL)]
+    for path, lock in left:
+        with contextlib.suppress(OSError), try_lock(os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)) as free:
+            if free and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
+            elif free:
+                path.unlink()
 
 
 def _exists(path: Path) -> bool:
@@ -92,15 +88,3 @@ def _unusable(results_dir: str, error: Exception) -> ConfigError:
     if place in FOLDERS:
         reason = f"{place}: {reason}"
     return ConfigError(f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one")
-
-
-@contextlib.contextmanager
-def _if_free(path: Path) -> Iterator[bool]:
-    """Whether a file is there and nobody holds its lock; if so, it is held here meanwhile."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        yield False
-        return
-    with try_lock(descriptor) as free:
-        yield free

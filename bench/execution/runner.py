@@ -1,11 +1,14 @@
-"""Measures the cells of a sweep: each once, whoever else measures the same sweep, and always with a record."""
+"""Measures the cells of a sweep in processes of their own: each once, whoever else measures the same, with a record."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import os
 import secrets
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -13,15 +16,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attention_zoo
 from bench import measures
-from bench.common.errors import one_line, say
-from bench.execution import cell_process, host_state
-from bench.execution.cell_process import Options, child_environment
+from bench.common.errors import one_line, say, scrubbed
+from bench.common.quiet import QUIET
+from bench.execution import host_state, processes
+from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.device_locks import hold_device, memory_share, needs_quiet
 from bench.execution.locks import hold, scheduler_job
+from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.code import code_identity
@@ -29,24 +34,37 @@ from bench.plan.machine import gpu, machine
 from bench.plan.resources import THIS_MACHINE, Resources
 from bench.plan.sources import digest
 from bench.records.files import decode, encode
+from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record, RecordError
 from bench.records.store import Store, latest
 from bench.records.summary import summarised
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
+SHORTLY_S = 0.5
 
 
-class Callback(Protocol):
-    """Follows a sweep; it is always called from the thread that runs the sweep."""
+@dataclass(frozen=True)
+class Options:
+    """How a cell's process is run.
 
-    def on_cell_start(self, cell: Cell) -> None:
-        """A cell is being measured."""
+    Attributes:
+        locks: descriptors of locks that the child keeps if this process is killed.
+        memory_share: what part of the machine's memory is for the cell.
+        on_progress: called now and then with how far the cell is.
+        stop: interrupts the cell when it is set, as Ctrl-C does.
+        scratch: where the child's files lie, if another process measures the same cell in the usual place.
+    """
 
-    def on_progress(self, cell: Cell, progress: Progress) -> None:
-        """How far it is."""
+    locks: Sequence[int] = ()
+    memory_share: float = 1.0
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    scratch: Path | None = None
 
-    def on_cell_end(self, cell: Cell) -> None:
-        """It has a new record, or was interrupted."""
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` if the cell is to stop."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
@@ -86,20 +104,18 @@ class Runner:
     def measure(
         self,
         cell: Cell,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        options: Options | None = None,
         *,
         on_start: Callable[[], None] = lambda: None,
         cores: Collection[int] | None = None,
-        stop: threading.Event | None = None,
     ) -> Record:
         """Measure a cell, or wait for another sweep that does; returns its record.
 
         Args:
             cell: one that is to be measured.
-            on_progress: called now and then with how far it is.
+            options: how; its locks and share of the memory are chosen here.
             on_start: called when all locks are held.
             cores: the processors of this worker; None: all that this process may use.
-            stop: interrupts it, as a signal does in the main thread.
 
         Raises:
             KeyboardInterrupt: after the interrupted cell's record was saved.
@@ -116,45 +132,39 @@ class Runner:
                     return latest(attempts)[cell.cell_id]
                 on_start()
                 share = 1.0 if self.alone(cell) else memory_share(cores)
-                try:
-                    record = self.run_cell(cell, len(attempts) + 1, Options(locks, share, on_progress, stop))
-                except KeyboardInterrupt as interrupt:
-                    if (interrupted := getattr(interrupt, "record", None)) is not None:
-                        with contextlib.suppress(OSError):  # a full disk must not hide the interrupt
-                            self.save(interrupted)
-                    raise
-            self.save(record)
+                options = dataclasses.replace(options or Options(), locks=locks, memory_share=share)
+                record = self.run_cell(cell, len(attempts) + 1, options)
+            interrupted = record.status == "interrupted"
+            hides_nothing = contextlib.suppress(OSError) if interrupted else contextlib.nullcontext()  # a full disk
+            with self.defer_interrupts(), hides_nothing:
+                self.store.write(record)
+        if interrupted:
+            raise KeyboardInterrupt
         return record
 
     def follow(self, cell: Cell, scratch: Path) -> Record:
         """Take part in a cell that another process leads."""
         shared = cell.config["device"] == "cpu"
         with contextlib.nullcontext(()) if shared else self._hold_device(cell, None) as locks:
-            return self.run_cell(cell, options=Options(locks, scratch=scratch))
-
-    def save(self, record: Record) -> None:
-        """Write a record, whoever interrupts."""
-        with self.defer_interrupts():
-            self.store.write(record)
+            record = self.run_cell(cell, options=Options(locks, scratch=scratch))
+        if record.status == "interrupted":
+            raise KeyboardInterrupt
+        return record
 
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
-        """Measure a cell, whose lock is held, in a process of its own.
+        """Measure a cell, whose lock is held, in a process of its own; who interrupts that gets a record that says so.
 
-        Args:
-            cell: what to measure. One that cannot be built gives an `unsupported` record without a process.
-            attempt: how many records this cell has, with this one.
-            options: how the process is run.
-
-        Raises:
-            KeyboardInterrupt: the user interrupted; its attribute `record` holds the `interrupted` record.
+        One that cannot be built gives an `unsupported` record, without a process. It is the cell's n-th `attempt`.
         """
         identity = self.identity(cell, attempt, cell.config["device"])
         started, clock = datetime.now(UTC), time.perf_counter()
-        interrupt: KeyboardInterrupt | None = None
+        result: dict[str, Any] = {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
         try:
-            result = self._result(cell, options or Options())
-        except KeyboardInterrupt as error:
-            interrupt, result = error, {"status": "interrupted", "reason": "interrupted by the user"}
+            if cell.unsupported is None:
+                # Absolute: a mechanism may change the child's working directory.
+                result = run_process(cell, self.store.root.absolute(), self.resources, options or Options())
+        except KeyboardInterrupt:
+            result = {"status": "interrupted", "reason": "interrupted by the user"}
         duration = time.perf_counter() - clock
         if result["status"] == "ok" and measures.get(cell.config["bench"]["name"]).timed:
             reasons = host_state.disturbances(result["host_state"], result["device_state"])
@@ -170,19 +180,13 @@ class Runner:
             **identity,
             **result,
         )
-        if interrupt is not None:
-            interrupt.record = record  # type: ignore[attr-defined]
-            raise interrupt
         return readable(record)
 
     def identity(self, cell: Cell, attempt: int, device: str) -> dict[str, Any]:
-        """The fields of a new record that say what it is of, where and by which code, as of now.
-
-        Args:
-            cell: what is measured.
-            attempt: how many records this cell has, with this one.
-            device: one of this machine.
-        """
+        """The fields of a new record that say what it is of, on which device of this machine and by which code."""
+        mechanisms = [cell.config, *cell.config["bench"].get("against", ())]
+        infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
+        facts = ("approximates", "exact", "size")
         return {
             "record_id": secrets.token_hex(16),
             "cell_id": cell.cell_id,
@@ -191,27 +195,13 @@ class Runner:
             "config": cell.config,
             "overrides": self.overrides,
             "code": {**code_identity(), "sources_sha256": digest(cell.sources)},
-            "mechanisms": _mechanisms(cell.config),
+            "mechanisms": {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()},
             "machine": {
                 **machine(device, self.resources),
                 "beside_others": needs_quiet(cell) and not self.timings_alone,
                 "job": scheduler_job(),
             },
         }
-
-    def _result(self, cell: Cell, options: Options) -> dict[str, Any]:
-        if cell.unsupported is not None:
-            return {"status": "unsupported", "reason": cell.unsupported, "phase": "setup"}
-        results_dir = self.store.root.absolute()  # a mechanism may change the child's working directory
-        folder = options.scratch or results_dir / "scratch" / cell.cell_id[:16]
-        shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
-        folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
-        folder.mkdir()
-        try:
-            environment = child_environment(cell.config["device"], self.resources)
-            return cell_process.measure(cell, folder, results_dir, environment, options)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _hold_device(self, cell: Cell, cores: Collection[int] | None) -> AbstractContextManager[Sequence[int]]:
         if cell.unsupported is not None:
@@ -232,8 +222,95 @@ def readable(record: Record) -> Record:
         return summarised(failed)
 
 
-def _mechanisms(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    mechanisms = [config, *config["bench"].get("against", ())]
-    infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
-    facts = ("approximates", "exact", "size")
-    return {label: {fact: getattr(info, fact) for fact in facts} for label, info in infos.items()}
+def child_environment(device: str, resources: Resources = THIS_MACHINE) -> dict[str, str]:
+    """The environment of a child that measures on the device of a resolved configuration."""
+    environment = {**os.environ, **QUIET}
+    if resources.cores is not None:
+        environment["OMP_NUM_THREADS"] = str(resources.cores)
+    if (used := gpu(device)) is not None:  # the only one that the child sees, whatever order CUDA counts in
+        environment["CUDA_VISIBLE_DEVICES"] = used.uuid
+    return environment
+
+
+def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Options) -> dict[str, Any]:
+    """Run a cell in a child; returns the fields of its record that this decides: `status`, `measurements`, ..."""
+    folder = options.scratch or results_dir / "scratch" / cell.cell_id[:16]
+    shutil.rmtree(folder, ignore_errors=True)  # of a sweep that was killed
+    folder.parent.mkdir(exist_ok=True)  # a mechanism may have removed it
+    folder.mkdir()
+    oom_kills = count_oom_kills()
+    try:
+        environment = child_environment(cell.config["device"], resources)
+        child = processes.start("bench.execution.child", environment, cell.sources, inherited=options.locks)
+        before = host_state.read()  # the child waits for its job
+        ended = lost = False
+        try:
+            _send_job(child, cell, folder, results_dir, options.memory_share, before)
+            ended = wait_for(child, cell.timeout, folder / "progress", options)
+        except processes.LostServer:
+            ended = lost = True
+        finally:
+            child.end()
+        if lost or child.exit_code == -signal.SIGTERM:
+            # What ends all processes of a job may have reached these first; then this one is interrupted, too.
+            time.sleep(SHORTLY_S)
+            options.check()
+        host = host_state.between(before, host_state.read(), child.cpu_s)
+        end: dict[str, Any] = {"exit_code": child.exit_code, "stderr_tail": scrubbed(child.tail), "host_state": host}
+        if child.exit_code is not None and child.exit_code < 0:
+            end["signal"] = -child.exit_code
+        if not ended:
+            return {**end, "status": "timeout", "reason": f"timeout={cell.timeout:g} seconds passed"}
+        return end | _result(cell, child.exit_code, folder / "result.json", oom_kills)
+    except processes.LostServer as error:
+        return {"status": "crash", "reason": str(error)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _send_job(
+    child: processes.Child, cell: Cell, folder: Path, results_dir: Path, share: float, host: host_state.Reading
+) -> None:
+    job = {
+        # It sees one GPU, whatever the number of that is here.
+        "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
+        "cell": cell.cell_id[:16],
+        "sources": cell.sources,
+        "folder": str(folder),
+        "results_dir": str(results_dir),
+        "memory_share": share,
+        "machine_bytes": host.limits["control_group"]["memory_bytes"],
+    }
+    child.send_line(json.dumps(job).encode())
+
+
+def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:
+    """Wait for the end or the timeout, which compiling does not count to; returns whether the end came first."""
+    deadline, compiling_s = time.monotonic() + timeout, 0.0
+    while (left := deadline + compiling_s - time.monotonic()) > 0:
+        if child.wait(min(1.0, left)):
+            return True
+        options.check()
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there yet, or half of it
+            progress = Progress.decode(file.read_text())
+            compiling_s = progress.compiling_s
+            options.on_progress(progress)
+    return child.wait(0.0)
+
+
+def _result(cell: Cell, exit_code: int | None, file: Path, oom_kills: int) -> dict[str, Any]:
+    """What a child has left, or why it has left nothing."""
+    try:
+        result: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        if exit_code is None:
+            return {"status": "crash", "reason": "the process that started it was killed"}
+        if UNWRITTEN <= exit_code < UNWRITTEN + UNWRITTEN_ERRORS:
+            reason = f"its result could not be written: {os.strerror(exit_code - UNWRITTEN)}"
+            return {"status": "error", "reason": reason}
+        status, reason = classify_exit(exit_code, count_oom_kills() - oom_kills)
+        return {"status": status, "reason": reason}
+    for line in result.pop("said"):
+        if not follows():
+            say(f"{cell.title}: {line}")
+    return {**result, "stderr_tail": ""} if result["status"] == "ok" else result

@@ -7,12 +7,13 @@ import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common.errors import ConfigError
+from bench.common.errors import ConfigError, bounded
 from bench.execution import executors, ranks
 from bench.execution.device_locks import lock_folder
 from bench.execution.forkserver import forks
@@ -29,12 +30,15 @@ from bench.plan.sources import Source
 from bench.records import plans
 from bench.records.disk import write_atomically
 from bench.records.files import read_file
+from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest
 from bench.records.summary import Results
 
 # Settings of the sweep and not of its cells: one value for all of them.
 OF_THE_SWEEP = ("results_dir", "rerun", "tracking")
+# Lines of cells in a preview; those that differ in a pass or a seed, say, share one.
+MOST = 50
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,12 @@ class Sweep:
 def plan(
     composed: Sequence[tuple[Mapping[str, Any], Variant]], overrides: Sequence[str], executor: Executor | None = None
 ) -> Sweep:
-    """Validate every configuration of a sweep before anything is measured.
+    """Validate every configuration of a sweep before anything is measured; `ConfigError` about the first that is wrong.
 
     Args:
         composed: configurations, each with the variant of its mechanism.
         overrides: the command line, for the records.
         executor: what runs them; None: this process, one after the other.
-
-    Raises:
-        ConfigError: one line about the first configuration that cannot be run.
     """
     executor = executor or Cells()
     forget()  # a notebook plans again after an edit
@@ -93,19 +94,18 @@ def run_sweep(
 
     Args:
         sweep: what to measure.
-        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended. Without
-            it, only those are read that stand for the cells in the end.
+        on_records: gets the records that the cells have already, then all of a cell's whenever it has ended.
         on_progress: told how far a cell is now and then.
 
     Raises:
-        ConfigError: the results folder, the folder of the device's lock or the executor cannot be used.
+        ConfigError: a folder or the executor cannot be used.
         KeyboardInterrupt: after the interrupted cell's record was saved.
     """
     check_folder(sweep.settings.results_dir)
     forks()
     store = Results(sweep.settings.results_dir)
     attempts = _attempts(store, sweep)
-    todo, rerun = outstanding(store, sweep, attempts)
+    todo, before = outstanding(store, sweep, attempts)
     ranks.require_joint(todo, sweep.executor.name)
     executors.require_usable(sweep.executor, todo)
     remote = bool(sweep.executor.resources.name)
@@ -115,84 +115,92 @@ def run_sweep(
     prepare_folder(sweep.settings.results_dir)
     interrupts = Interrupts()
     store = Results(sweep.settings.results_dir, prepared=True)
+    known, executor = frozenset(attempt.record_id for attempt in attempts), sweep.executor
     runner = Runner(
-        store,
-        sweep.sweep_id,
-        sweep.overrides,
-        frozenset(attempt.record_id for attempt in attempts),
-        sweep.executor.resources,
-        sweep.executor.timings_alone,
-        interrupts.deferred,
+        store, sweep.sweep_id, sweep.overrides, known, executor.resources, executor.timings_alone, interrupts.deferred
     )
     if ranks.follows():
         with tempfile.TemporaryDirectory() as folder:
             return [runner.follow(cell, Path(folder) / "cell") for cell in todo]
     save_plan(sweep)
-    if rerun:
-        rerun.begin()
+    if sweep.settings.rerun == "all":
+        write_atomically(_measured_before(store, sweep), "\n".join(sorted(before)).encode())
     if on_records:
-        on_records(store.read(attempt.file_name for attempt in attempts))
-    quiet = _none_supported(sweep, todo, latest(attempts))
+        on_records(attempts)
+    # Of a sweep without a cell that can be measured, the error is all that is said.
+    statuses = {record.status for record in latest(attempts).values()}
+    quiet = statuses <= {"unsupported"} and all(cell.unsupported for cell in todo)
     if not quiet:
         done = len(sweep.cells) - len(todo)
         print(f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already", file=sys.stderr)
-    with interrupts.caught(), ProgressBar(store, len(todo), on_records, on_progress, quiet=quiet) as bar:
+    bar = ProgressBar(store, len(todo), on_records, on_progress, quiet)
+    with interrupts.caught(), contextlib.closing(bar):
         executors.run(sweep.executor, runner, todo, bar)
-    if rerun:
-        rerun.end()
+    if sweep.settings.rerun == "all":
+        _measured_before(store, sweep).unlink(missing_ok=True)
     standing = latest(_attempts(store, sweep) if todo else attempts)
     return [standing[cell.cell_id] for cell in sweep.cells]
 
 
-def needs_no_rerun(record: Record | None, rerun: str) -> bool:
-    """Whether a cell with this latest record is not measured again, by what `rerun` asks for beside `all`."""
-    return record is not None and record.terminal and not (rerun == "disturbed" and record.disturbed)
+def preview(sweep: Sweep) -> str:
+    """`dry_run=true`: the cells that are missing and the time that they may take; nothing is measured or written."""
+    store = Results(sweep.settings.results_dir)
+    missing, _ = outstanding(store, sweep, _attempts(store, sweep))
+    missing = check_cells(missing, store.root / "inputs", elsewhere=bool(sweep.executor.resources.name))
+    durations = Durations((record.config, record.duration_s) for record in store.load() if record.status == "ok")
+    counts: Counter[str] = Counter()
+    known, unknown = [], []
+    for cell in missing:
+        seconds = durations.expected(cell.config, OF_SIZE)
+        # Of its samples alone, where the benchmark says how long one is.
+        least = cell.config["repeats"] * float(cell.config["bench"].get("min_sample_ms") or 0.0) / 1000
+        if cell.unsupported:
+            words = f"unsupported, {cell.unsupported}"
+        elif seconds is not None:
+            words = f"about {duration(seconds)}"
+            known.append(seconds)
+        else:
+            words = f"from {duration(least)} to its timeout of {duration(cell.timeout)}"
+            unknown.append((least, cell.timeout))
+        counts[f"{cell.title}: {words}"] += 1
+    done = len(sweep.cells) - len(missing)
+    lines = [f"sweep {sweep.sweep_id}: {len(sweep.cells)} cells, {done} done already, {len(missing)} to measure"]
+    lines += [f"  {f'{count} x ' if count > 1 else ''}{words}" for words, count in list(counts.items())[:MOST]]
+    if len(counts) > MOST:
+        lines.append(f"  ... and {len(counts) - MOST} kinds more")
+    if known:
+        lines.append(
+            f"time: about {duration(sum(known))} for {len(known)} cells in turn, as others of their sizes took"
+        )
+    if unknown:
+        least, most = (duration(sum(bounds)) for bounds in zip(*unknown, strict=True))
+        bounds = f"from {least} (their samples alone) to {most} (their timeouts)"
+        lines.append(f"time: {bounds} for {len(unknown)} cells in turn, of whose sizes there is no record")
+    return "\n".join(map(bounded, lines))
 
 
-class Rerun:
-    """`rerun=all` that may be interrupted and repeated: a cell that it has measured afresh is not measured again.
+def outstanding(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], set[str]]:
+    """The cells that are to be measured, and the ids of the records that do not count for that.
 
-    A file names the records that there were before, until all cells are measured afresh.
-
-    Args:
-        file: its path.
-        records: those that there are now.
-
-    Attributes:
-        before: the ids of the records that do not count.
+    `rerun=all` may be interrupted and repeated: a file names the records that there were before, until all cells are
+    measured afresh, and what is measured afresh is not measured again.
     """
-
-    def __init__(self, file: Path, records: Iterable[Record]) -> None:
-        self._file = file
-        self.before = {record.record_id for record in records}
+    rerun, before = sweep.settings.rerun, set[str]()
+    if rerun == "all":
+        before = {attempt.record_id for attempt in attempts}
         with contextlib.suppress(ValueError):
-            self.before &= set(read_file(file).decode().splitlines())
-
-    def begin(self) -> None:
-        """Remember them."""
-        write_atomically(self._file, "\n".join(sorted(self.before)).encode())
-
-    def end(self) -> None:
-        """Forget them: the next command begins afresh."""
-        self._file.unlink(missing_ok=True)
+            before &= set(read_file(_measured_before(store, sweep)).decode().splitlines())
+    fresh = latest(attempt for attempt in attempts if attempt.record_id not in before)
+    done = {cell_id for cell_id, one in fresh.items() if one.terminal and not (rerun == "disturbed" and one.disturbed)}
+    return [cell for cell in sweep.cells if cell.cell_id not in done], before
 
 
-def outstanding(store: Store, sweep: Sweep, attempts: Sequence[Record]) -> tuple[list[Cell], Rerun | None]:
-    """The cells that are to be measured, by the records that there are, and what `rerun=all` remembers of them."""
-    file = store.root / "sweeps" / sweep.sweep_id / "measured_before"
-    rerun = Rerun(file, attempts) if sweep.settings.rerun == "all" else None
-    fresh = latest(attempt for attempt in attempts if not rerun or attempt.record_id not in rerun.before)
-    return [cell for cell in sweep.cells if not needs_no_rerun(fresh.get(cell.cell_id), sweep.settings.rerun)], rerun
+def _measured_before(store: Store, sweep: Sweep) -> Path:
+    return store.root / "sweeps" / sweep.sweep_id / "measured_before"
 
 
 def _attempts(store: Store, sweep: Sweep) -> list[Record]:
     return store.of_cells(cell.cell_id for cell in sweep.cells)
-
-
-def _none_supported(sweep: Sweep, todo: Sequence[Cell], standing: Mapping[str, Record]) -> bool:
-    unsupported = {cell.cell_id for cell in todo if cell.unsupported}
-    done = {cell.cell_id for cell in sweep.cells} - {cell.cell_id for cell in todo}
-    return all(standing[cell_id].status == "unsupported" for cell_id in done) and len(unsupported) == len(todo)
 
 
 def save_plan(sweep: Sweep) -> None:
@@ -204,9 +212,8 @@ def save_plan(sweep: Sweep) -> None:
         cells.append(plans.SavedCell(cell.cell_id, cell.title, cell.config, cell.timeout, cell.unsupported, indices))
     settings = {key: getattr(sweep.settings, key) for key in OF_THE_SWEEP}
     launcher = {"executor": sweep.executor.name, **dataclasses.asdict(sweep.executor)}
-    saved = plans.SavedPlan(
-        sweep.sweep_id, list(sweep.overrides), settings, launcher, [list(source) for source in sources], cells
-    )
+    files = [list(source) for source in sources]
+    saved = plans.SavedPlan(sweep.sweep_id, list(sweep.overrides), settings, launcher, files, cells)
     plans.save(Path(sweep.settings.results_dir), saved)
 
 

@@ -1,9 +1,11 @@
 """The real command line in a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import psutil
@@ -11,15 +13,8 @@ import psutil
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # The cheapest cell there is.
-TINY = [
-    "seq_len=32",
-    "batch_size=1",
-    "num_heads=1",
-    "head_dim=4",
-    "repeats=1",
-    "bench.passes=[forward]",
-    "bench.min_sample_ms=0",
-]
+TINY = ["seq_len=32", "batch_size=1", "num_heads=1", "head_dim=4"]
+TINY += ["repeats=1", "bench.passes=[forward]", "bench.min_sample_ms=0"]
 
 
 def environment(**more):
@@ -47,6 +42,26 @@ def bench(*overrides, timeout=300, **env):
     return subprocess.run(
         command(*overrides), capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment(**env)
     )
+
+
+def start(*overrides, **env):
+    """The command as a process of a session of its own."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command(*overrides), cwd=ROOT, env=environment(**env), stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True,
+        # What a shell starts in the background ignores Ctrl-C, tests perhaps too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+
+
+def spans(log):
+    """From the first to the last sign of life of each process that measured `fake_logged`, by time."""
+    moments = defaultdict(list)
+    for line in log.read_text().splitlines():
+        pid, moment = line.split()
+        moments[pid].append(float(moment))
+    return sorted((min(each), max(each)) for each in moments.values())
 
 
 def wait_for(condition, seconds=60):

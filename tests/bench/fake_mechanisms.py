@@ -114,7 +114,6 @@ ENDINGS = {
     "fake_wrong": lambda out: out * 1.01,
     "fake_fine_too": lambda out: out,
     "fake_logged": _log,
-    "fake_placed": _log_place,
     "fake_placed_beside": lambda out: _log_place(out, _wait_for_another),
     "fake_counted": _count,
     "fake_counted_exit": _count_and_exit,

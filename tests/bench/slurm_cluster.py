@@ -1,12 +1,14 @@
 """A real Slurm from nothing: two nodes of two processors each on this machine, without accounting, for one test run."""
 
 import os
+import pwd
 import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from tracking_server import a_free_port
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
@@ -53,8 +55,10 @@ class Cluster:
 
     def __init__(self, folder, proctrack="proctrack/linuxproc"):
         self.folder, self.daemons = folder, {}
-        host = socket.gethostname().partition(".")[0]
-        text = CONFIG.format(folder=folder, host=host, ports=_free_ports(3), user=_user(), proctrack=proctrack)
+        host, user = socket.gethostname().partition(".")[0], pwd.getpwuid(os.getuid()).pw_name
+        text = CONFIG.format(
+            folder=folder, host=host, ports=[a_free_port() for _ in range(3)], user=user, proctrack=proctrack
+        )
         self.config = folder / "slurm.conf"
         self.config.write_text(text)
         (folder / "state").mkdir()
@@ -135,20 +139,3 @@ def cluster(folder, **options):
         yield made
     finally:
         made.stop()
-
-
-def _user():
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -1,5 +1,6 @@
 """What is left when something broke: records, leftovers, processes; and a sweep to break."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,22 +9,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 from command import HERE as BENCH_TESTS
-from command import ROOT, command, environment, fake_config_dir, family
+from command import ROOT, TINY, command, environment, fake_config_dir, family
 
 from bench.records.store import Store
 
 HERE = Path(__file__).parent
 # The cheapest cell whose samples are a file of their own.
-CHEAP = [
-    "seq_len=32",
-    "batch_size=1",
-    "num_heads=1",
-    "head_dim=4",
-    "repeats=70",
-    "bench.passes=[forward]",
-    "bench.min_sample_ms=0",
-]
+CHEAP = [*(word for word in TINY if not word.startswith("repeats=")), "repeats=70"]
 ORPHANS_END_WITHIN_S = 5.0
 
 
@@ -76,6 +70,11 @@ class Sweep:
         """How many `ok` records each cell has."""
         return Counter(record.cell_id for record in self.records() if record.status == "ok")
 
+    def wait_for_records(self, count, process):
+        """Wait until there are so many, or the process has ended."""
+        while len(list((self.results / "records").glob("*.json"))) < count and process.poll() is None:
+            time.sleep(0.05)
+
     def leftovers(self):
         """Files that no record needs."""
         unfinished = [path for path in self.results.rglob("*") if path.name.endswith((".tmp", "-journal"))]
@@ -113,6 +112,21 @@ class Sweep:
         arguments = [sys.executable, "-c", code]
         result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
         return json.loads(result.stdout.splitlines()[-1])
+
+
+def rows(stdout):
+    """How many rows of a table say `ok`."""
+    return len([line for line in stdout.splitlines() if line.startswith("| ok")])
+
+
+def kill_one(rng, process, victims):
+    """Kill one of the victims that `victims(process)` finds, unless the process ends before; returns how many."""
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            if found := victims(psutil.Process(process.pid)):
+                rng.choice(sorted(found, key=lambda each: each.pid)).kill()
+                return 1
+    return 0
 
 
 def lines(stderr):

@@ -25,28 +25,6 @@ from attention_zoo.v_mean import VMean
 
 STAGES = ("init", "forward", "backward")
 FINE = 10
-KINDS = {}
-"""By name: what it does with a tensor (None when it is made), how its cell ends by stage, what the reason says."""
-
-
-def kind(status, reason="", *, init=None):
-    """Decorator: a misbehaviour in every stage; `status` is one or several that are right, `init` others there."""
-
-    def decorate(deed):
-        KINDS[deed.__name__] = deed, {**dict.fromkeys(STAGES, status), "init": init or status}, reason
-        return deed
-
-    return decorate
-
-
-def of_outputs(forward, backward):
-    """Decorator: a misbehaviour that is an output's or a gradient's."""
-
-    def decorate(deed):
-        KINDS[deed.__name__] = deed, {"forward": forward, "backward": backward}, ""
-        return deed
-
-    return decorate
 
 
 def once(deed):
@@ -62,50 +40,11 @@ def once(deed):
     return first
 
 
-# --- Ends its process ------------------------------------------------------------------------------
+def throws(error):
+    def deed(x):
+        raise error
 
-
-@kind("crash", "SIGSEGV")
-def segfault(x):
-    ctypes.string_at(0)
-
-
-@kind("crash", "SIGABRT")
-def abort(x):
-    os.abort()
-
-
-@kind("crash", "SIGKILL")
-def kill_9(x):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@kind("crash", "SIGKILL")
-def kill_its_group(x):
-    os.killpg(0, signal.SIGKILL)
-
-
-@kind("crash", "exit code 0 and no result")
-def exit_0(x):
-    os._exit(0)
-
-
-@kind("crash", "exit code 3 and no result")
-def exit_3(x):
-    os._exit(3)
-
-
-@kind("crash error", "SystemExit|exit code 0 and no result")
-def system_exit(x):
-    raise SystemExit(0)
-
-
-@kind("crash error", "KeyboardInterrupt|SIGINT|exit code")
-def keyboard_interrupt(x):
-    raise KeyboardInterrupt
-
-
-# --- Raises ----------------------------------------------------------------------------------------
+    return deed
 
 
 class Base(BaseException):
@@ -119,119 +58,46 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
-@kind("crash error", "Base|exit code")
-def base_exception(x):
-    raise Base("not an Exception")
-
-
-@kind("error", "Unprintable")
-def raise_unprintable(x):
-    raise Unprintable
-
-
-@kind("error", "ValueError: .*clear")
-def raise_control_characters(x):
-    raise ValueError("\x1b[2J clear \x07\x00 | cell")
-
-
-@kind("error", "No space left on device")
-def raise_a_full_disk(x):
-    raise OSError(28, "No space left on device")
-
-
-@kind("oom")
-def raise_memory_error(x):
-    raise MemoryError
-
-
-@kind("unsupported", "odd=1: cannot")
-def raise_unsupported(x):
-    raise UnsupportedError("odd=1: cannot")
-
-
-@kind("error", "RecursionError")
 def recurse(x):
     return recurse(x)
 
 
-# --- Does not end ----------------------------------------------------------------------------------
-
-
-@kind("timeout", "timeout=")
 def loop(x):
     while True:
         pass
 
 
-@kind("timeout", "timeout=")
-def loop_in_c(x):
-    ctypes.PyDLL(None).sleep(600)  # no other thread runs meanwhile
-
-
-@kind("timeout", "timeout=")
-def ignore_sigterm(x):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def sleep(x):
     time.sleep(600)
 
 
-@kind("timeout", "timeout=")
-def stop_itself(x):
-    os.kill(os.getpid(), signal.SIGSTOP)
+def ignore_sigterm(x):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep(x)
 
 
-# --- Takes more than its share ---------------------------------------------------------------------
+def keep_for_ever(make):
+    def deed(x):
+        kept = []
+        while True:
+            kept.append(make())
+
+    return deed
 
 
-@kind("oom")
-def allocate_much(x):
-    torch.zeros(2**50)
-
-
-@kind("oom")
-def allocate_for_ever(x):
-    kept = []
-    while True:
-        kept.append(torch.ones(2**20))
-
-
-@kind("oom")
-def allocate_in_python_for_ever(x):
-    kept = []
-    while True:
-        kept.append(bytearray(2**22))
-
-
-@kind("ok oom")
-@once
-def share_memory(x):
-    mmap.mmap(-1, 2**28).write(bytes(2**27))
-
-
-# --- Starts others ---------------------------------------------------------------------------------
-
-
-@kind("ok")
-@once
 def fork(x):
     if os.fork() == 0:
-        time.sleep(600)
-        os._exit(0)
+        sleep(x)
 
 
-@kind("ok")
-@once
-def start_process(x):
-    subprocess.Popen(["sleep", "601"])
+def start_process(x, **options):
+    subprocess.Popen(["sleep", "601"], **options)
 
 
-@kind("ok")
-@once
-def start_process_in_a_session(x):
-    subprocess.Popen(["sleep", "601"], start_new_session=True, close_fds=False)
+def start_in_a_session(x):
+    start_process(x, start_new_session=True, close_fds=False)
 
 
-@kind("ok")
-@once
 def start_daemon(x):
     if (child := os.fork()) == 0:
         os.setsid()
@@ -241,260 +107,181 @@ def start_daemon(x):
     os.waitpid(child, 0)
 
 
-@kind("ok")
-@once
-def start_thread_that_raises(x):
-    threading.Thread(target=lambda: 1 / 0).start()
+def start_thread(target, *args):
+    return lambda x: threading.Thread(target=target, args=args).start()
 
 
-@kind("ok")
-@once
-def start_thread_that_never_ends(x):
-    threading.Thread(target=time.sleep, args=(600,)).start()
-
-
-@kind("ok")
-@once
-def hang_at_exit(x):
-    atexit.register(time.sleep, 600)
-
-
-# --- Changes what it shares ------------------------------------------------------------------------
-
-
-@kind("ok")
-@once
-def close_standard_files(x):
-    os.closerange(0, 3)
-
-
-@kind("ok crash error")
-@once
-def close_all_files(x):
-    os.closerange(0, 1024)
-
-
-@kind("ok")
-@once
 def install_handlers(x):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGSEGV, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
 
 
-@kind("ok crash error")
-@once
-def allow_no_files(x):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-
-
-@kind("crash error")
-@once
-def allow_empty_files_only(x):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-@kind("ok crash")
-@once
-def take_all_permissions(x):
-    os.umask(0o777)
-
-
-@kind("ok")
-@once
-def clear_the_environment(x):
-    os.environ.clear()
-
-
-@kind("ok")
-@once
-def write_a_file(x):
-    Path("written").write_text("x")
-
-
-@kind("incorrect", "working directory", init="ok incorrect")
-@once
-def change_directory(x):
-    os.chdir("/")
-
-
-@kind("incorrect", "random state", init="ok incorrect")
 def seed_generators(x):
     torch.manual_seed(7)
     random.seed(7)
     return x
 
 
-@kind("incorrect", "default dtype", init="ok incorrect error")
-@once
-def change_the_default_dtype(x):
-    torch.set_default_dtype(torch.float64)
-
-
-@kind("incorrect", "number of threads", init="ok incorrect")
-@once
-def change_the_number_of_threads(x):
-    torch.set_num_threads(3)
-
-
-# --- Is wrong --------------------------------------------------------------------------------------
-
-
-@of_outputs("nonfinite", "nonfinite")
-def return_nan(x):
-    return x * torch.nan
-
-
-@of_outputs("incorrect", "incorrect")
-def return_something_else(x):
-    return x * 1.01
-
-
-@of_outputs("incorrect", "incorrect")
-def return_zeros(x):
-    return torch.zeros_like(x)
-
-
-@of_outputs("incorrect", "incorrect")
 def return_what_it_returned_before(x, seen={}):  # noqa: B006
     return seen.setdefault(x.shape, x.detach().clone()).clone() + 0 * x
 
 
-@of_outputs("incorrect error", "incorrect error")
-def return_another_shape(x):
-    return x[..., :1]
+# By name: what it does with a tensor (None when it is made), the statuses of its cell that are right, what the reason
+# says, and other statuses for `init`.
+EVERYWHERE = {
+    # Ends its process.
+    "segfault": (lambda x: ctypes.string_at(0), "crash", "SIGSEGV"),
+    "abort": (lambda x: os.abort(), "crash", "SIGABRT"),
+    "kill_9": (lambda x: os.kill(os.getpid(), signal.SIGKILL), "crash", "SIGKILL"),
+    "kill_its_group": (lambda x: os.killpg(0, signal.SIGKILL), "crash", "SIGKILL"),
+    "exit_0": (lambda x: os._exit(0), "crash", "exit code 0 and no result"),
+    "exit_3": (lambda x: os._exit(3), "crash", "exit code 3 and no result"),
+    "system_exit": (throws(SystemExit(0)), "crash error", "SystemExit|exit code 0 and no result"),
+    "keyboard_interrupt": (throws(KeyboardInterrupt()), "crash error", "KeyboardInterrupt|SIGINT|exit code"),
+    # Raises.
+    "base_exception": (throws(Base("not an Exception")), "crash error", "Base|exit code"),
+    "raise_unprintable": (throws(Unprintable()), "error", "Unprintable"),
+    "raise_control_characters": (throws(ValueError("\x1b[2J clear \x07\x00 | cell")), "error", "ValueError: .*clear"),
+    "raise_a_full_disk": (throws(OSError(28, "No space left on device")), "error", "No space left on device"),
+    "raise_memory_error": (throws(MemoryError()), "oom", ""),
+    "raise_unsupported": (throws(UnsupportedError("odd=1: cannot")), "unsupported", "odd=1: cannot"),
+    "recurse": (recurse, "error", "RecursionError"),
+    # Does not end.
+    "loop": (loop, "timeout", "timeout="),
+    "loop_in_c": (lambda x: ctypes.PyDLL(None).sleep(600), "timeout", "timeout="),  # no other thread runs meanwhile
+    "ignore_sigterm": (ignore_sigterm, "timeout", "timeout="),
+    "stop_itself": (lambda x: os.kill(os.getpid(), signal.SIGSTOP), "timeout", "timeout="),
+    # Takes more than its share.
+    "allocate_much": (lambda x: torch.zeros(2**50), "oom", ""),
+    "allocate_for_ever": (keep_for_ever(lambda: torch.ones(2**20)), "oom", ""),
+    "allocate_in_python_for_ever": (keep_for_ever(lambda: bytearray(2**22)), "oom", ""),
+    "share_memory": (once(lambda x: mmap.mmap(-1, 2**28).write(bytes(2**27))), "ok oom", ""),
+    # Starts others.
+    "fork": (once(fork), "ok", ""),
+    "start_process": (once(start_process), "ok", ""),
+    "start_process_in_a_session": (once(start_in_a_session), "ok", ""),
+    "start_daemon": (once(start_daemon), "ok", ""),
+    "start_thread_that_raises": (once(start_thread(lambda: 1 / 0)), "ok", ""),
+    "start_thread_that_never_ends": (once(start_thread(time.sleep, 600)), "ok", ""),
+    "hang_at_exit": (once(lambda x: atexit.register(time.sleep, 600)), "ok", ""),
+    # Changes what it shares.
+    "close_standard_files": (once(lambda x: os.closerange(0, 3)), "ok", ""),
+    "close_all_files": (once(lambda x: os.closerange(0, 1024)), "ok crash error", ""),
+    "install_handlers": (once(install_handlers), "ok", ""),
+    "allow_no_files": (once(lambda x: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))), "ok crash error", ""),
+    "allow_empty_files_only": (once(lambda x: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))), "crash error", ""),
+    "take_all_permissions": (once(lambda x: os.umask(0o777)), "ok crash", ""),
+    "clear_the_environment": (once(lambda x: os.environ.clear()), "ok", ""),
+    "write_a_file": (once(lambda x: Path("written").write_text("x")), "ok", ""),
+    "change_directory": (once(lambda x: os.chdir("/")), "incorrect", "working directory", "ok incorrect"),
+    "seed_generators": (seed_generators, "incorrect", "random state", "ok incorrect"),
+    "change_the_default_dtype": (
+        once(lambda x: torch.set_default_dtype(torch.float64)),
+        "incorrect",
+        "default dtype",
+        "ok incorrect error",
+    ),
+    "change_the_number_of_threads": (
+        once(lambda x: torch.set_num_threads(3)),
+        "incorrect",
+        "number of threads",
+        "ok incorrect",
+    ),
+}
+# What it does with an output or a gradient; the statuses that are right in the forward and in the backward pass.
+OF_OUTPUTS = {
+    "return_nan": (lambda x: x * torch.nan, "nonfinite", "nonfinite"),
+    "return_something_else": (lambda x: x * 1.01, "incorrect", "incorrect"),
+    "return_zeros": (torch.zeros_like, "incorrect", "incorrect"),
+    "return_what_it_returned_before": (return_what_it_returned_before, "incorrect", "incorrect"),
+    "return_another_shape": (lambda x: x[..., :1], "incorrect error", "incorrect error"),
+    "return_another_dtype": (lambda x: x.double(), "incorrect", "ok incorrect error"),
+    "return_nothing": (lambda x: None, "incorrect error", "incorrect error"),
+}
+KINDS = {
+    name: (deed, {**dict.fromkeys(STAGES, status), "init": (*init, status)[0]}, reason)
+    for name, (deed, status, reason, *init) in EVERYWHERE.items()
+} | {name: (deed, {"forward": one, "backward": other}, "") for name, (deed, one, other) in OF_OUTPUTS.items()}
+"""By name: what it does, how its cell ends by stage, what the reason says."""
 
 
-@of_outputs("incorrect", "ok incorrect error")
-def return_another_dtype(x):
-    return x.double()
+def passing_on(deed):
+    """Does it, and gives the output."""
+
+    def then(x):
+        deed()
+        return x
+
+    return then
 
 
-@of_outputs("incorrect error", "incorrect error")
-def return_nothing(x):
-    return None
+def delete(place):
+    return passing_on(lambda: shutil.rmtree(place or os.getcwd(), ignore_errors=True))
 
 
-# --- Goes for the sweep itself: each has a sweep of its own -----------------------------------------
-
-AGAINST_THE_SWEEP = {}
-
-
-def against_the_sweep(deed):
-    AGAINST_THE_SWEEP[deed.__name__] = deed
-    return deed
-
-
-@against_the_sweep
-def kill_its_parent(x):
-    os.kill(os.getppid(), signal.SIGKILL)
-    return x
+# Goes for the sweep itself: each has a sweep of its own.
+RESULTS = Path(os.environ.get("ODD_RESULTS", "/nowhere"))
+AGAINST_THE_SWEEP = {
+    "kill_its_parent": passing_on(lambda: os.kill(os.getppid(), signal.SIGKILL)),
+    "stop_its_parent": passing_on(lambda: os.kill(os.getppid(), signal.SIGSTOP)),
+    "delete_its_directory": delete(None),
+    "delete_its_scratch_folder": delete(RESULTS / "scratch"),
+    "delete_the_folder_of_locks": delete(RESULTS / "locks"),
+}
 
 
-@against_the_sweep
-def stop_its_parent(x):
-    os.kill(os.getppid(), signal.SIGSTOP)
-    return x
-
-
-@against_the_sweep
-def delete_its_directory(x):
-    shutil.rmtree(os.getcwd(), ignore_errors=True)
-    return x
-
-
-@against_the_sweep
-def delete_its_scratch_folder(x):
-    shutil.rmtree(Path(os.environ["ODD_RESULTS"]) / "scratch", ignore_errors=True)
-    return x
-
-
-@against_the_sweep
-def delete_the_folder_of_locks(x):
-    shutil.rmtree(Path(os.environ["ODD_RESULTS"]) / "locks", ignore_errors=True)
-    return x
-
-
-# --- Prints without end ----------------------------------------------------------------------------
-
-FLOODS = {}
-
-
-def flood(deed):
-    FLOODS[deed.__name__] = deed
-    return deed
-
-
-def _print(gigabytes):
+def prints(gigabytes):
     block = b"x" * 2**20
     for number in range(int(gigabytes * 2**10)):
         os.write(1 + number % 2, block)
 
 
-@flood
-@once
-def print_3_gigabytes(x):
-    _print(3)
-
-
-@flood
-def print_without_end(x):
-    _print(1000)
-
-
-@flood
-@once
-def print_without_end_from_a_daemon(x):
+def print_from_a_daemon(x):
     if os.fork() == 0:
         os.setsid()
-        _print(1000)
+        prints(1000)
 
 
-# --- Does not end when it is asked to ---------------------------------------------------------------
-
-STUBBORN = {}
-
-
-def stubborn(deed):
-    STUBBORN[deed.__name__] = deed
-    return deed
+# Prints without end.
+FLOODS = {
+    "print_3_gigabytes": once(lambda x: prints(3)),
+    "print_without_end": lambda x: prints(1000),
+    "print_without_end_from_a_daemon": once(print_from_a_daemon),
+}
 
 
-@stubborn
-def ignore_sigterm_asleep(x):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
-
-
-@stubborn
 def block_every_signal(x):
     signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
-    time.sleep(600)
+    sleep(x)
 
 
-@stubborn
 def go_on_in_the_handler(x):
-    signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
-    time.sleep(600)
+    signal.signal(signal.SIGTERM, lambda *_: sleep(x))
+    sleep(x)
 
 
-@stubborn
 def stop_itself_and_its_family(x):
     start_process(x)
     os.killpg(0, signal.SIGSTOP)
 
 
-@stubborn
 def ignore_sigterm_as_a_family(x):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for _ in range(3):
         if os.fork() == 0:
             os.setsid()
             break
-    while True:
-        pass
+    loop(x)
 
 
-# --- The mechanisms --------------------------------------------------------------------------------
+# Does not end when it is asked to.
+STUBBORN = {
+    "ignore_sigterm_asleep": ignore_sigterm,
+    "block_every_signal": block_every_signal,
+    "go_on_in_the_handler": go_on_in_the_handler,
+    "stop_itself_and_its_family": stop_itself_and_its_family,
+    "ignore_sigterm_as_a_family": ignore_sigterm_as_a_family,
+}
 
 
 class _InBackward(torch.autograd.Function):
@@ -534,9 +321,8 @@ def names(stage):
 
 @once
 def _start_a_family(x):
-    start_process(x)
-    start_process_in_a_session(x)
-    start_daemon(x)
+    for start in (start_process, start_in_a_session, start_daemon):
+        start(x)
 
 
 def _register_all():

@@ -101,48 +101,41 @@ SHARES = 4
 @pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("once", [False, True], ids=["from then on", "once"])
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_sweep_goes_on_later(shim, tmp_path, once, share, promise):
+    """A disk that is full, at whichever write (the system call fails with ENOSPC), is one line that says so and exit
+    code 1; when there is space the same command measures what is missing, and clears what is left over
+    """
     calls = undisturbed(shim, tmp_path / "counted", cells=2)
     # Every second one, in each of the two ways the other half: what fails once is often what fails from then on.
     numbers = range(1 + share + SHARES * once, calls + 1, 2 * SHARES)
     break_at_all(numbers, shim, tmp_path, once, cells=2)
-    promise(
-        "A disk that is full, at whichever write (the system call fails with ENOSPC), is one line that says so and exit"
-        " code 1; when there is space the same command measures what is missing, and clears what is left over",
-        positions=len(numbers),
-        torn=0,
-        lost=0,
-        measured_twice=0,
-        left_over=0,
-    )
+    promise(positions=len(numbers), none="torn lost measured_twice left_over")
 
 
 @pytest.mark.needs("cc")
 @pytest.mark.parametrize("share", range(2))
 def test_a_disk_that_is_full_at_any_write_of_the_mirror_or_the_figures_costs_no_record(shim, tmp_path, share, promise):
+    """The same with MLflow and figures on the disk: without them, too, the records are whole"""
     settings = {"cells": 2, "tracking": "mlflow"}
     calls = undisturbed(shim, tmp_path / "counted", **settings)
     numbers = [round(calls * (part + 0.5) / 6) for part in range(share, 6, 2)]
     break_at_all(numbers, shim, tmp_path, **settings)
-    promise(
-        "The same with MLflow and figures on the disk: without them, too, the records are whole",
-        positions=len(numbers),
-        torn=0,
-        lost=0,
-    )
+    promise(positions=len(numbers), none="torn lost")
 
 
 @pytest.mark.needs("cc")
 def test_a_full_disk_for_temporary_files_costs_no_cell(shim, tmp_path, promise):
+    """A full TMPDIR costs no cell"""
     sweep = Sweep(tmp_path, cells=2)
     disk = FullDisk(shim, sweep.tmp, tmp_path / "counter")
     result = sweep.run(**disk.environment(1))
     assert_said(result, sweep, disk)
     sweep.assert_goes_on()
-    promise("A full TMPDIR costs no cell", sweeps=1, lost=0)
+    promise(sweeps=1, lost=0)
 
 
 @pytest.mark.parametrize("full", ["stdout", "stderr"])
 def test_a_log_on_a_full_disk_costs_no_record(tmp_path, full, promise):
+    """Output that cannot be written (a log on a full disk) ends a sweep with exit code 1 and costs no record"""
     sweep = Sweep(tmp_path, cells=2)
     redirection = "> /dev/full" if full == "stdout" else "2> /dev/full"
     result = sweep.run(before=["sh", "-c", f'exec "$@" {redirection}', "sh"])
@@ -150,11 +143,7 @@ def test_a_log_on_a_full_disk_costs_no_record(tmp_path, full, promise):
     if full == "stdout":  # only the table is lost
         assert FULL in lines(result.stderr)[-1] and len(sweep.ok()) == sweep.cells
     sweep.assert_goes_on()
-    promise(
-        "Output that cannot be written (a log on a full disk) ends a sweep with exit code 1 and costs no record",
-        sweeps=1,
-        lost=0,
-    )
+    promise(sweeps=1, lost=0)
 
 
 @contextlib.contextmanager
@@ -183,6 +172,7 @@ def fill(folder, free):
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("free, tracking", [(0, "none"), (16, "none"), (40, "none"), (80, "mlflow"), (900, "mlflow")])
 def test_a_real_disk_of_1_mib(tmp_path, free, tracking, promise):
+    """The same on a real disk of 1 MiB, which then grows"""
     with tmpfs(tmp_path / "disk", "1m") as disk:
         sweep = Sweep(disk, cells=6, tracking=tracking)
         fill(disk, free * 1024)
@@ -195,11 +185,12 @@ def test_a_real_disk_of_1_mib(tmp_path, free, tracking, promise):
         sweep.assert_goes_on()
         if tracking == "mlflow":
             assert len(sweep.mirrored()) == len(sweep.records())
-    promise("The same on a real disk of 1 MiB, which then grows", disks=1, torn=0, lost=0, measured_twice=0)
+    promise(disks=1, none="torn lost measured_twice")
 
 
 @pytest.mark.needs("root")
 def test_a_disk_that_becomes_read_only_is_one_line(tmp_path, promise):
+    """A disk that becomes read-only is one line"""
     with tmpfs(tmp_path / "disk", "64m") as disk:
         sweep = Sweep(disk, cells=20)
         process = sweep.start()
@@ -213,4 +204,4 @@ def test_a_disk_that_becomes_read_only_is_one_line(tmp_path, promise):
         assert "Read-only file system" in lines(stderr)[-1] and str(disk) in lines(stderr)[-1]
         remount(disk, "rw")
         sweep.assert_goes_on()
-    promise("A disk that becomes read-only is one line", disks=1, lost=0)
+    promise(disks=1, lost=0)

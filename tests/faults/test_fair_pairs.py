@@ -32,6 +32,9 @@ def two_labels(folder):
     ],
 )
 def test_a_mechanism_does_not_differ_from_itself(tmp_path, launcher, promise):
+    """A mechanism compared with itself, alone and with another such comparison beside it, is called different in at
+    most 5 % of all pairs
+    """
     pairs = ["bench=compare", "attention=one,other", "bench.min_sample_ms=1", "repeats=8", f"seed=range({PAIRS})"]
     tiny = [word for word in TINY if not word.startswith(("bench.", "repeats="))]
     where = ["--config-dir", str(two_labels(tmp_path)), f"results_dir={tmp_path}/runs", "tracking=none"]
@@ -43,9 +46,4 @@ def test_a_mechanism_does_not_differ_from_itself(tmp_path, launcher, promise):
     ]
     different = len(verdicts) - verdicts.count("tie")
     assert len(verdicts) == PAIRS and different <= MOST * PAIRS, verdicts
-    promise(
-        "A mechanism compared with itself, alone and with another such comparison beside it, is called different in at"
-        " most 5 % of all pairs",
-        pairs=PAIRS,
-        called_different=different,
-    )
+    promise(pairs=PAIRS, called_different=different)

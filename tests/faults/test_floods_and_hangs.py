@@ -42,6 +42,9 @@ TIMEOUT_S, FLOOD_TIMEOUT_S = 6, 20
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_output_without_end_fills_no_disk(tmp_path, kind, promise):
+    """A mechanism that prints without end, or gigabytes, fills no disk and no memory: the last 4,000 characters are
+    kept; one that comes to its end is measured
+    """
     sweep = between_good_ones(tmp_path, kind, f"timeout={FLOOD_TIMEOUT_S}")
     most, stderr = watched(sweep, lambda process: bytes_in(sweep.results / "scratch", sweep.tmp))
     record = the_odd_one(sweep, kind)
@@ -50,13 +53,7 @@ def test_output_without_end_fills_no_disk(tmp_path, kind, promise):
         assert record.stderr_tail.startswith("xxx") and len(record.stderr_tail) <= KEPT_BYTES
     assert most < 2**20
     sweep.wait_for_orphans()
-    promise(
-        "A mechanism that prints without end, or gigabytes, fills no disk and no memory: the last 4,000 characters are"
-        " kept; one that comes to its end is measured",
-        floods=1,
-        most_bytes_on_disk=most,
-        neighbours_lost=0,
-    )
+    promise(floods=1, most_bytes_on_disk=most, neighbours_lost=0)
 
 
 def bytes_in(*folders):
@@ -69,6 +66,10 @@ def bytes_in(*folders):
 
 @pytest.mark.parametrize("kind", STUBBORN)
 def test_a_hang_that_ignores_every_request_ends_in_time(tmp_path, kind, promise):
+    """A mechanism that hangs and ignores, blocks or outlives SIGTERM, with others beside it, is gone 5 s after its
+    timeout; its neighbours are `ok`
+    """
+    assert GRACE_S == 5
     sweep = between_good_ones(tmp_path, kind, f"timeout={TIMEOUT_S}")
     watched(sweep, lambda process: 0)
     record = the_odd_one(sweep, kind)
@@ -76,11 +77,4 @@ def test_a_hang_that_ignores_every_request_ends_in_time(tmp_path, kind, promise)
     late = record.duration_s - TIMEOUT_S
     assert 0 <= late < GRACE_S + 2, record.duration_s
     sweep.wait_for_orphans()
-    promise(
-        f"A mechanism that hangs and ignores, blocks or outlives SIGTERM, with others beside it, is gone"
-        f" {GRACE_S:.0f} s after its timeout; its neighbours are `ok`",
-        hangs=1,
-        neighbours_lost=0,
-        orphans=0,
-        gone_after_its_timeout_by=late,
-    )
+    promise(hangs=1, gone_after_its_timeout_by=late, none="neighbours_lost orphans")

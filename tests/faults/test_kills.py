@@ -4,9 +4,10 @@ import random
 import signal
 import time
 
-import psutil
 import pytest
-from aftermath import Sweep, lines
+from aftermath import Sweep, kill_one, lines
+
+pytestmark = pytest.mark.faults
 
 KILLS = 50
 BATCHES = 10
@@ -28,61 +29,35 @@ def sleep_until(moment, process):
     return process.poll() is None
 
 
-def kill_at(seconds, sweep):
-    """Start a sweep, kill its supervisor only, and wait for what it started; returns for how long."""
-    process = sweep.start()
-    try:
-        sleep_until(time.monotonic() + seconds, process)
-    finally:
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
+    """`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of their
+    own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on
+    """
+    rng = random.Random(batch)
+    # Five with MLflow, which makes a sweep long.
+    settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
+    duration, orphaned_for = undisturbed_seconds(tmp_path / "undisturbed", **settings), 0.0
+    for kill in range(KILLS // BATCHES):
+        sweep = Sweep(tmp_path / str(kill), **settings)
+        process = sweep.start()
+        sleep_until(time.monotonic() + rng.uniform(0, duration), process)
         process.kill()
         process.communicate()
-    return sweep.wait_for_orphans()
-
-
-def survive_kills(folder, kills, rng, **settings):
-    """Kill that many sweeps, each once, each then undisturbed; returns the longest that an orphan lived."""
-    duration, orphaned_for = undisturbed_seconds(folder / "undisturbed", **settings), 0.0
-    for kill in range(kills):
-        sweep = Sweep(folder / str(kill), **settings)
-        orphaned_for = max(orphaned_for, kill_at(rng.uniform(0, duration), sweep))
+        orphaned_for = max(orphaned_for, sweep.wait_for_orphans())
         before = {record.record_id: record for record in sweep.records()}
         sweep.assert_goes_on()
         after = {record.record_id: record for record in sweep.records()}
         assert before.items() <= after.items() and len(after) == sweep.cells
-        if settings.get("tracking") == "mlflow":
+        if batch == 0:
             assert sweep.mirrored() == dict.fromkeys(after, "FINISHED")
-    return orphaned_for
+    none = "lost torn measured_twice orphans left_over"
+    promise(kills=KILLS // BATCHES, all_processes_gone_within=orphaned_for, none=none)
 
 
-@pytest.mark.faults
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_kill_9_at_any_moment_loses_nothing_and_runs_nothing_twice(tmp_path, batch, promise):
-    rng = random.Random(batch)
-    # Five with MLflow, which makes a sweep long.
-    settings = {"cells": 2, "tracking": "mlflow"} if batch == 0 else {"cells": 3, "attention": "odd_family"}
-    orphaned_for = survive_kills(tmp_path, KILLS // BATCHES, rng, **settings)
-    promise(
-        "`kill -9` of a sweep at a random moment (uniform over its duration), while its mechanisms run processes of"
-        " their own (a child, one in a session of its own, a daemon), loses nothing; the same command goes on",
-        kills=KILLS // BATCHES,
-        lost=0,
-        torn=0,
-        measured_twice=0,
-        orphans=0,
-        left_over=0,
-        all_processes_gone_within=orphaned_for,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.commands
-def test_kill_9_loses_nothing_and_runs_nothing_twice(tmp_path):
-    survive_kills(tmp_path, 3, random.Random(0), cells=2, attention="odd_family")
-
-
-@pytest.mark.faults
 @pytest.mark.parametrize("batch", range(2))
 def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, batch, promise):
+    """`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again"""
     rng, kills = random.Random(10 + batch), 6
     settings = {"cells": 3, "attention": "odd_family"}
     duration, killed = undisturbed_seconds(tmp_path / "undisturbed", **settings), 0
@@ -90,32 +65,14 @@ def test_kill_9_of_any_process_below_a_sweep_costs_one_cell_at_most(tmp_path, ba
         sweep = Sweep(tmp_path / str(kill), **settings)
         process = sweep.start()
         sleep_until(time.monotonic() + rng.uniform(0.3, 1) * duration, process)
-        killed += kill_one_below(process, rng)
+        killed += kill_one(rng, process, lambda head: head.children(recursive=True))
         _, stderr = process.communicate(timeout=100)
         assert process.returncode in (0, 1) and "Traceback" not in stderr, stderr
         records = sweep.records()
         assert len(records) == 3 and [record.status for record in records].count("ok") >= 2, stderr
         sweep.wait_for_orphans()
         sweep.assert_goes_on()
-    promise(
-        "`kill -9` of a random process that a sweep has started costs one cell at most, which is measured again",
-        kills=killed,
-        other_cells_lost=0,
-        orphans=0,
-    )
-
-
-def kill_one_below(process, rng):
-    """Kill one of the processes that a sweep has at this moment; returns how many."""
-    while process.poll() is None:
-        try:
-            victims = psutil.Process(process.pid).children(recursive=True)
-            if victims:
-                rng.choice(sorted(victims, key=lambda each: each.pid)).kill()
-                return 1
-        except psutil.Error:
-            continue
-    return 0
+    promise(kills=killed, none="other_cells_lost orphans")
 
 
 def assert_answered(process, stdout, stderr):
@@ -152,9 +109,11 @@ SIGNALS = {
 }
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise):
+    """Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second
+    on; the same command goes on
+    """
     number, until, times = SIGNALS[name]
     rng, settings = random.Random(name), {"cells": 3, "attention": "odd_family"}
     until = until or undisturbed_seconds(tmp_path / "undisturbed", **settings)
@@ -167,18 +126,12 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
         sweep.records()
         if each % 3 == 0:
             sweep.assert_goes_on()
-    promise(
-        "Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second"
-        " on; the same command goes on",
-        signals=sum(each is not None for each in took),
-        tracebacks=0,
-        orphans=0,
-        ended_within=max((each for each in took if each is not None), default=0.0),
-    )
+    ended = [each for each in took if each is not None]
+    promise(signals=len(ended), ended_within=max(ended, default=0.0), none="tracebacks orphans")
 
 
-@pytest.mark.faults
 def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
+    """A second Ctrl-C, within half a second, is as quiet"""
     rng, settings = random.Random(1), {"cells": 3, "attention": "odd_family"}
     duration = undisturbed_seconds(tmp_path / "undisturbed", **settings)
     times = 8
@@ -186,11 +139,11 @@ def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
         first = rng.uniform(PYTHON_STARTS_S, 0.9 * duration)
         interrupt(Sweep(tmp_path / str(each), **settings), [first, first + rng.uniform(0.01, 0.5)], signal.SIGINT)
     Sweep(tmp_path / "0", **settings).assert_goes_on()
-    promise("A second Ctrl-C, within half a second, is as quiet", interrupted=times, tracebacks=0, orphans=0)
+    promise(interrupted=times, none="tracebacks orphans")
 
 
-@pytest.mark.faults
 def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
+    """`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before"""
     sweep = Sweep(tmp_path, cells=3)
     duration = undisturbed_seconds(tmp_path, cells=3)
     first = {record.record_id for record in sweep.records()}
@@ -206,8 +159,4 @@ def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
     for cell_id in newest:
         attempts = sorted(record.attempt for record in records if record.cell_id == cell_id)
         assert attempts == list(range(1, len(attempts) + 1))
-    promise(
-        "`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before",
-        interrupted=times,
-        lost=0,
-    )
+    promise(interrupted=times, lost=0)

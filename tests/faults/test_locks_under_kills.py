@@ -1,18 +1,18 @@
 """Many processes on one folder and one device, killed at random: one cell is measured at a time, and none twice."""
 
-import fcntl
 import itertools
 import os
 import random
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 
 import psutil
 import pytest
 from aftermath import ORPHANS_END_WITHIN_S
-from command import ROOT, TINY, command, environment, family
+from command import ROOT, TINY, command, environment, family, spans
 
+from bench.execution.locks import holder
 from bench.records.store import Store
 
 PROCESSES = 16
@@ -83,29 +83,11 @@ def _words(process):
         return []
 
 
-def spans(log):
-    """From the first to the last sign of life of each process that measured."""
-    moments = defaultdict(list)
-    for line in log.read_text().splitlines():
-        pid, moment = line.split()
-        moments[pid].append(float(moment))
-    return sorted((min(each), max(each)) for each in moments.values())
-
-
-def held(folder):
-    """The lock files in a folder that anybody holds."""
-    found = []
-    for path in folder.glob("*.lock"):
-        with open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(path.name)
-    return found
-
-
 @pytest.mark.faults
 def test_one_cell_at_a_time_and_none_twice_whoever_is_killed(tmp_path, promise):
+    """Of 16 processes that run one sweep on one device while a random one of them, or of what they started, is killed
+    every other second, one measures at a time; no cell is measured twice, no lock outlives its holder
+    """
     crowd, rng, began = Crowd(tmp_path), random.Random(0), time.monotonic()
     sweeps = 0
     while time.monotonic() < began + SECONDS:
@@ -115,7 +97,7 @@ def test_one_cell_at_a_time_and_none_twice_whoever_is_killed(tmp_path, promise):
     while family(str(tmp_path)):
         assert time.monotonic() < last + ORPHANS_END_WITHIN_S
         time.sleep(0.05)
-    assert held(crowd.slots) == held(crowd.results / "locks") == []
+    assert not any(holder(path) for folder in (crowd.slots, crowd.results / "locks") for path in folder.glob("*.lock"))
     assert {path.name for path in crowd.slots.glob("*.lock")} == {"machine.lock"}
     measured = spans(crowd.log)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(measured))
@@ -123,15 +105,10 @@ def test_one_cell_at_a_time_and_none_twice_whoever_is_killed(tmp_path, promise):
     assert len(terminal) == sweeps * CELLS and set(terminal.values()) == {1}
     assert b"Traceback" not in (tmp_path / "stderr").read_bytes()
     promise(
-        "Of 16 processes that run one sweep on one device while a random one of them, or of what they started, is"
-        " killed every other second, one measures at a time; no cell is measured twice, no lock outlives its holder",
         cells=len(terminal),
         measurements_begun=len(measured),
         kills_of_sweeps=crowd.kills["head"],
         kills_of_what_they_started=crowd.kills["other"],
-        overlaps=0,
-        measured_twice=0,
-        locks_left=0,
-        processes_left=0,
         **{"killing for": time.monotonic() - began},
+        none="overlaps measured_twice locks_left processes_left",
     )

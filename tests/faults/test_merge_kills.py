@@ -29,6 +29,9 @@ def contents(results):
 
 @pytest.mark.faults
 def test_a_merge_that_is_killed_goes_on(tmp_path, promise):
+    """`kill -9` of a merge at a random moment tears no record; the same command adds what is missing, and clears what
+    was left over
+    """
     sweeps = [Sweep(tmp_path / str(number), "hydra/launcher=devices", cells=CELLS) for number in range(2)]
     sweeps[1].arguments.append("seq_len=48")
     for sweep in sweeps:
@@ -51,12 +54,4 @@ def test_a_merge_that_is_killed_goes_on(tmp_path, promise):
         said, stderr = again.communicate(timeout=60)
         assert (again.returncode, stderr) == (0, "") and f"{2 * CELLS - len(before)} records added" in said, stderr
         assert contents(into) == whole
-    promise(
-        "`kill -9` of a merge at a random moment tears no record; the same command adds what is missing, and clears"
-        " what was left over",
-        kills=KILLS,
-        kills_between_records=midway,
-        torn=0,
-        lost=0,
-        left_over=0,
-    )
+    promise(kills=KILLS, kills_between_records=midway, none="torn lost left_over")

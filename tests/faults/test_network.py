@@ -12,27 +12,15 @@ from command import ROOT, command, environment
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("strace")]
 
-CELL = ["attention=v_mean", "seq_len=32", "batch_size=1", "num_heads=1", "head_dim=4", "repeats=1", "device=cpu"]
-SHORT = ["training.warmup=1", "training.evaluate_every=2", "training.evaluation_examples=4", "training.test_examples=4"]
-TRAINED = [
-    "task=reversal",
-    "model=encoder",
-    "attention=v_mean",
-    "seq_len=8",
-    "batch_size=4",
-    "training.steps=2",
-    *SHORT,
-]
+CELL = "attention=v_mean seq_len=32 batch_size=1 num_heads=1 head_dim=4 repeats=1"
+TRAINED = """attention=v_mean task=reversal model=encoder seq_len=8 batch_size=4 training.steps=2 training.warmup=1
+    training.evaluate_every=2 training.evaluation_examples=4 training.test_examples=4"""
 SWEEPS = {
-    "latency": ["bench=latency", *CELL],
-    "memory": ["bench=memory", *CELL],
-    "flops": ["bench=flops", *CELL],
-    "roofline": ["bench=roofline", *CELL],
-    "spectral_norm": ["bench=spectral_norm", *CELL],
-    "sketch_error": ["bench=sketch_error", *CELL, "attention=polysketch"],
-    "decode": ["bench=decode", *CELL, "attention=linear"],
-    "compare": ["bench=compare", *CELL, "attention=v_mean,linear"],
-    "train": ["bench=train", *TRAINED, "device=cpu"],
+    **dict.fromkeys(("latency", "memory", "flops", "roofline", "spectral_norm"), CELL),
+    "sketch_error": f"{CELL} attention=polysketch",
+    "decode": f"{CELL} attention=linear",
+    "compare": f"{CELL} attention=v_mean,linear",
+    "train": TRAINED,
 }
 RESULTS = "RESULTS"
 NOTEBOOK = (
@@ -54,9 +42,8 @@ LOOPBACK = re.compile(r"127\.|::1$|::ffff:127\.")
 @pytest.fixture
 def traced(tmp_path):
     """The words before a command that is watched."""
-    words = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-e", "signal=none"]
-    words += ["-o", str(tmp_path / "trace")]
-    return words
+    calls = ["-e", "trace=connect,sendto,sendmsg,sendmmsg", "-e", "signal=none"]
+    return ["strace", "-f", "-qq", "--seccomp-bpf", *calls, "-o", str(tmp_path / "trace")]
 
 
 def addresses(folder):
@@ -66,18 +53,13 @@ def addresses(folder):
 
 def say(promise, found):
     assert [address for address in found if not LOOPBACK.match(address)] == []
-    promise(
-        "No connection, no datagram and no look-up of a name leaves the loopback address: every benchmark, the figures,"
-        " tables and pages, a notebook, the server of `make ui`",
-        commands=1,
-        addresses_on_loopback=len(found),
-        others=0,
-    )
+    promise(commands=1, addresses_on_loopback=len(found), others=0)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_speaks_to_nobody(tmp_path, traced, name, promise):
-    arguments = [*SWEEPS[name], f"results_dir={tmp_path / 'runs'}"]
+    """No connection, no datagram and no look-up of a name leaves the loopback address: every benchmark"""
+    arguments = [f"bench={name}", *SWEEPS[name].split(), "device=cpu", f"results_dir={tmp_path / 'runs'}"]
     watched = [*traced, *command(*arguments)]
     done = subprocess.run(watched, capture_output=True, text=True, env=environment(), cwd=tmp_path)
     assert done.returncode == 0 and "| ok " in done.stdout, done.stderr
@@ -86,6 +68,7 @@ def test_a_sweep_speaks_to_nobody(tmp_path, traced, name, promise):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_figures_tables_and_pages_speak_to_nobody(tmp_path, traced, name, synthetic_results, promise):
+    """No connection, no datagram and no look-up of a name leaves the loopback address: figures, pages"""
     words = [str(synthetic_results) if word == RESULTS else word for word in OTHERS[name]]
     env = environment(RESULTS_DIR=str(synthetic_results))
     done = subprocess.run([*traced, sys.executable, *words], capture_output=True, text=True, env=env, cwd=tmp_path)
@@ -94,6 +77,7 @@ def test_figures_tables_and_pages_speak_to_nobody(tmp_path, traced, name, synthe
 
 
 def test_the_server_of_the_pages_speaks_to_nobody(tmp_path, traced, promise):
+    """No connection, no datagram and no look-up of a name leaves the loopback address: `make ui`"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -12,6 +12,9 @@ from bench.records.store import Store
 
 @pytest.mark.faults
 def test_odd_records_cost_no_other(tmp_path, promise):
+    """A record that is torn, forged, of another type, a pipe, a device or full of nonsense is one line; a sweep goes on
+    beside it, and every figure and table is made of the others
+    """
     arguments = [*TINY, "seed=1,2", "tracking=none", f"results_dir={tmp_path}"]
     assert bench(*arguments).returncode == 0
     fine = {record.record_id for record in Store(tmp_path).load()}
@@ -31,10 +34,4 @@ def test_odd_records_cost_no_other(tmp_path, promise):
         drawn = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
         assert drawn.returncode == 0, drawn.stderr
         assert drawn.stderr.count("skipped, ") == len(UNREADABLE) + len(odd) and "Traceback" not in drawn.stderr
-    promise(
-        "A record that is torn, forged, of another type, a pipe, a device or full of nonsense is one line; a sweep goes"
-        " on beside it, and every figure and table is made of the others",
-        kinds=len(UNREADABLE) + len(odd),
-        lost=0,
-        figures_lost=0,
-    )
+    promise(kinds=len(UNREADABLE) + len(odd), none="lost figures_lost")

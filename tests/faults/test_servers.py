@@ -1,16 +1,17 @@
 """A tracking server that ends, hangs, dawdles or errs costs one line at most, no cell, and no time between cells."""
 
 import signal
-import subprocess
 import time
 from datetime import datetime
 from itertools import pairwise
 
 import pytest
-from command import TINY, bench, command, environment
+from command import TINY, bench, start, wait_for
 from tracking_server import a_free_port, answers, finished, in_front_of, mlflow_server
 
 from bench.records.store import Store
+
+pytestmark = pytest.mark.faults
 
 CELLS = 6
 SWEEP = [word for word in TINY if "min_sample" not in word] + [
@@ -39,18 +40,15 @@ def assert_all_is_told(results, folder):
     assert len(Store(results).load()) == CELLS
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["ends", "hangs"])
 def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promise):
+    """A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost or
+    waits for it, and the next sweep tells it all
+    """
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, send):
-        arguments = [*SWEEP, f"tracking.uri={address}", f"results_dir={results}"]
-        sweep = subprocess.Popen(
-            command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        while len(list(results.glob("records/*"))) < 2:
-            assert sweep.poll() is None
-            time.sleep(0.05)
+        sweep = start(*SWEEP, f"tracking.uri={address}", f"results_dir={results}")
+        wait_for(lambda: len(list(results.glob("records/*"))) >= 2)
         send(number)
         gone = time.monotonic()
         out, err = sweep.communicate(timeout=300)
@@ -61,14 +59,7 @@ def test_a_tracking_server_that_goes_away_costs_no_cell(number, tmp_path, promis
     gap = longest_gap(results)
     assert gap < LONGEST_GAP_S
     assert_all_is_told(results, tmp_path)
-    promise(
-        "A tracking server that ends or hangs during a sweep is one warning, given up after seconds; no cell is lost"
-        " or waits for it, and the next sweep tells it all",
-        servers=1,
-        cells_lost=0,
-        longest_between_two_cells=gap,
-        rest_of_the_sweep=took,
-    )
+    promise(servers=1, cells_lost=0, longest_between_two_cells=gap, rest_of_the_sweep=took)
 
 
 def hangs(request):
@@ -95,9 +86,11 @@ def drips(request):
     return True
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["nobody", hangs, dawdles, errs, drips])
 def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise):
+    """One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs one
+    line, or the slow one none; it is waited for when all is measured, a minute without an answer at most
+    """
     results = tmp_path / "runs"
 
     def sweep(address):
@@ -118,32 +111,20 @@ def test_a_tracking_server_that_is_no_good_costs_no_cell(kind, tmp_path, promise
     gap = longest_gap(results)
     assert gap < LONGEST_GAP_S
     assert_all_is_told(results, tmp_path)
-    promise(
-        "One that is not there, never answers, takes 2 s for each answer, answers with errors, or without end, costs"
-        " one line, or the slow one none; it is waited for when all is measured, a minute without an answer at most",
-        servers=1,
-        cells_lost=0,
-        longest_between_two_cells=gap,
-        whole_sweep=took,
-    )
+    promise(servers=1, cells_lost=0, longest_between_two_cells=gap, whole_sweep=took)
 
 
-@pytest.mark.faults
 def test_ctrl_c_waits_for_no_server(tmp_path, promise):
+    """Ctrl-C waits for no tracking server"""
     results = tmp_path / "runs"
     with mlflow_server(tmp_path) as (address, _), in_front_of(address, hangs) as front:
         assert answers(address)
-        arguments = [*SWEEP, f"tracking.uri={front}", f"results_dir={results}"]
-        sweep = subprocess.Popen(
-            command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        while not list(results.glob("records/*.json")):
-            assert sweep.poll() is None
-            time.sleep(0.05)
+        sweep = start(*SWEEP, f"tracking.uri={front}", f"results_dir={results}")
+        wait_for(lambda: list(results.glob("records/*.json")))
         sweep.send_signal(signal.SIGINT)
         sent = time.monotonic()
         _, err = sweep.communicate(timeout=60)
         took = time.monotonic() - sent
     assert sweep.returncode == 130 and "Traceback" not in err and "Exception" not in err, err
     assert took < 5
-    promise("Ctrl-C waits for no tracking server", signals=1, ended_within=took)
+    promise(signals=1, ended_within=took)

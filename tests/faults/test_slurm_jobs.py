@@ -6,7 +6,7 @@ from collections import Counter
 
 import psutil
 import pytest
-from aftermath import Sweep
+from aftermath import Sweep, rows
 from slurm_cluster import cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("slurm")]
@@ -44,8 +44,7 @@ class Jobs(Sweep):
         return Counter(record.cell_id for record in self.records() if record.terminal)
 
     def assert_done(self, result):
-        rows = [line for line in result.stdout.splitlines() if line.startswith("| ok")]
-        assert (result.returncode, len(rows)) == (0, self.cells), (result.stderr, self.logs())
+        assert (result.returncode, rows(result.stdout)) == (0, self.cells), (result.stderr, self.logs())
         assert len(self.terminal()) == self.cells and set(self.terminal().values()) == {1}
 
 
@@ -55,6 +54,10 @@ def workers(job):
 
 
 def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise):
+    """100 cells in 10 jobs of a real Slurm, without accounting: after `scancel` and `scontrol requeue` of random jobs,
+    `kill -9` of a `slurmd` and of the head, the same command ends with one terminal record for each cell, the whole
+    table and exit code 0
+    """
     rng = random.Random(0)
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=10", cells=100, sleep=0.3)
     head = sweep.start()
@@ -76,20 +79,13 @@ def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise)
     assert not sweep.leftovers() and not slurm.jobs()
     again = sweep.run()
     assert again.stdout == result.stdout and again.returncode == 0
-    promise(
-        "100 cells in 10 jobs of a real Slurm, without accounting: after `scancel` and `scontrol requeue` of random"
-        " jobs, `kill -9` of a `slurmd` and of the head, the same command ends with one terminal record for each cell,"
-        " the whole table and exit code 0",
-        cells=100,
-        jobs_cancelled=3,
-        jobs_requeued=1,
-        daemons_killed=2,
-        lost=0,
-        measured_twice=0,
-    )
+    promise(cells=100, jobs_cancelled=3, jobs_requeued=1, daemons_killed=2, none="lost measured_twice")
 
 
 def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm, tmp_path, promise):
+    """A job of Slurm that is killed (`kill -9` of all its processes) or requeued in the middle of a cell goes on with
+    it; its head submits again what no job has
+    """
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=2", cells=4, sleep=4)
     head = sweep.start()
     scratch = sweep.results / "scratch"
@@ -100,22 +96,17 @@ def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm,
     for process in workers(number):
         process.kill()
     stdout, stderr = head.communicate(timeout=200)
-    rows = [line for line in stdout.splitlines() if line.startswith("| ok")]
-    assert (head.returncode, len(rows)) == (0, 4), (stderr, sweep.logs())
+    assert (head.returncode, rows(stdout)) == (0, 4), (stderr, sweep.logs())
     assert set(sweep.terminal().values()) == {1} and len(sweep.terminal()) == 4
     statuses = Counter(record.status for record in sweep.records())
     assert statuses["interrupted"] == 1 and statuses["ok"] == 4, statuses
-    promise(
-        "A job of Slurm that is killed (`kill -9` of all its processes) or requeued in the middle of a cell goes on"
-        " with it; its head submits again what no job has",
-        jobs_killed=1,
-        jobs_requeued=1,
-        lost=0,
-        measured_twice=0,
-    )
+    promise(jobs_killed=1, jobs_requeued=1, none="lost measured_twice")
 
 
 def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, promise):
+    """A job of Slurm whose time is over saves what it has, queues again by itself and goes on, though its head is
+    dead
+    """
     limits = [
         "hydra.launcher.max_num_timeout=20",
         "hydra.launcher.timeout_min=1",
@@ -131,17 +122,13 @@ def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, prom
     statuses = Counter(record.status for record in sweep.records())
     assert statuses["ok"] == 8 and statuses["interrupted"] >= 1, statuses
     sweep.assert_done(sweep.run())
-    promise(
-        "A job of Slurm whose time is over saves what it has, queues again by itself and goes on, though its head is"
-        " dead",
-        cells=8,
-        lost=0,
-        measured_twice=0,
-        interrupted=statuses["interrupted"],
-    )
+    promise(cells=8, interrupted=statuses["interrupted"], none="lost measured_twice")
 
 
 def test_a_cell_that_takes_its_job_with_it_costs_no_other(slurm, tmp_path, promise):
+    """A cell that takes its whole job of Slurm with it, every time, is a `crash` record after three jobs, the last one
+    of its own; its neighbours are `ok`
+    """
     sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=3", cells=3, sleep=0)
     # In the first cell's place, whatever ends a job before it can say anything: memory, a broken node.
     result = sweep.run(SLEEPY_DEADLY="0")
@@ -151,10 +138,4 @@ def test_a_cell_that_takes_its_job_with_it_costs_no_other(slurm, tmp_path, promi
     (crash,) = (record for record in sweep.records() if record.status == "crash")
     assert crash.reason.startswith("3 jobs ended without a record of it: ")
     sweep.assert_done(sweep.run())
-    promise(
-        "A cell that takes its whole job of Slurm with it, every time, is a `crash` record after three jobs, the last"
-        " one of its own; its neighbours are `ok`",
-        jobs_lost=3,
-        neighbours=2,
-        neighbours_lost=0,
-    )
+    promise(jobs_lost=3, neighbours=2, neighbours_lost=0)

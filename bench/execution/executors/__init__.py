@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bench.execution.executors import devices, ray, slurm
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Options, Runner
 from bench.plan.cell import Cell
-from bench.plan.executors import Cells, Devices, Executor, Ray, Slurm
+from bench.plan.executors import Executor
+
+MODULES: dict[str, Any] = {"devices": devices, "ray": ray, "slurm": slurm}
 
 
 def require_usable(executor: Executor, todo: Sequence[Cell]) -> None:
-    """See, before a sweep is announced, that the executor can run these cells here.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if not todo:
-        return
-    match executor:
-        case Devices():
-            devices.cpu_workers(executor.cores_per_worker)
-        case Ray():
-            ray.require_usable(executor, todo)
-        case Slurm():
-            slurm.require_usable(executor, todo)
+    """Raise `ConfigError`, before a sweep is announced, where the executor cannot run these cells here."""
+    if todo and executor.name in MODULES:
+        MODULES[executor.name].require_usable(executor, todo)
 
 
-def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Have every cell of `todo` measured once; returns when each has a record that it had not before.
 
     Raises:
@@ -36,21 +29,17 @@ def run(executor: Executor, runner: Runner, todo: Sequence[Cell], callback: Call
         UnfinishedError: cells have no record, because what ran them was lost again and again.
         KeyboardInterrupt: after the records of what was interrupted are saved.
     """
-    match executor:
-        case Cells():
-            run_in_turn(runner, todo, callback)
-        case Devices():
-            devices.run(executor, runner, todo, callback)
-        case Ray():
-            ray.run(executor, runner, todo, callback)
-        case Slurm():
-            slurm.run(executor, runner, todo, callback)
+    if executor.name in MODULES:
+        MODULES[executor.name].run(executor, runner, todo, callback)
+    else:
+        run_in_turn(runner, todo, callback)
 
 
-def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run_in_turn(runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure one cell after the other, from this process."""
     for cell in todo:
         try:
-            runner.measure(cell, partial(callback.on_progress, cell), on_start=partial(callback.on_cell_start, cell))
+            options = Options(on_progress=partial(callback.on_progress, cell))
+            runner.measure(cell, options, on_start=partial(callback.on_cell_start, cell))
         finally:
             callback.on_cell_end(cell)

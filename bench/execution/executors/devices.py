@@ -7,13 +7,13 @@ import dataclasses
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from bench.execution.device_locks import core_sets
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Options, Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices
 from bench.plan.machine import gpus_like_the_first, is_gpu
@@ -32,7 +32,7 @@ class Worker(NamedTuple):
     """None: all that this process may use."""
 
 
-def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
     """Measure as many together as there are devices; what must be alone comes at the end, in turn."""
     workers = cpu_workers(settings.cores_per_worker) + gpu_workers(todo)
     # No signal reaches a worker's thread in the middle of saving.
@@ -44,12 +44,13 @@ def run(settings: Devices, runner: Runner, todo: Sequence[Cell], callback: Callb
         pool.run([worker], [cell for cell in alone if cell.config["device"] == device])
 
 
-def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
-    """One for each set of cores, or one with all.
+def require_usable(settings: Devices, todo: Sequence[Cell]) -> None:
+    """Raise `ConfigError` where there are no such sets of cores."""
+    cpu_workers(settings.cores_per_worker)
 
-    Raises:
-        ConfigError: there is no set so large.
-    """
+
+def cpu_workers(cores_per_worker: int | None) -> list[Worker]:
+    """One for each set of cores, or one with all; `ConfigError` where there is no set so large."""
     sets = core_sets(cores_per_worker, "hydra.launcher.cores_per_worker") if cores_per_worker else [None]
     return [Worker("cpu", frozenset({"cpu"}), cores) for cores in sets]
 
@@ -66,27 +67,26 @@ def gpu_workers(cells: Sequence[Cell]) -> list[Worker]:
 class _Pool:
     """A thread for each worker; they take cells from one list. The callback is called in the thread that made this."""
 
-    def __init__(self, runner: Runner, callback: Callback) -> None:
+    def __init__(self, runner: Runner, callback: ProgressBar) -> None:
         self._runner, self._callback = runner, callback
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], bool | None]] = queue.SimpleQueue()
+        """What the workers have to tell; it gives True for a worker that has ended."""
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._todo: deque[Cell] = deque()
-        self._working: set[threading.Thread] = set()
+        self._todo: list[Cell] = []
         self._measuring: set[threading.Thread] = set()
 
     def run(self, workers: Sequence[Worker], todo: Sequence[Cell]) -> None:
         """Have all of them measured."""
         self._todo.extend(todo)
         useful = [worker for worker in workers if any(cell.config["device"] in worker.takes for cell in todo)]
-        # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
-        threads = [threading.Thread(target=self._work, args=(worker,), daemon=True) for worker in useful]
-        self._working.update(threads)
-        for thread in threads:
-            thread.start()
+        for worker in useful:
+            # A worker that waits for a lock cannot be told to stop; it holds nothing that must be saved.
+            threading.Thread(target=self._work, args=(worker,), daemon=True).start()
+        working = len(useful)
         try:
-            while self._working:
-                self._calls.get()()
+            while working:
+                working -= bool(self._calls.get()())
         except BaseException:
             with self._lock:
                 self._stop.set()
@@ -107,30 +107,24 @@ class _Pool:
                 self._measure(cell, worker)
         except BaseException as raised:
             error = raised
-        self._calls.put(partial(self._end, threading.current_thread(), error))
+        self._calls.put(partial(self._end, error))
 
-    def _end(self, thread: threading.Thread, error: BaseException | None) -> None:
-        self._working.discard(thread)
+    def _end(self, error: BaseException | None) -> bool:
         if error is not None and not self._stop.is_set():  # the first one counts
             raise error
+        return True
 
     def _next(self, worker: Worker) -> Cell | None:
         with self._lock:
-            cell = next((cell for cell in self._todo if cell.config["device"] in worker.takes), None)
-            if cell is not None:
-                self._todo.remove(cell)
-            return cell
+            places = (place for place, cell in enumerate(self._todo) if cell.config["device"] in worker.takes)
+            return None if (place := next(places, None)) is None else self._todo.pop(place)
 
     def _measure(self, cell: Cell, worker: Worker) -> None:
         here = dataclasses.replace(cell, config={**cell.config, "device": worker.device})
+        tell = self._callback.on_progress
+        options = Options(on_progress=lambda far: self._calls.put(partial(tell, cell, far)), stop=self._stop)
         try:
-            self._runner.measure(
-                here,
-                lambda progress: self._calls.put(partial(self._callback.on_progress, cell, progress)),
-                on_start=partial(self._start, cell),
-                cores=worker.cores,
-                stop=self._stop,
-            )
+            self._runner.measure(here, options, on_start=partial(self._start, cell), cores=worker.cores)
         finally:
             with self._lock:
                 self._measuring.discard(threading.current_thread())

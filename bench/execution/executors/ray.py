@@ -6,6 +6,7 @@ Tasks return nothing: the records in the results folder, which all nodes must se
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -23,7 +24,9 @@ from typing import Any
 from bench.common.errors import ConfigError, UnfinishedError, one_line
 from bench.execution.device_locks import core_sets, pin_to_free_cores
 from bench.execution.executors import remote
-from bench.execution.runner import Callback, Runner
+from bench.execution.interrupts import Interrupts
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
 from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
@@ -65,13 +68,8 @@ def require_usable(settings: Ray, todo: Sequence[Cell]) -> None:
             socket.create_connection((host, int(port)), CONNECTS_WITHIN_S).close()
 
 
-def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
-    """Measure as many together as the cluster has room for.
-
-    Raises:
-        ConfigError: there is no such cluster.
-        UnfinishedError: the tasks of some cells were lost more often than `max_retries`.
-    """
+def run(settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
+    """Measure as many together as the cluster has room for; a cell may be lost as often as `max_retries`."""
     if not todo:
         return
     remote.begin(runner, todo)
@@ -92,8 +90,13 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
             options |= _local(settings, gpus) | {"_temp_dir": folder}
         stack.callback(ray.shutdown)
-        with _connecting(settings), runner.defer_interrupts():  # Ray may crash when it is interrupted half-way
-            _init(ray, options)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            with _connecting(settings), runner.defer_interrupts():  # Ray may crash when it is interrupted half-way
+                ray.init(**options)
+        finally:  # SIGTERM goes on meaning what it does here
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
         yield ray
 
 
@@ -103,16 +106,6 @@ def _connecting(settings: Ray) -> Iterator[None]:
         yield
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
-
-
-def _init(ray: Any, options: dict[str, Any]) -> None:
-    """Start or find a cluster; SIGTERM goes on meaning what it does here."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(**options)
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
@@ -133,34 +126,35 @@ def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
 class Tasks:
     """The tasks of a sweep. They return nothing: whether a cell has ended, its record says."""
 
-    def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
+    def __init__(self, ray: Any, settings: Ray, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
         self._ray, self._settings, self._callback, self._todo = ray, settings, callback, todo
         self._arguments = str(runner.store.root.absolute()), runner.sweep_id, settings.num_cpus
         self._records = remote.NewRecords(runner, todo)
         self._lost: Counter[str] = Counter()
+        self._reason = f"none was seen within {ARRIVES_WITHIN_S:.0f} s"
         self._running: dict[Any, Cell] = {}
 
     def run(self) -> None:
         """Have all cells measured."""
-        reason: BaseException | None = None
         try:
             for cell in self._todo:
                 self._submit(cell)
             while self._running:
-                reason = self._wait() or reason
+                self._wait()
             # Tasks that were not lost have left a record, which may take its time to be seen here.
             deadline = time.monotonic() + ARRIVES_WITHIN_S
-            while self._is_record_late() and time.monotonic() < deadline:
+            while any(map(self._may_go_on, self._records.missing)) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
                 self._poll()
         except BaseException:
-            self._cancel()
+            # Interrupt what runs, wait until that is saved, and report it.
+            for task in self._running:
+                self._ray.cancel(task)
+            self._ended(INTERRUPTED_WITHIN_S)
             raise
-        missing = list(self._records.missing.values())
-        if missing:
+        if missing := list(self._records.missing.values()):
             count = f"{len(missing)} of {len(self._todo)} cells have no record"
-            why = one_line(reason) if reason else f"none was seen within {ARRIVES_WITHIN_S:.0f} s"
-            raise UnfinishedError(f"{count}: {missing[0].title}, ...: {why}; the same command goes on")
+            raise UnfinishedError(f"{count}: {missing[0].title}, ...: {self._reason}; the same command goes on")
 
     def _submit(self, cell: Cell) -> None:
         # Ray's own retries count some losses only, and others without limit.
@@ -170,59 +164,48 @@ class Tasks:
             task = task.options(num_gpus=self._settings.num_gpus)
         self._running[task.remote(*self._arguments, cell.cell_id, on_gpu)] = cell
 
-    def _wait(self) -> BaseException | None:
-        """See what has ended, and submit again what was lost; returns why a task was lost, if one was.
-
-        Raises:
-            ConfigError: a worker cannot measure.
-            OSError: a record could not be saved, say.
-        """
-        tasks = list(self._running)
-        ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=POLL_S, fetch_local=False)
-        self._poll()
-        reason = None
-        for task in ended:
+    def _wait(self) -> None:
+        """See what has ended, and submit again what was lost; raises what a worker raised."""
+        for task in self._ended(POLL_S):
             cell = self._running.pop(task)
-            error = self._error(task)
-            if error is not None and cell.cell_id in self._records.missing:
-                reason = error
-                self._lost[cell.cell_id] += 1
-                if self._lost[cell.cell_id] <= self._settings.max_retries:
-                    self._submit(cell)
-        return reason
+            try:
+                self._ray.get(task)
+            except self._ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except self._ray.exceptions.RayError as error:
+                if cell.cell_id in self._records.missing:
+                    self._reason = one_line(error)
+                    self._lost[cell.cell_id] += 1
+                    if self._may_go_on(cell.cell_id):
+                        self._submit(cell)
+
+    def _ended(self, within_s: float) -> list[Any]:
+        """The tasks that have ended by then; their records are reported."""
+        tasks = list(self._running)
+        ended = self._ray.wait(tasks, num_returns=len(tasks), timeout=within_s, fetch_local=False)[0] if tasks else []
+        self._poll()
+        return ended
+
+    def _may_go_on(self, cell_id: str) -> bool:
+        return self._lost[cell_id] <= self._settings.max_retries
 
     def _poll(self) -> None:
         for cell in self._records.poll():
             self._callback.on_cell_end(cell)
 
-    def _is_record_late(self) -> bool:
-        return any(self._lost[cell_id] <= self._settings.max_retries for cell_id in self._records.missing)
-
-    def _error(self, task: Any) -> Exception | None:
-        try:
-            self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except self._ray.exceptions.RayError as error:
-            return error
-        return None
-
-    def _cancel(self) -> None:
-        """Interrupt what runs, wait until that is saved, and report it."""
-        for task in self._running:
-            self._ray.cancel(task)
-        if self._running:
-            tasks = list(self._running)
-            self._ray.wait(tasks, num_returns=len(tasks), timeout=INTERRUPTED_WITHIN_S, fetch_local=False)
-        self._poll()
-
 
 def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu: bool) -> None:
     """The task: measure one cell in this process."""
+    interrupts = Interrupts()
     with contextlib.nullcontext() if on_gpu else pin_to_free_cores(num_cpus, CPUS) as cores:
         try:
-            remote.measure(Path(results_dir), sweep_id, [cell_id], cores=cores)
+            runner, todo = remote.load(Path(results_dir), sweep_id)
         except PlanError as error:
             raise ConfigError(
                 f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"
             ) from None
+        runner = dataclasses.replace(runner, defer_interrupts=interrupts.deferred)
+        with interrupts.caught():
+            for cell in todo:
+                if cell.cell_id == cell_id:
+                    runner.measure(cell, cores=cores)

@@ -25,7 +25,8 @@ from bench import measures
 from bench.common.errors import ConfigError, bounded, say
 from bench.execution.executors import remote
 from bench.execution.locks import hold
-from bench.execution.runner import Callback, Runner
+from bench.execution.progress_bar import ProgressBar
+from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Slurm
 from bench.records import plans
@@ -42,8 +43,8 @@ MAX_INTERRUPTIONS = 20
 # While no job has left any record, so many cells try again, alone: something else than the cells may be at fault.
 MAX_TRIAL_JOBS = 10
 POLL_S = 1.0
-# Between two looks at the queue: soon after something has happened, later as rarely as is polite to the controller.
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+# Between two looks at the queue, as rarely as is polite to the controller: records say earlier what has ended well.
+LOOK_S = 15.0
 
 
 class Task(NamedTuple):
@@ -72,128 +73,89 @@ def require_usable(settings: Slurm, todo: Sequence[Cell]) -> None:
             )
 
 
-def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: Callback) -> None:
-    """Have the cells measured by jobs: those that are there already, then new ones.
-
-    Raises:
-        ConfigError: Slurm does not take the jobs.
-        KeyboardInterrupt: the jobs go on.
-    """
+def run(settings: Slurm, runner: Runner, todo: Sequence[Cell], callback: ProgressBar) -> None:
+    """Have the cells measured by jobs: those that are there already, then new ones. After Ctrl-C the jobs go on."""
     if not todo:
-        remote.finish(runner)
+        remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
         return
     for cell in todo:
         if cell.unsupported is not None:  # no job is needed to say so
             runner.measure(cell)
             callback.on_cell_end(cell)
+    rest = [cell for cell in todo if cell.unsupported is None]
     queue = Queue(settings, runner.store.root.absolute() / plans.FOLDER / runner.sweep_id / "slurm", runner.sweep_id)
     with hold(queue.folder / "head.lock", f"sweep {runner.sweep_id}", say):
         try:
-            rest = _wait_for_earlier_jobs(queue, runner, todo, callback)
-            if rest:
-                remote.begin(runner, rest)
-                queue.clear()
-                Submitter(queue, runner, rest, callback).run()
-            remote.finish(runner)
-            queue.clear()
+            earlier = queue.clear(queue.active())
+        except SubmissionError as error:
+            raise ConfigError(f"hydra/launcher=slurm: {error}") from None
+        if earlier:
+            say(f"slurm: {len(earlier)} jobs of this sweep are there, waiting for them")
+        remote.begin(runner, rest)
+        try:
+            Submitter(queue, runner, rest, callback, earlier).run()
         except KeyboardInterrupt:
             if names := ",".join(queue.names()):
                 results = shlex.quote(str(runner.store.root))
                 wait = f"python -m bench.cli.wait {runner.sweep_id} --results {results}"
                 say(f"slurm: jobs go on; `{wait}` waits for them, `scancel --name={names}` ends them")
             raise
-
-
-def _wait_for_earlier_jobs(queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback) -> list[Cell]:
-    """Wait for the jobs that a killed process has submitted; returns the cells that nobody has measured since."""
-    try:
-        active = queue.active()
-    except SubmissionError as error:
-        raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-    with contextlib.suppress(plans.PlanError):  # nobody has begun
-        earlier, cells = remote.load(runner.store.root, runner.sweep_id)
-        if active:
-            say(f"slurm: {len(active)} jobs of this sweep are there, waiting for them")
-            Submitter(queue, earlier, cells, callback, reported={cell.cell_id for cell in todo}).run()
-    records = remote.NewRecords(runner, [cell for cell in todo if cell.unsupported is None])
-    records.poll()
-    return list(records.missing.values())
+        remote.round_file(runner.store.root, runner.sweep_id).unlink(missing_ok=True)
+        queue.cancel()
 
 
 class Queue:
     """The jobs of a sweep, found by their names: a process that submitted them may be gone.
 
-    Args:
-        settings: what they ask for.
-        folder: `slurm` beside the sweep's plan, with a file for each array that says which cells its tasks have.
-        sweep_id: of the plan.
+    In `folder`, beside the sweep's plan, a file for each array says which cells its tasks have.
     """
 
     def __init__(self, settings: Slurm, folder: Path, sweep_id: str) -> None:
         self.settings, self.folder, self._prefix = settings, folder, f"attention-zoo-{sweep_id}-"
         folder.mkdir(exist_ok=True)
-        self._held: set[Task] = set()
 
     def names(self) -> list[str]:
         """The names of the arrays that were submitted, or were about to be."""
         return sorted(file.stem for file in self.folder.glob(f"{self._prefix}*.json"))
 
-    def cells_of_tasks(self) -> dict[Task, list[str]]:
-        """The ids of the cells that each task has."""
-        lists = {name: json.loads((self.folder / f"{name}.json").read_text()) for name in self.names()}
-        return {Task(name, number): chunk for name, chunks in lists.items() for number, chunk in enumerate(chunks)}
-
     def active(self) -> set[Task]:
-        """The tasks that wait or run.
-
-        Raises:
-            SubmissionError: the controller does not answer.
-        """
-        names = self.names()
-        if not names:
+        """The tasks that wait or run; `SubmissionError` if the controller does not answer."""
+        if not (names := self.names()):
             return set()
-        answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%i|%j|%T|%r")
-        active = set()
-        for line in answer.splitlines():
-            match = re.fullmatch(r"(\d+_(\d+))\|([^|]+)\|([^|]*)\|(.*)", line.strip())
-            if match and match[3] in names:
-                active.add(task := Task(match[3], int(match[2])))
-                if "held" in match[5].lower() and task not in self._held:
-                    self._held.add(task)
-                    reason = bounded(match[5])
-                    say(f"slurm: job {match[1]} does not start, {reason}; `scontrol release` lets it")
-        return active
+        answer = _call("squeue", "--noheader", "--array", f"--name={','.join(names)}", "--format=%j %K")
+        found = re.findall(r"^(\S+) (\d+)\s*$", answer, re.MULTILINE)
+        return {Task(name, int(number)) for name, number in found if name in names}
+
+    def clear(self, active: Iterable[Task]) -> dict[Task, list[str]]:
+        """Forget the arrays without an active task; returns the ids of the cells that each of these tasks has."""
+        kept = {task.name for task in active}
+        for name in set(self.names()) - kept:
+            (self.folder / f"{name}.json").unlink()
+        chunks = {name: json.loads((self.folder / f"{name}.json").read_text()) for name in kept}
+        return {task: chunks[task.name][task.number] for task in active}
+
+    def cancel(self) -> None:
+        """Have no jobs any more: those that still wait have nothing to do."""
+        if names := self.names():
+            with contextlib.suppress(SubmissionError):
+                _call("scancel", "--quiet", "--state=PENDING", f"--name={','.join(names)}")
+        self.clear(())
 
     def submit(self, chunks: Sequence[Sequence[Cell]]) -> list[Task]:
-        """Submit an array with a task for each chunk.
-
-        Raises:
-            SubmissionError: Slurm does not take it.
-        """
+        """Submit an array with a task for each chunk; `SubmissionError` if Slurm does not take it."""
         name = f"{self._prefix}{secrets.token_hex(3)}"
         file = self.folder / f"{name}.json"
         # Before its jobs: if this process is killed in between, it has submitted nothing, or all.
         write_atomically(file, json.dumps([[cell.cell_id for cell in chunk] for chunk in chunks]).encode())
-        script = file.with_suffix(".sh")
-        script.write_text(batch_script(self.settings, name, file, len(chunks)))
+        script = batch_script(self.settings, name, file, len(chunks))
         try:
-            answer = _call("sbatch", "--parsable", str(script))
+            number = _call("sbatch", "--parsable", text=script).strip().partition(";")[0]
         except SubmissionError:
-            if not self._is_there(name):
-                file.unlink()
-                script.unlink()
-                raise
-            answer = "?"
-        number = answer.strip().partition(";")[0]
+            # A controller that was too late to say that it has taken it starts jobs that find nothing to do.
+            file.unlink()
+            raise
         say(f"slurm: submitted {number}_[0-{len(chunks) - 1}], {sum(map(len, chunks))} cells; logs in {self.folder}")
         return [Task(name, number) for number in range(len(chunks))]
-
-    def _is_there(self, name: str) -> bool:
-        """Whether an array is there although sbatch has failed: a controller that answers late has taken it."""
-        try:
-            return bool(_call("squeue", "--noheader", f"--name={name}"))
-        except SubmissionError:
-            return True  # nobody knows; cells without a job are found later
 
     def last_log_line(self, task: Task) -> str:
         """The last line of a task's log."""
@@ -202,15 +164,6 @@ class Queue:
         except OSError:
             return "it has no log"
         return bounded(next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty"), 300)
-
-    def clear(self) -> None:
-        """Have no jobs any more: those that still wait have nothing to do."""
-        if names := self.names():
-            with contextlib.suppress(SubmissionError):
-                _call("scancel", "--quiet", "--state=PENDING", f"--name={','.join(names)}")
-        for name in names:
-            for suffix in (".json", ".sh"):
-                (self.folder / f"{name}{suffix}").unlink(missing_ok=True)
 
 
 def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
@@ -242,82 +195,72 @@ def batch_script(settings: Slurm, name: str, file: Path, tasks: int) -> str:
 
 
 class Submitter:
-    """Submits jobs until each cell has a new record.
-
-    Args:
-        queue: of the sweep; jobs that are there already are waited for.
-        runner: of the sweep.
-        todo: the cells.
-        callback: gets the cells that have ended.
-        reported: the ids of the cells that it gets; None: all.
-    """
+    """Submits jobs until each cell has a new record; `tasks` are there already, with the ids of their cells."""
 
     def __init__(
-        self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: Callback, reported: set[str] | None = None
+        self, queue: Queue, runner: Runner, todo: Sequence[Cell], callback: ProgressBar, tasks: dict[Task, list[str]]
     ) -> None:
-        self._queue, self._runner, self._callback = queue, runner, callback
-        self._reported = reported if reported is not None else {cell.cell_id for cell in todo}
-        self._new_records = remote.NewRecords(runner, todo)
-        self._tasks = queue.cells_of_tasks()
-        self._counts_at_submission = dict.fromkeys(self._tasks, 0)
-        """How many records the cells of a task had together."""
-        self._counts_at_start = self._record_counts()
+        self._queue, self._runner, self._callback, self._tasks = queue, runner, callback, tasks
+        self._new = remote.NewRecords(runner, todo)
+        self._counts_at_submission = dict.fromkeys(tasks, 0)
+        """How many new records the cells of a task had together."""
         self._ended_once: set[Task] = set()
         self._failed_jobs: Counter[str] = Counter()
         """By cell: jobs in a row that ended without a record of any of their cells."""
-        self._interruptions: Counter[str] = Counter()
         self._last_task: dict[str, Task] = {}
         self._any_job_worked = False
         self._last_message = ""
 
     def run(self) -> None:
         """Return when all cells have one."""
-        pause, next_look = SHORTEST_PAUSE_S, 0.0
+        next_look = 0.0
         while True:
             self._report()
-            if not self._new_records.missing:
+            if not self._new.missing:
                 return
             if time.monotonic() >= next_look:
-                pause = SHORTEST_PAUSE_S if self._step() else min(pause * 1.5, LONGEST_PAUSE_S)
-                next_look = time.monotonic() + pause
+                self._look()
+                next_look = time.monotonic() + LOOK_S
             time.sleep(POLL_S)
 
     def _report(self) -> None:
-        for cell in self._new_records.poll():
-            if cell.cell_id in self._reported:
-                self._callback.on_cell_end(cell)
+        for cell in self._new.poll():
+            self._callback.on_cell_end(cell)
 
-    def _step(self) -> bool:
-        """Look at the queue and submit the cells that no job has; returns whether anything has happened."""
+    def _look(self) -> None:
+        """Look at the queue and submit the cells that no job has."""
         try:
-            active = self._queue.active()
-        except SubmissionError as error:  # it is being restarted, or has too much to do
-            self._say_once(f"slurm: {error}; trying again")
-            return False
-        ended = self._tasks.keys() - active
-        # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
-        counts = self._record_counts()
-        for task in ended & self._ended_once:
-            self._note_end(task, counts)
-        self._report()
-        self._give_up()
-        self._ended_once = ended - self._ended_once
-        submitted = {cell_id for chunk in self._tasks.values() for cell_id in chunk}
-        idle = [cell for cell_id, cell in self._new_records.missing.items() if cell_id not in submitted]
-        return bool(idle and self._submit(idle)) or bool(ended)
+            ended = self._tasks.keys() - self._queue.active()
+            self._report()
+            # A slow file system shows records later than the queue loses their job: it has to be gone at two looks.
+            for task in ended & self._ended_once:
+                self._note_end(task)
+            self._give_up()
+            self._ended_once = ended - self._ended_once
+            submitted = {cell_id for chunk in self._tasks.values() for cell_id in chunk}
+            self._submit([cell for cell_id, cell in self._new.missing.items() if cell_id not in submitted])
+        except SubmissionError as error:
+            if not self._tasks and not self._last_task:
+                raise ConfigError(f"hydra/launcher=slurm: {error}") from None
+            line = f"slurm: {error}; trying again"  # it is being restarted, or has too much to do
+            if line != self._last_message:
+                say(line)
+            self._last_message = line
 
-    def _note_end(self, task: Task, counts: Counter[str]) -> None:
+    def _count(self, chunk: Iterable[str]) -> int:
+        return sum(self._new.counts[cell_id] for cell_id in chunk)
+
+    def _note_end(self, task: Task) -> None:
         chunk = self._tasks.pop(task)
-        failed = _total(counts, chunk) <= self._counts_at_submission.pop(task)
+        failed = self._count(chunk) <= self._counts_at_submission.pop(task)
         self._any_job_worked = self._any_job_worked or not failed
         for cell_id in chunk:
             self._failed_jobs[cell_id] = self._failed_jobs[cell_id] + 1 if failed else 0
-            self._interruptions[cell_id] = _total(counts, [cell_id]) - _total(self._counts_at_start, [cell_id])
             self._last_task[cell_id] = task
 
     def _give_up(self) -> None:
         """Write `crash` records for the cells whose jobs fail, or for all cells where every job has failed."""
-        missing = self._new_records.missing
+        missing = self._new.missing
         reasons = {cell_id: why for cell_id in missing if (why := self._why_hopeless(cell_id))}
         if reasons and not self._any_job_worked and not self._tasks:
             reasons = dict.fromkeys(missing, next(iter(reasons.values()))) | reasons
@@ -329,58 +272,32 @@ class Submitter:
         if self._failed_jobs[cell_id] >= MAX_FAILED_JOBS:
             line = self._queue.last_log_line(self._last_task[cell_id])
             return f"{MAX_FAILED_JOBS} jobs ended without a record of it: {line}"
-        if self._interruptions[cell_id] >= MAX_INTERRUPTIONS:
+        if self._new.counts[cell_id] >= MAX_INTERRUPTIONS:
             return f"interrupted in each of {MAX_INTERRUPTIONS} jobs"
         return None
 
-    def _submit(self, cells: Sequence[Cell]) -> bool:
-        try:
-            chunks = self._split(cells)
-            for start in range(0, len(chunks), MAX_TASKS):
-                array = chunks[start : start + MAX_TASKS]
-                before = self._record_counts()
-                for task, chunk in zip(self._queue.submit(array), array, strict=True):
-                    self._tasks[task] = [cell.cell_id for cell in chunk]
-                    self._counts_at_submission[task] = _total(before, self._tasks[task])
-        except SubmissionError as error:
-            if not self._tasks and not self._failed_jobs:
-                raise ConfigError(f"hydra/launcher=slurm: {error}") from None
-            self._say_once(f"slurm: {error}; trying again")
-            return False
-        return bool(chunks)
+    def _submit(self, cells: Sequence[Cell]) -> None:
+        chunks = self._split(cells)
+        for start in range(0, len(chunks), MAX_TASKS):
+            array = chunks[start : start + MAX_TASKS]
+            for task, chunk in zip(self._queue.submit(array), array, strict=True):
+                self._tasks[task] = [cell.cell_id for cell in chunk]
+                self._counts_at_submission[task] = self._count(self._tasks[task])
 
     def _split(self, cells: Sequence[Cell]) -> list[Sequence[Cell]]:
         """The cells of each new job; a cell is alone in the last job that it may get, and costs no other."""
-        if self._failed_jobs and not self._any_job_worked:
-            trials = sum(self._failed_jobs[chunk[0]] > 0 for chunk in self._tasks.values())
-            return [[cell] for cell in cells[: max(0, MAX_TRIAL_JOBS - trials)]]
-        size = self._queue.settings.cells_per_job
-        last_chance = {
-            cell_id
-            for cell_id in self._last_task
-            if max(self._failed_jobs[cell_id], self._interruptions[cell_id]) >= MAX_FAILED_JOBS - 1
-        }
-        others = [cell for cell in cells if cell.cell_id not in last_chance]
-        alone = [[cell] for cell in cells if cell.cell_id in last_chance]
+        if self._last_task and not self._any_job_worked:
+            return [[cell] for cell in cells[: max(0, MAX_TRIAL_JOBS - len(self._tasks))]]
+        size, lost = self._queue.settings.cells_per_job, self._failed_jobs | self._new.counts
+        others = [cell for cell in cells if lost[cell.cell_id] < MAX_FAILED_JOBS - 1]
+        alone = [[cell] for cell in cells if lost[cell.cell_id] >= MAX_FAILED_JOBS - 1]
         return [*(others[start : start + size] for start in range(0, len(others), size)), *alone]
 
-    def _record_counts(self) -> Counter[str]:
-        return Counter(name.partition("-")[0] for name in self._runner.store.names())
 
-    def _say_once(self, line: str) -> None:
-        if line != self._last_message:
-            self._last_message = line
-            say(line)
-
-
-def _total(counts: Counter[str], cell_ids: Iterable[str]) -> int:
-    """How many records cells have."""
-    return sum(counts[cell_id[:16]] for cell_id in cell_ids)
-
-
-def _call(tool: str, *arguments: str) -> str:
+def _call(tool: str, *arguments: str, text: str = "") -> str:
+    command = [tool, *arguments]
     try:
-        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+        answer = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
     except subprocess.TimeoutExpired:
         raise SubmissionError(f"{tool} does not answer within {ANSWERS_WITHIN_S:g} s") from None
     except OSError as error:

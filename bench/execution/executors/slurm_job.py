@@ -16,31 +16,39 @@ from pathlib import Path
 from bench.common.errors import ConfigError, one_line, say, without_credentials
 from bench.execution.executors import devices, remote, run_in_turn
 from bench.execution.interrupts import Interrupts
-from bench.measures.progress import Progress
+from bench.execution.progress_bar import ProgressBar
 from bench.plan.cell import Cell
 from bench.plan.executors import Devices, Slurm, check
 from bench.plan.machine import is_gpu, visible_gpus
 from bench.records import plans
-from bench.records.store import Store
-from bench.records.table import line
 
 # Neither a success nor the cells' fault; see sysexits(3).
 TRY_AGAIN = 75
 
 
 def main(file: Path, index: int) -> int:
-    """Measure; returns the exit code.
+    """Measure, on several GPUs together if there are as many; returns the exit code.
 
-    Args:
-        file: RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
-        index: of this one.
+    The file is RESULTS/sweeps/SWEEP/slurm/NAME.json, a list of cell ids for each task.
     """
     interrupts = Interrupts()
     results_dir, sweep_id = file.parents[3], file.parents[1].name
     try:
         with interrupts.caught(signal.SIGUSR2):
             chunk = json.loads(file.read_text())[index]
-            measure(results_dir, sweep_id, chunk, interrupts)
+            runner, cells = remote.load(results_dir, sweep_id)
+            runner = dataclasses.replace(runner, defer_interrupts=interrupts.deferred)
+            records = remote.NewRecords(runner, [cell for cell in cells if cell.cell_id in chunk])
+            records.poll()
+            todo = list(records.missing.values())
+            on_gpus = any(is_gpu(cell.config["device"]) for cell in todo)
+            if on_gpus and not visible_gpus():
+                raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
+            log = _Log(runner.store, len(todo))
+            if on_gpus and len(visible_gpus()) > 1:
+                devices.run(Devices(timings_alone=runner.timings_alone), runner, todo, log)
+            else:
+                run_in_turn(runner, todo, log)
     except KeyboardInterrupt:
         print("interrupted: the next job goes on", file=sys.stderr)
         if interrupts.first == signal.SIGUSR2:
@@ -52,43 +60,11 @@ def main(file: Path, index: int) -> int:
     return 0
 
 
-def measure(results_dir: Path, sweep_id: str, chunk: list[str], interrupts: Interrupts) -> None:
-    """Measure the cells of a chunk, on several GPUs together if there are as many.
-
-    Raises:
-        ConfigError: cells need a GPU, and the node shows none.
-        PlanError: there is nothing to do.
-        KeyboardInterrupt: after the interrupted cell's record was saved.
-    """
-    runner, cells = remote.load(results_dir, sweep_id)
-    records = remote.NewRecords(runner, [cell for cell in cells if cell.cell_id in chunk])
-    records.poll()
-    todo = list(records.missing.values())
-    gpus = len(visible_gpus()) if any(is_gpu(cell.config["device"]) for cell in todo) else None
-    if gpus == 0:
-        raise ConfigError(f"{os.uname().nodename} shows no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)")
-    runner = dataclasses.replace(runner, defer_interrupts=interrupts.deferred)
-    if gpus is not None and gpus > 1:
-        devices.run(Devices(timings_alone=runner.timings_alone), runner, todo, _Log(runner.store))
-    else:
-        run_in_turn(runner, todo, _Log(runner.store))
-
-
-class _Log:
-    """A line when a cell begins and one when it has ended: of a job that dies, the last one says where it was."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
+class _Log(ProgressBar):
+    """A line also when a cell begins: of a job that dies, the last one says where it was."""
 
     def on_cell_start(self, cell: Cell) -> None:
         say(f"{cell.title} begins")
-
-    def on_progress(self, cell: Cell, progress: Progress) -> None:
-        """Nothing is said of it; curves are mirrored by the process that sees the records."""
-
-    def on_cell_end(self, cell: Cell) -> None:
-        for record in self._store.of_cell(cell.cell_id)[-1:]:
-            say(line(record))
 
 
 def _requeue(results_dir: Path, sweep_id: str) -> None:

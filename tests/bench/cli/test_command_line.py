@@ -9,7 +9,7 @@ from synthetic_records import config, record
 import attention_zoo
 from bench import api
 from bench.cli import main as app
-from bench.execution.preview import preview
+from bench.execution.sweep import preview
 from bench.plan.load import Loader
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.store import Store

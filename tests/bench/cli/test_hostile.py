@@ -152,12 +152,8 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(case, tmp_path):
 @pytest.mark.faults
 @pytest.mark.parametrize("case", WITHOUT_A_RECORD[::4], ids=name)
 def test_the_real_command_says_one_line(case, tmp_path, promise):
+    """A mistake in a configuration, a folder or a flag is one line with its key and exit code 2, before a cell starts;
+    nothing is written outside the results folder
+    """
     took = require_one_line_of_the_command(case[1], tmp_path)
-    promise(
-        "A mistake in a configuration, a folder or a flag is one line with its key and exit code 2, before a cell"
-        " starts; nothing is written outside the results folder",
-        commands=1,
-        tracebacks=0,
-        cells_started=0,
-        processor_time=took,
-    )
+    promise(commands=1, processor_time=took, none="tracebacks cells_started")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import api, compile
-from bench.execution import cell_process
+from bench.execution import runner
 from bench.execution.child import ProgressFile
 from bench.measures.progress import Progress
 from bench.plan.load import Loader
@@ -25,9 +25,9 @@ class Child:
 @pytest.mark.parametrize(("compiling_s", "ends"), [(0.0, False), (4.0, False), (6.0, True)])
 def test_a_timeout_does_not_count_what_went_into_compiling(compiling_s, ends, tmp_path, monkeypatch):
     child, file = Child(), tmp_path / "progress"
-    monkeypatch.setattr(cell_process, "time", SimpleNamespace(monotonic=lambda: child.now))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: child.now))
     file.write_text(Progress(compiling_s=compiling_s).encode())
-    assert cell_process.wait_for(child, 5.0, file, cell_process.Options()) == ends
+    assert runner.wait_for(child, 5.0, file, runner.Options()) == ends
 
 
 def test_a_child_tells_how_long_it_compiled(tmp_path):

@@ -1,6 +1,7 @@
 """What is seen of cells before anything is measured: what their mechanisms refuse, and inputs that cannot be read."""
 
 import os
+import re
 import sys
 import time
 
@@ -44,15 +45,12 @@ def test_what_can_be_built_stays_as_it_was_and_nothing_is_written(tmp_path):
 
 
 def test_the_reason_why_a_mechanism_does_not_support_a_cell_is_told(tmp_path):
+    reason = "causal=true: linformer cannot hide the future from the past"
     linformer, flash = checked(tmp_path, a_cell("linformer", causal=True), a_cell("flash", causal=True))
-    assert linformer.unsupported == "causal=true: linformer cannot hide the future from the past"
-    assert flash.unsupported is None
-
-
-def test_a_comparison_names_which_of_its_mechanisms_is_unsupported(tmp_path):
+    assert linformer.unsupported == reason and flash.unsupported is None
+    # A comparison names which of its mechanisms it is.
     cells = merge_compared([a_cell(name, bench="compare", causal=True) for name in ("flash", "linformer")])
-    (cell,) = checked(tmp_path, *cells)
-    assert cell.unsupported == "linformer: causal=true: linformer cannot hide the future from the past"
+    assert [cell.unsupported for cell in checked(tmp_path, *cells)] == [f"linformer: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +61,8 @@ def test_a_comparison_names_which_of_its_mechanisms_is_unsupported(tmp_path):
     ],
 )
 def test_what_a_constructor_refuses_is_one_line_with_its_key(attention, line, tmp_path):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
         checked(tmp_path, a_cell("flash"), a_cell(attention))
-    assert str(refused.value) == line
 
 
 @pytest.mark.parametrize("ending", ["error", "exit", "oom", "segfault", "dies", "interrupts", "hang"])
@@ -100,15 +97,8 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, changes, line, tmp_path
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     inputs = {key: str(tmp_path / value) if value in LOCAL else value for key, value in inputs.items()}
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match="^" + re.escape(line.format(tmp_path))):
         checked(tmp_path, a_cell("flash", inputs={"name": "pretrained", **inputs}, **changes))
-    assert str(refused.value).startswith(line.format(tmp_path))
-
-
-@pytest.mark.parametrize("inputs", [{"text": 5}, {"model": None}, {"text": ""}, {"window": 0}])
-def test_inputs_of_other_types_are_no_plan(inputs):
-    with pytest.raises(ConfigError, match=f"^inputs.{next(iter(inputs))}="):
-        a_cell("flash", inputs={"name": "pretrained", **inputs})
 
 
 def test_one_look_does_for_all_seeds(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from command import HERE, ROOT, environment
+from command import HERE, ROOT, environment, wait_for
 
 from bench.execution import processes
 from bench.plan.sources import Source
@@ -19,7 +19,7 @@ TASK = """
 import json, os, random, signal, subprocess, sys, threading, time
 
 def main():
-    print(json.dumps(WHAT), flush=True)
+    os.write(0, json.dumps(WHAT).encode())
     sys.stdin.readline()
     THEN
 """
@@ -42,13 +42,9 @@ def start(request, folder):
     def started(expression, then="pass", sources=(), **env):
         name = f"task_{len(list(folder.glob('*.py')))}"
         (folder / f"{name}.py").write_text(TASK.replace("WHAT", expression).replace("THEN", then))
-        read, write = os.pipe()
-        wanted = environment(ATTENTION_ZOO_START=request.param, **env)
-        child = processes.start(name, wanted, sources, outputs=[write, 2])
-        os.close(write)
+        child = processes.start(name, environment(ATTENTION_ZOO_START=request.param, **env), sources)
         children.append(child)
-        with os.fdopen(read) as replies:
-            return child, json.loads(replies.readline())
+        return child, json.loads(child.channel.recv(1000))
 
     yield started
     for child in children:
@@ -65,28 +61,24 @@ def test_a_child_has_a_session_an_environment_and_a_folder_of_its_own(start, tmp
     assert colour == "red"
 
 
-DRAWS = (
-    "[random.random(), __import__('numpy').random.rand(), "
-    "__import__('torch').rand(1, dtype=__import__('torch').float64).item()]"
-)
+SEEN = """[
+    threading.active_count(),
+    len([x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]),
+    random.random(),
+    __import__('numpy').random.rand(),
+    __import__('torch').rand(1, dtype=__import__('torch').float64).item(),
+]"""
 
 
-def test_children_draw_numbers_of_their_own(start):
+def test_a_child_inherits_no_thread_no_file_and_no_state_of_random_generators(start):
     drawn = []
     for _ in range(2):
-        child, numbers = start(DRAWS)
-        drawn += numbers
+        child, (threads, files, *numbers) = start(SEEN)
         child.end()
+        drawn += numbers
+        # Standard input, output and error, and the folder that is listed; Python 3.14 itself keeps a library open.
+        assert (threads, files) == (1, 4)
     assert len(set(drawn)) == 6
-
-
-def test_a_child_inherits_no_thread_and_no_file(start):
-    # Python 3.14 itself keeps a library open.
-    own = "[x for x in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath('/proc/self/fd/' + x)]"
-    _, (threads, files) = start(f"[threading.active_count(), len({own})]")
-    assert threads == 1
-    # Standard input, output and error, and the folder that is being listed.
-    assert files == 4
 
 
 def test_a_child_that_is_forked_has_torch_at_once_and_no_plugin(start, request):
@@ -106,13 +98,12 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_how_a_child_ended_is_known(start, ending):
-    child, _ = start("1", ending)
-    assert not child.wait(0)
-    child.send_line(b"")
-    assert child.wait(20)
-    assert child.exit_code == ENDINGS[ending]
+def test_how_a_child_ended_is_known(start):
+    for ending, code in ENDINGS.items():
+        child, _ = start("1", ending)
+        assert not child.wait(0)
+        child.send_line(b"")
+        assert child.wait(20) and child.exit_code == code, ending
 
 
 ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
@@ -159,32 +150,33 @@ def test_a_server_that_is_killed_is_replaced_and_its_child_ended(start):
         child.wait(10)
     child.end()
     assert child.exit_code is None
-    deadline = time.monotonic() + 5
-    while psutil.pid_exists(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not psutil.pid_exists(child.pid)
+    wait_for(lambda: not psutil.pid_exists(child.pid), 5)
     _, other = start("os.getppid()")
     assert other != server
 
 
-def test_one_server_serves_until_environment_or_sources_change(start, request):
-    first, server = start("os.getppid()")
-    first.end()
-    second, same = start("os.getppid()", sources=[Source("elsewhere/plugin.py", "/nowhere", "0" * 64)])
-    second.end()
-    assert same == server
-    third, other = start("os.getppid()", COLOUR="green")
-    third.end()
-    assert other != server
-    _, fresh = start("os.getppid()", sources=[Source("bench/execution/child.py", "/nowhere", "0" * 64)])
-    # One that starts children from nothing has loaded nothing.
-    assert (fresh == server) == ("spawn" in request.node.callspec.id)
+def test_one_server_serves_until_environment_or_sources_change(start, tmp_path):
+    code = tmp_path / "code.py"
+    sources = [Source("code.py", str(code), "0" * 64)]
+
+    def server(**changes):
+        child, parent = start("os.getppid()", sources=sources, **changes)
+        child.end()
+        return parent
+
+    code.write_text("")
+    first = server()
+    assert server() == first != server(COLOUR="green")
+    code.write_text("changed")
+    os.utime(code, (0, 0))  # however old it says it is
+    assert server() != first
 
 
 PARENT = """
 import os, sys, time
 from bench.execution import processes
-child = processes.start("task", dict(os.environ), (), outputs=[1, 2])
+child = processes.start("task", dict(os.environ), ())
+print(child.channel.recv(1000).decode(), flush=True)
 time.sleep(600)
 """
 
@@ -199,10 +191,7 @@ def test_kill_9_of_the_parent_ends_server_child_and_grandchild(tmp_path):
     family = json.loads(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while any(map(psutil.pid_exists, family)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, family))
+    wait_for(lambda: not any(map(psutil.pid_exists, family)), 10)
 
 
 def test_a_thread_that_sweeps_has_a_server_of_its_own(start):

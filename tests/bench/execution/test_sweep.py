@@ -2,12 +2,10 @@
 
 import dataclasses
 import fcntl
-import itertools
-import subprocess
 from datetime import UTC, datetime
 
 import pytest
-from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, wait_for
+from command import TINY, bench, fake_config_dir, family, start, wait_for
 from filelock import FileLock
 from synthetic_records import everything
 
@@ -42,16 +40,11 @@ ENDINGS = {
 def endings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("endings")
     conf = fake_config_dir(folder, ENDINGS)
-    arguments = [
-        "--config-dir",
-        str(conf),
-        "attention=" + ",".join(ENDINGS),
-        "tracking=none",
-        "timeout=15",
-        f"results_dir={folder / 'runs'}",
-        *TINY,
-    ]
-    return folder, arguments, bench(*arguments, ATTENTION_ZOO_TEST=str(folder), **FAKES)
+    arguments = ["--config-dir", str(conf), "tracking=none", "timeout=15", f"results_dir={folder / 'runs'}", *TINY]
+    result = bench(*arguments, "attention=" + ",".join(ENDINGS), ATTENTION_ZOO_TEST=str(folder), **FAKES)
+    # Nothing is left running.
+    assert family(str(folder)) == [] and list((folder / "runs" / "scratch").iterdir()) == []
+    return folder, arguments, result
 
 
 def test_every_ending_becomes_a_record(endings):
@@ -71,18 +64,11 @@ def test_every_ending_becomes_a_record(endings):
     assert records["fake_hang"].duration_s < 15 + 15
 
 
-def test_nothing_is_left_running(endings):
-    folder, _, _ = endings
-    assert family(str(folder)) == []
-    assert list((folder / "runs" / "scratch").iterdir()) == []
-
-
 def test_resume_measures_again_only_what_failed(endings):
     folder, arguments, _ = endings
     store = Store(folder / "runs")
     before = {record.record_id for record in store.load()}
-    again = [a for a in arguments if not a.startswith("attention=")]
-    result = bench(*again, "attention=fake_fine,fake_exit,fake_oom,fake_nan,fake_wrong", **FAKES)
+    result = bench(*arguments, "attention=fake_fine,fake_exit,fake_oom,fake_nan,fake_wrong", **FAKES)
     new = [record for record in store.load() if record.record_id not in before]
     assert [(record.config["label"], record.attempt) for record in new] == [("fake_exit", 2)]
     assert result.returncode == 1
@@ -115,8 +101,7 @@ def test_interrupting_keeps_what_is_done(tmp_path):
     conf = fake_config_dir(tmp_path, ["fake_hang"])
     arguments = ["--config-dir", str(conf), "attention=v_mean,fake_hang", "tracking=none"]
     arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    env = environment(ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
-    process = subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
+    process = start(*arguments, ATTENTION_ZOO_TEST=str(tmp_path), **FAKES)
     store = Store(tmp_path / "runs")
     wait_for(lambda: len(store.load()) == 1 and len(family(str(tmp_path))) == 3)  # sweep, server, cell
     process.terminate()
@@ -130,14 +115,13 @@ def test_two_sweeps_at_once_try_a_failed_cell_once(tmp_path):
     counter = tmp_path / "counter"
     arguments = ["--config-dir", str(conf), "attention=fake_counted_exit", "seed=0,1", "tracking=none"]
     arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    env = environment(FAKE_COUNTER=str(counter), **FAKES)
+    env = {"FAKE_COUNTER": str(counter), **FAKES}
     store = Store(tmp_path / "runs")
-    assert subprocess.run(command(*arguments), cwd=ROOT, env=env, capture_output=True).returncode == 1
-    hold = FileLock(store.root / "locks" / f"{store.load()[0].cell_id[:16]}.lock")
-    with hold:  # until both have read what there is
-        both = [subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stderr=subprocess.PIPE) for _ in range(2)]
+    assert bench(*arguments, **env).returncode == 1
+    with FileLock(store.root / "locks" / f"{store.load()[0].cell_id[:16]}.lock"):  # until both have read what there is
+        both = [start(*arguments, **env) for _ in range(2)]
         for process in both:
-            assert b"0 done already" in process.stderr.readline()
+            assert "0 done already" in process.stderr.readline()
     assert [process.wait(120) for process in both] == [1, 1]
     assert sorted(record.attempt for record in store.load()) == [1, 1, 2, 2]
     assert len(counter.read_text().split()) == 4
@@ -158,11 +142,7 @@ def test_an_interrupt_while_measuring_afresh_tells_of_all_attempts(tmp_path, mon
     Store(tmp_path).write(record)
 
     def interrupted(self, cell, attempt, options):
-        interrupt = KeyboardInterrupt()
-        interrupt.record = dataclasses.replace(
-            record, record_id="f" * 32, attempt=attempt, status="interrupted", measurements={}
-        )
-        raise interrupt
+        return dataclasses.replace(record, record_id="f" * 32, attempt=attempt, status="interrupted", measurements={})
 
     monkeypatch.setattr(Runner, "run_cell", interrupted)
     told = []
@@ -215,69 +195,64 @@ def test_what_killed_sweeps_left_is_cleared_and_what_others_write_is_not(tmp_pat
     assert not alive.exists() and not measured.exists()
 
 
+class Pretended:
+    """Sweeps of four cells that are measured by `outcome(cell)`: fields of the record, or an exception to raise."""
+
+    def __init__(self, folder, monkeypatch, outcome):
+        self.cell, self.record = a_cell_and_its_record()
+        self.store, self.measured, self.outcome = Store(folder), [], outcome
+        self.cells = tuple(dataclasses.replace(self.cell, cell_id=digit * 64) for digit in "1234")
+        monkeypatch.setattr(Runner, "run_cell", lambda runner, cell, attempt, options: self.run(cell, attempt))
+        monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
+
+    def run(self, cell, attempt):
+        changes = self.outcome(cell.cell_id[0])
+        self.measured.append(cell.cell_id[0])
+        now, number = datetime.now(UTC).isoformat(), len(self.store.names())
+        ids = {"cell_id": cell.cell_id, "record_id": f"{number:x}".ljust(32, "0"), "started": now, "ended": now}
+        return dataclasses.replace(self.record, attempt=attempt, **ids, **changes)
+
+    def sweep(self, rerun):
+        """The cells that are measured, and the records that stand."""
+        self.measured.clear()
+        settings = a_sweep(self.store.root, self.cell, rerun=rerun)
+        return self.measured, sweep.run_sweep(dataclasses.replace(settings, cells=self.cells))
+
+
 def test_a_rerun_that_was_interrupted_goes_on_and_a_finished_one_begins_afresh(tmp_path, monkeypatch):
-    cells = [dataclasses.replace(a_cell_and_its_record()[0], cell_id=digit * 64) for digit in "123"]
-    record = a_cell_and_its_record()[1]
-    store, measured, interrupted_at = Store(tmp_path), [], [2]
+    interrupted = []
 
-    def run(self, cell, attempt, options):
-        if len(measured) in interrupted_at:
-            interrupted_at.clear()
+    def outcome(digit):
+        if digit == "3" and not interrupted:
+            interrupted.append(digit)
             raise KeyboardInterrupt
-        measured.append(cell.cell_id[0])
-        now = datetime.now(UTC).isoformat()
-        changes = {
-            "cell_id": cell.cell_id,
-            "record_id": f"{len(measured):x}".ljust(32, "0"),
-            "started": now,
-            "ended": now,
-        }
-        return dataclasses.replace(record, attempt=attempt, **changes)
+        return {}
 
-    monkeypatch.setattr(Runner, "run_cell", run)
-    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
-    of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun="all"), cells=tuple(cells))
+    pretended = Pretended(tmp_path, monkeypatch, outcome)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_sweep(of_all)
-    assert measured == ["1", "2"]
-    sweep.run_sweep(of_all)
-    assert measured == ["1", "2", "3"]
-    sweep.run_sweep(of_all)
-    assert measured == ["1", "2", "3", "1", "2", "3"]
-    assert len(store.load()) == 6
+        pretended.sweep("all")
+    assert pretended.measured == ["1", "2"]
+    assert pretended.sweep("all")[0] == ["3", "4"]
+    assert pretended.sweep("all")[0] == ["1", "2", "3", "4"]
+    assert len(pretended.store.load()) == 8
 
 
 def test_a_rerun_of_what_was_disturbed_repeats_it_until_it_is_quiet(tmp_path, monkeypatch):
-    cells = [dataclasses.replace(a_cell_and_its_record()[0], cell_id=digit * 64) for digit in "1234"]
-    record, store = a_cell_and_its_record()[1], Store(tmp_path)
     said = {"1": [[]], "2": [["heat"], ["heat"], []], "3": [["heat"], []], "4": [None, []]}
-    measured, numbers = [], itertools.count(1)
 
-    def run(self, cell, attempt, options):
-        measured.append(cell.cell_id[0])
-        reasons = said[measured[-1]].pop(0)
-        now = datetime.now(UTC).isoformat()
-        changes = {
-            "cell_id": cell.cell_id,
-            "record_id": f"{next(numbers):x}".ljust(32, "0"),
-            "started": now,
-            "ended": now,
-        }
-        if reasons is None:
-            changes |= {"status": "crash", "measurements": {}}
-        return dataclasses.replace(record, attempt=attempt, host_state={"disturbed": reasons or []}, **changes)
+    def outcome(digit):
+        reasons = said[digit].pop(0)
+        return {"status": "crash", "measurements": {}} if reasons is None else {"host_state": {"disturbed": reasons}}
 
-    monkeypatch.setattr(Runner, "run_cell", run)
-    monkeypatch.setattr(sweep, "check_cells", lambda cells, cache_dir, **more: list(cells))
+    pretended = Pretended(tmp_path, monkeypatch, outcome)
 
     def again(rerun):
-        measured.clear()
-        of_all = dataclasses.replace(a_sweep(tmp_path, cells[0], rerun=rerun), cells=tuple(cells))
-        return measured, [bool(one.disturbed) for one in sweep.run_sweep(of_all)]
+        measured, records = pretended.sweep(rerun)
+        return measured, [bool(one.disturbed) for one in records]
 
     assert again("failed") == (["1", "2", "3", "4"], [False, True, True, False])
     assert again("failed") == (["4"], [False, True, True, False])
     assert again("disturbed") == (["2", "3"], [False, True, False, False])
     assert again("disturbed") == (["2"], [False, False, False, False])
     assert again("disturbed") == ([], [False, False, False, False])
-    assert len(store.load()) == 8
+    assert len(pretended.store.load()) == 8

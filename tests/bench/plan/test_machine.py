@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.common.errors import ConfigError
-from bench.execution import cell_process
+from bench.execution import runner
 from bench.plan import code, machine
 
 
@@ -103,7 +103,7 @@ def test_the_child_sees_the_gpu_of_its_cell_alone(driver, monkeypatch):
     machine.visible_gpus()
     for visible, device, uuid in [("2,0", "cuda:1", "GPU-11111111-aaaa"), ("2,0", "cpu", "2,0")]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert cell_process.child_environment(device)["CUDA_VISIBLE_DEVICES"] == uuid
+        assert runner.child_environment(device)["CUDA_VISIBLE_DEVICES"] == uuid
 
 
 def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch):
