@@ -1,7 +1,5 @@
 """Big Bird's block-sparse attention: Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, appendix D."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

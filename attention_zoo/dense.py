@@ -1,7 +1,5 @@
 """Attention by the n x n matrix of weights, whole and token by token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Dropout of attention weights, as in Vaswani et al. 2017's code: Srivastava et al. 2014, Dropout, section 4."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Linformer and its unreduced form: Wang et al. 2020, Linformer, section 4, equation 7."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What a model of transformers calls instead of its own attention."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,13 +1,12 @@
 """Masks of transformers, and what a mechanism understands of them: key padding and a causal flag."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from attention_zoo.base import Attention
 from attention_zoo.info import UnsupportedError
@@ -40,8 +39,6 @@ def key_mask(
     Raises:
         UnsupportedError: a sliding window or a chunk is shorter than the sequence.
     """
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
-
     if local_size is not None and kv_length > local_size:
         raise UnsupportedError(
             f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"

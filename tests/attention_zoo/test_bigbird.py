@@ -5,28 +5,19 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from small import HEADS, H, LargestTensor, maker, sized, softmax
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 
-import attention_zoo
 from attention_zoo.bigbird import draw_distinct
 from bench.measures.flops import count
 
-HEADS, H, W = 2, 4, 3
+W = 3
+qkv, create = sized(31), maker("bigbird")
 
 
-def qkv(n, batch=2, heads=HEADS, h=H, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(3, batch, heads, n, h, generator=generator, dtype=torch.float64).unbind()
-
-
-def make(r=2, w=W, heads=HEADS, **given):
-    return attention_zoo.create("bigbird", head_dim=H, num_heads=heads, block_size=w, num_random_blocks=r, **given)
-
-
-def softmax(*given):
-    return attention_zoo.create("softmax", head_dim=H, num_heads=HEADS)(*given)
+def make(r=2, w=W, **given):
+    return create(block_size=w, num_random_blocks=r, **given)
 
 
 def scattered_padding(n):
@@ -73,9 +64,6 @@ def dense(attention, query, key, value, mask=None):
     return output
 
 
-# --- What it computes -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
 def test_equals_softmax_over_the_pattern(n, r, padded):
@@ -110,17 +98,6 @@ def test_as_many_random_blocks_as_are_legal_give_softmax(num_blocks):
     assert (make(num_blocks - 5)(*given) - softmax(*given)).abs().max() > 1e-3
 
 
-def test_gradients_are_those_of_softmax_over_the_pattern():
-    """Some keys are gathered many times: their gradients have to be added up."""
-    attention, mask = make(2), scattered_padding(31)
-    given = [tensor.requires_grad_() for tensor in qkv(31)]
-    weight = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    outputs = attention(*given, mask), dense(attention, *given, mask)
-    actual, expected = (torch.autograd.grad((output * weight).sum(), given) for output in outputs)
-    for pair in zip(actual, expected, strict=True):
-        torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
-
-
 def test_masking_what_a_row_does_not_see_changes_nothing_in_it():
     """Keys outside the pattern do not matter, however large; keys inside do."""
     n, num_blocks = 11 * W, 11
@@ -132,9 +109,6 @@ def test_masking_what_a_row_does_not_see_changes_nothing_in_it():
         change = (attention(query, key, moved) - expected).abs().amax((0, 3)).unflatten(1, (num_blocks, W)).amax(2)
         for head, row in np.ndindex(HEADS, num_blocks):
             assert (change[head, row] > 1e-6) == (block in blocks[head][row])
-
-
-# --- The random blocks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4, 5, 6, 7, 8, 20])
@@ -158,7 +132,7 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
     independent draws, for which the statistic has L - 1 degrees of freedom.
     """
     num_blocks, r, seeds, heads = 32, 3, 400, 8
-    attention = make(r, w=64, heads=heads)
+    attention = make(r, w=64, num_heads=heads)
     counts = torch.zeros(num_blocks - 2, num_blocks)
     for seed in range(seeds):
         attention.resample(seed)
@@ -184,15 +158,6 @@ def test_every_set_of_distinct_draws_is_equally_likely():
     assert all(abs(seen - expected) < 5 * math.sqrt(expected) for seen in sets.values())
 
 
-def test_heads_rows_and_seeds_draw_differently():
-    drawn = make(3).key_blocks(40)[..., 5:]
-    other = make(3, seed=1).key_blocks(40)[..., 5:]
-    # 32 to 36 legal blocks: two rows agree in all three draws with probability 1/30000 or so.
-    assert (drawn[0] == drawn[1]).all(-1).sum() <= 1
-    assert (drawn[:, 4:-1] == drawn[:, 3:-2]).all(-1).sum() <= 1
-    assert (drawn == other).all(-1).sum() <= 1
-
-
 def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
     attention, expected = make(2, seed=3), make(2, seed=3).key_blocks(20)
     assert torch.equal(attention.eval().key_blocks(20), expected)
@@ -203,12 +168,9 @@ def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
     assert torch.equal(attention.key_blocks(20), make(2, seed=4).key_blocks(20))
 
 
-# --- Cost -----------------------------------------------------------------------------------------
-
-
 def test_flops_are_those_of_a_counted_run():
     given = torch.randn(3, 1, 2, 1024, 32, generator=torch.Generator().manual_seed(0))
-    attention = attention_zoo.create("bigbird", head_dim=32, num_heads=2)
+    attention = create(head_dim=32, dtype=torch.float32)
     with torch.no_grad():
         counted = sum(count(lambda: attention(*given)).values())
     assert attention.flops(1, 1024) == counted
@@ -216,38 +178,15 @@ def test_flops_are_those_of_a_counted_run():
     assert counted == 2 * 4 * 32 * (14 * 64 * 8 * 64 + 2 * 64 * 1024)
 
 
-class LargestTensor(TorchDispatchMode):
-    """Records the size of the largest result of any operation; views have none of their own."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return result
-
-
 def test_flops_and_tensors_grow_linearly():
     """2^14 tokens: a dense matrix, even one bool for each entry, would have 2^28 entries."""
     n, w, r = 2**14, 16, 3
-    attention = make(r, w=w, heads=1)
+    attention = make(r, w=w, num_heads=1, dtype=torch.float32)
     given = torch.randn(3, 1, 1, n, H, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), LargestTensor() as largest:
         attention(*given)
-    assert largest.elements <= n * (5 + r) * w
+    assert largest.entries <= n * (5 + r) * w
     assert attention.flops(1, 2 * n) == pytest.approx(2 * attention.flops(1, n), rel=1e-3)
-
-
-@pytest.mark.parametrize("given", [{"w": 0}, {"w": 2.5}, {"r": -1}, {"r": True}])
-def test_bad_hyperparameters_are_refused(given):
-    name = {"w": "block_size", "r": "num_random_blocks"}[next(iter(given))]
-    with pytest.raises(ValueError, match=f"^{name}=.*: must be an integer"):
-        make(**given)
-
-
-# --- Another implementation -----------------------------------------------------------------------
 
 
 class TransformersBigBird(BigBirdBlockSparseAttention):

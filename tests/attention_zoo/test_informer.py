@@ -2,25 +2,13 @@ import math
 
 import pytest
 import torch
+from small import H, maker, sized, softmax
 from transformers.models.informer.modeling_informer import InformerProbSparseAttention
 
-import attention_zoo
 from attention_zoo import informer
 
-N, H = 23, 4
-
-
-def qkv(n=N, batch=2, heads=2, h=H, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(batch, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
-def make(**given):
-    return attention_zoo.create("informer", **({"head_dim": H, "num_heads": 2} | given))
-
-
-def softmax(query, key, value, mask=None):
-    return attention_zoo.create("softmax", head_dim=H, num_heads=2)(query, key, value, mask)
+N = 23
+qkv, make = sized(N), maker("informer")
 
 
 def scattered_padding(n=N):
@@ -193,12 +181,6 @@ def test_the_shortest_sequences_have_a_sampling_factor(n, max_seq_len):
     given = qkv(n)
     attention = make(num_features=1, use_sampling_factor=True, max_seq_len=max_seq_len)
     torch.testing.assert_close(attention(*given), softmax(*given), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}, {"use_sampling_factor": 1}])
-def test_bad_hyperparameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
-        make(**given)
 
 
 @pytest.mark.parametrize("max_seq_len", [None, 1024])
