@@ -1,6 +1,7 @@
 """Small inputs, mechanisms made for them, and how results are compared: what the tests of all mechanisms share."""
 
 import torch
+from closeness import assert_near
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
@@ -60,6 +61,16 @@ def outcomes(attention, tensors, mask=None):
     leaves = [*(x.detach().clone().requires_grad_() for x in tensors), *attention.parameters()]
     out = attention(*leaves[:3], mask)
     return [out.detach(), *gradients(out, leaves)]
+
+
+def assert_near_exact(attention, reference, given, mask, tolerance):
+    """Output and gradients on a GPU are near those of the reference in double precision on the CPU."""
+    exact = [x.detach().double().cpu().requires_grad_() for x in given]
+    found, expected = attention(*given, None if mask is None else mask.cuda()), reference(*exact, mask)
+    assert_near(found.cpu(), expected, tolerance)
+    pairs = ((found, given), (expected, exact))
+    slopes = [torch.autograd.grad(out.double().square().sum(), leaves) for out, leaves in pairs]
+    assert_near([x.cpu() for x in slopes[0]], slopes[1], tolerance)
 
 
 class LargestTensor(TorchDispatchMode):

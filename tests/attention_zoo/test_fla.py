@@ -155,19 +155,6 @@ def test_initial_decays_are_the_papers():
 
 @needs_package
 @every_name
-def test_parameters_are_decays_and_step_sizes(name):
-    shapes = {key: tuple(p.shape) for key, p in fresh(name).named_parameters()}
-    rate = {"fla_simple_gla": (HEADS,), "fla_gated_delta_rule": (HEADS,), "fla_gla": (HEADS, H), "fla_kda": (HEADS, H)}
-    step = {"fla_delta_rule", "fla_gated_delta_rule", "fla_kda"}
-    expected = {"log_rate": rate[name]} if name in rate else {}
-    expected |= {"beta_logit": (HEADS,)} if name in step else {}
-    assert shapes == expected
-    if name in step:
-        assert (fresh(name).beta_logit == 0).all()
-
-
-@needs_package
-@every_name
 def test_flops_are_those_of_the_formula(name):
     """Of the recurrence with matrix products; of both products where the package computes the n x n weights."""
     n, h = 64, 32
@@ -255,17 +242,6 @@ def test_rebased_has_one_epsilon():
     key = key * 1e-3 / score
     assert_close(attention(query, key, value), value / 2, 1e-3)
     assert attention.fused.options == {"eps": 1e-6}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("missing", ["fla", "triton"])
-def test_without_the_package_it_is_listed_and_refused(name, missing, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if module == missing else found("torch"))
-    assert name in attention_zoo.list_attentions() and attention_zoo.info(name).package == "fla-core"
-    reason = rf"^{name}: needs the package fla-core: pip install 'attention-zoo\[fla\]' \(no module {missing}\)$"
-    with pytest.raises(UnsupportedError, match=reason):
-        fresh(name)
 
 
 @pytest.mark.gpu

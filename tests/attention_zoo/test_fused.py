@@ -120,14 +120,6 @@ def test_in_less_precision(name, given, dtype):
     assert (errors < allowed).double().mean() >= share
 
 
-@pytest.mark.parametrize(("n", "form"), [(7, "quadratic"), (8, "blocks")])
-def test_performer_names_the_form_with_fewer_products(n, form):
-    """Every weight costs `n^2 (m + h)` multiplications, sums `2 n m h`."""
-    attention = make("performer", {"num_features": 7}, "fused")
-    attention(*qkv(n))
-    assert attention.executed.backend == form
-
-
 def halved_gradients(attention, tensors, call):
     """With inputs that are products themselves, and so computed again where the attention is."""
     out = call(lambda *x: attention(*(0.5 * one for one in x)), *tensors)

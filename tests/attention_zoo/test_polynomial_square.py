@@ -48,13 +48,6 @@ def test_the_square_of_a_monomial_is_polynomial_attention(degree, given):
     assert_close(make(coefficients=monomial, **({"bias": 1} | given))(*qkv()), expected)
 
 
-@pytest.mark.parametrize("degree", range(1, 7))
-def test_a_degree_means_ones(degree):
-    expected = make(coefficients=[1] * (degree + 1))
-    assert_close(make(degree=degree)(*qkv()), expected(*qkv()), 0)
-    assert make(degree=degree).degree == expected.degree == degree
-
-
 def test_defaults_are_those_of_the_thesis():
     """1 + x + x^2 + x^3 behind a layer norm, and nothing added to the row sum, unlike in section 4.1."""
     attention = make(qk_layernorm=True)
@@ -98,12 +91,6 @@ def test_the_seed_decides_the_initial_coefficients_and_nothing_else_does():
         given.resample(1)
         assert_close(given.coefficients.detach(), torch.tensor(MIXED, dtype=torch.float64), 1e-7)  # float32
     assert torch.equal(make(degree=2).coefficients, torch.ones(3, dtype=torch.float64))
-
-
-def test_fixed_coefficients_are_in_the_state_and_not_trained():
-    fixed, learned = make(coefficients=MIXED), make(degree=3, trainable=True)
-    assert [name for name, _ in learned.named_parameters()] == ["coefficients"] and not list(fixed.parameters())
-    assert "coefficients" in fixed.state_dict()
 
 
 def test_a_learned_polynomial_can_be_frozen():

@@ -279,14 +279,6 @@ def test_flops_are_those_of_the_products_that_run(sketch, degree, causal, local)
     assert sum(count(lambda: attention(*qkv())).values()) == attention.flops(2, N)
 
 
-@every_sketch
-def test_flops_count_the_blocks_of_the_device(sketch):
-    """Half a thousand rows at a time where it is not a CPU, also for a sketch of parameters only."""
-    given = {"sketch": sketch, "causal": True, "impl": "reference"}
-    elsewhere, same = make(**given, device="meta"), make(**given, block_size=512)
-    assert elsewhere.flops(1, 2048) == same.flops(1, 2048) != make(**given).flops(1, 2048)
-
-
 @pytest.mark.parametrize("block_size", [None, 32])
 def test_local_blocks_end_before_the_min_test_length(block_size):
     """In the first block the weights are exact, at the minimal test length they are not any more."""

@@ -141,41 +141,6 @@ def test_the_key_is_not_read(key):
     assert torch.equal(make()(query, given, value), attend(make(), query, value))
 
 
-def test_one_position_attends_to_itself():
-    query, value = qv(1)
-    assert torch.equal(attend(make(), query, value), value)
-    mask = torch.tensor([[True] * (N - 1) + [False]]).expand(BATCH, N)
-    query, value = qv()
-    assert torch.equal(attend(make(), query, value, mask)[:, :, -1], value[:, :, -1])
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_is_as_if_absent(causal):
-    """Wherever it is: the others' buckets, chunks and rotations are those of the sequence without it."""
-    query, value = qv()
-    attention, mask = make(causal=causal), scattered_padding()
-    output = attend(attention, torch.where(mask[:, None, :, None], 9 * query, query), value, mask)
-    for b in range(BATCH):
-        seen = ~mask[b]
-        short = attend(attention, query[b : b + 1, :, seen], value[b : b + 1, :, seen])
-        assert_close(output[b : b + 1][:, :, seen], short)
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("m", [1, M, N])
-def test_causal_attention_is_to_the_past_only(m, padded):
-    """No weight above the diagonal, and no gradient from a later value to an earlier output."""
-    query, value = qv()
-    mask = scattered_padding() if padded else None
-    attention = make(bucket_size=m, causal=True)
-    matrix = attention.attention_matrix(query, query, mask)
-    assert (matrix.triu(1) == 0).all() and (matrix.tril(-1) > 0).any()
-    value.requires_grad_()
-    cut = N // 2
-    (gradient,) = torch.autograd.grad(attend(attention, query, value, mask)[:, :, :cut].sum(), value)
-    assert (gradient[:, :, cut:] == 0).all() and (gradient[:, :, :cut] != 0).any()
-
-
 def test_the_future_moves_past_outputs_although_none_attends_to_it():
     """Why it is called approximately causal: the future decides where the sorted past is cut into chunks."""
     query, value = qv()

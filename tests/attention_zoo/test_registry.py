@@ -112,14 +112,7 @@ def test_a_mechanism_of_rows_knows_neither_masks_nor_positions():
     torch.testing.assert_close(rows[0, 0], torch.tensor([[1 / 3, 0, 1 / 3, 1 / 3, 0], [1, 0, 0, 0, 0]]))
 
 
-def test_a_mechanism_without_a_matrix_says_so():
-    attention_zoo.register(type("Bare", (Attention,), {"info": described("bare")}))
-    value = torch.ones(1, 1, 2, 1)
-    with pytest.raises(UnsupportedError, match=r"^bare has no attention matrix$"):
-        attention_zoo.create("bare", head_dim=1, num_heads=1).attention_matrix(value, value)
-
-
-def test_output_rows_without_a_matrix_come_from_the_reference():
+def test_a_mechanism_without_a_matrix_says_so_and_has_its_rows_from_the_reference():
     class Doubled(Attention):
         info = described("doubled")
 
@@ -127,7 +120,10 @@ def test_output_rows_without_a_matrix_come_from_the_reference():
             return 2 * value
 
     value = torch.arange(6.0).view(3, 1, 2, 1)
-    rows = Doubled(head_dim=1, num_heads=1).output_rows(value, value, value, positions=torch.tensor([1]))
+    attention = Doubled(head_dim=1, num_heads=1)
+    with pytest.raises(UnsupportedError, match=r"^doubled has no attention matrix$"):
+        attention.attention_matrix(value, value)
+    rows = attention.output_rows(value, value, value, positions=torch.tensor([1]))
     assert rows.flatten().tolist() == [2, 6, 10]
 
 

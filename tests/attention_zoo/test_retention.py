@@ -14,13 +14,11 @@ from small import gradients, maker, sized
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.measures.reference import Probe, Reference
 
 N, H, HEADS, CHUNK = 53, 16, 3, 16
 NAME = "retention_power"
 draw = sized(N, heads=HEADS, h=H)
 make = maker(NAME, head_dim=H, num_heads=HEADS, causal=True, dtype=None)
-INSTALLED = importlib.util.find_spec("retention") is not None
 
 
 def power_retention(Q, K, V, log_G=None, deg=2, scale=None, chunk_size=None):
@@ -93,21 +91,6 @@ def test_the_chunk_is_the_packages(stand_in, monkeypatch):
     assert all(one["deg"] == 2 and one["scale"] == 0.25 for one in seen)
 
 
-def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
-    """The float64 reference is on the CPU, where the package has no kernel."""
-    attention = make(chunk_size=CHUNK)
-    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)
-    reference = Reference(attention, make(impl="reference", chunk_size=CHUNK), with_gradients=False)
-    given = [x.detach().bfloat16() for x in qkv()]
-    probe = Probe(torch.arange(2), torch.arange(N))
-    with torch.no_grad():
-        result = (attention(*given),)
-    assert reference.dtype == torch.float64
-    expected = reference.results(given, probe, torch.zeros_like(given[0]))
-    assert 0 < reference.compare(NAME, result, expected, probe, given[2])["output"] < 8e-2
-    assert attention.executed == ("fused", "power_retention")
-
-
 def test_what_it_cannot_do_is_refused_in_one_line(stand_in, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"^causal=false: retention_power sees the past only$"):
         make(causal=False)
@@ -135,14 +118,6 @@ def test_flops_are_those_of_chunks_and_of_a_state(stand_in):
     assert make(chunk_size=CHUNK).flops(2, 64) == 2 * HEADS * 64 * (2 * CHUNK * H + 4 * squares * (H + 1))
     assert make(impl="reference").flops(2, 64) == 2 * HEADS * 4 * 64**2 * H
     assert make(chunk_size=128).min_test_length == 3 * 128 + 65
-
-
-@pytest.mark.skipif(INSTALLED, reason="retention is installed")
-def test_without_the_package_it_is_listed_and_refused():
-    assert NAME in attention_zoo.list_attentions() and attention_zoo.info(NAME).package == "retention"
-    reason = rf"^{NAME}: needs the package retention: pip install 'attention-zoo\[retention\]' \(no module retention\)$"
-    with pytest.raises(UnsupportedError, match=reason):
-        make()
 
 
 @pytest.mark.needs("retention")

@@ -154,32 +154,6 @@ def test_surplus_columns_weigh_nothing_however_large_the_padding(sampling, norma
         torch.testing.assert_close(attention(query, hidden, value, mask), expected, rtol=0, atol=1e-14)
 
 
-@every_ablation
-def test_appended_padding_changes_nothing(sampling, normalization, reuse):
-    given = qkv()
-    mask = torch.arange(N).expand(2, N) >= 13
-    attention = make(sampling, normalization, reuse, num_features=5)
-    short = attention(*(tensor[:, :, :13] for tensor in given))
-    torch.testing.assert_close(attention(*given, mask)[:, :, :13], short, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("normalization", ["adaptive", "simple", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_scores_do_not_overflow(normalization, dtype):
-    query, key, value = (tensor.to(dtype).requires_grad_() for tensor in qkv())
-    output = make(normalization=normalization, num_features=6)(1000 * query, key, value, scattered_padding())
-    output.sum().backward()
-    assert output.isfinite().all()
-    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
-
-
-def test_error_falls_with_the_number_of_features():
-    given = qkv(n=64, batch=16)
-    expected = exact()(*given)
-    errors = [(make(num_features=d)(*given) - expected).norm().item() for d in (2, 8, 32, 63)]
-    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.1 * errors[0]
-
-
 def test_importance_sampling_needs_the_values_for_its_matrix():
     query, key, _ = qkv()
     with pytest.raises(ValueError, match=r"^value=None: must be"):
