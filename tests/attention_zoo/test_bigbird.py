@@ -1,6 +1,4 @@
-import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,8 +6,6 @@ import torch
 from small import HEADS, H, LargestTensor, maker, sized, softmax
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
-
-from attention_zoo.bigbird import draw_distinct
 
 W = 3
 qkv, create = sized(31), maker("bigbird")
@@ -123,16 +119,6 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
         freedom = len(legal) - 1
         assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom)
         assert counts[row - 1].sum() == draws * r
-
-
-def test_every_set_of_distinct_draws_is_equally_likely():
-    total, r, draws = 5, 3, 40_000
-    noise = torch.rand(draws, r, generator=torch.Generator().manual_seed(0))
-    drawn = draw_distinct(torch.tensor([[total]]).expand(draws, 1), noise)
-    sets = Counter(tuple(sorted(row)) for row in drawn.tolist())
-    expected = draws / math.comb(total, r)
-    assert set(sets) == set(itertools.combinations(range(total), r))
-    assert all(abs(seen - expected) < 5 * math.sqrt(expected) for seen in sets.values())
 
 
 def test_the_pattern_depends_on_seed_and_number_of_blocks_only():

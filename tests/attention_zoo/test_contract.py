@@ -107,15 +107,6 @@ def test_defaults_work_on_a_sequence_shorter_than_them(name):
     assert attention(*inputs(name)).isfinite().all()
 
 
-@every_case
-def test_flops_is_a_growing_count_proportional_to_the_batch(name, causal):
-    attention = make(name, causal=causal, max_seq_len=256)
-    counts = [attention.flops(1, n) for n in (1, 16, 64, 256)]
-    assert all(type(count) is int and count > 0 for count in counts)
-    assert counts == sorted(set(counts))
-    assert attention.flops(3, 64) == 3 * attention.flops(1, 64)
-
-
 @pytest.mark.parametrize("length", [512, 500])
 @every_case
 def test_flops_are_those_of_a_counted_run(name, causal, length):
@@ -133,6 +124,7 @@ def test_flops_are_those_of_a_counted_run(name, causal, length):
         except UnsupportedError:
             assert impl == "fused"
             continue  # a kernel that needs a GPU
+        assert type(attention.flops(1, length)) is int and attention.flops(3, length) == 3 * attention.flops(1, length)
         assert 0.95 < counted / attention.flops(1, length) < (1.05 if impl == "reference" else MORE_WORK.get(name, 1.2))
 
 

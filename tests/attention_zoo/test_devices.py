@@ -37,8 +37,9 @@ def small(label):
     given = variant(label)
     name = given.pop("name")
     given.pop("dropout", None)  # of which each device draws its own; test_dropout.py has it
-    sizes = {attention_zoo.info(name).size: SIZE, "block_size": BLOCK, "bucket_size": BLOCK, "num_samples": SIZE}
-    return name, given | {key: size for key, size in sizes.items() if key in given}
+    size = attention_zoo.info(name).size
+    sizes = {size: SIZE, "block_size": BLOCK, "bucket_size": BLOCK, "num_samples": SIZE}
+    return name, given | {key: small for key, small in sizes.items() if key in given or (key and key == size)}
 
 
 def full(label):

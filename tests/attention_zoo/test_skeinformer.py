@@ -102,21 +102,6 @@ def test_sampling_without_replacement_is_successive_sampling():
         assert abs(frequency - expected) < 5 * math.sqrt(expected / draws)
 
 
-def test_excluded_positions_come_last_even_after_impossible_ones():
-    noise = torch.rand(100, 6, generator=torch.Generator().manual_seed(0))
-    noise[0] = 0
-    allowed = torch.tensor([True, True, False, True, False, True])
-    drawn = sample_without_replacement(torch.tensor([0.0, 1, 5, 0, 5, 2]).expand(100, 6), noise, 4, allowed)
-    assert torch.equal(drawn.sort(-1).values, torch.tensor([0, 1, 3, 5]).expand(100, 4))
-
-
-def test_uniform_columns_depend_on_no_input():
-    first, second = (make("uniform", num_features=6).sketch(*qkv(seed=s), None).columns for s in (0, 1))
-    assert torch.equal(first, second)
-    first, second = (make(num_features=6).sketch(*qkv(seed=s), None).columns for s in (0, 1))
-    assert not torch.equal(first, second)
-
-
 @pytest.mark.parametrize("sampling", ["importance", "uniform"])
 def test_pilots_are_shared_by_the_heads_and_columns_are_not(sampling):
     sketch = make(sampling, num_features=6).sketch(*qkv(), None)
