@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_zoo.base import Rows
 from attention_zoo.checks import check_int
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_zoo.base import Attention
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 from attention_zoo.hf.masks import MARK, attend
 from attention_zoo.info import UnsupportedError
 from attention_zoo.registry import attention_class, create, info

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 
 N, P = 13, 0.3
 qkv, create = sized(N), maker("", max_seq_len=64, dropout=P)

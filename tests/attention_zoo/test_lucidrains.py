@@ -14,13 +14,7 @@ import attention_zoo
 from attention_zoo.third_party.lucidrains import LucidrainsReformer
 from bench.measures.flops import count
 
-PACKAGES = {
-    "lucidrains_linformer": "linformer",
-    "lucidrains_local": "local-attention",
-    "lucidrains_nystromformer": "nystrom-attention",
-    "lucidrains_performer": "performer-pytorch",
-    "lucidrains_reformer": "reformer-pytorch",
-}
+NAMES = [name for name in attention_zoo.list_attentions() if name.startswith("lucidrains_")]
 CASES = [
     ("performer", {"num_features": 7}),
     ("performer", {"num_features": 3, "causal": True}),
@@ -39,7 +33,7 @@ CASES = [
 every_case = pytest.mark.parametrize(
     ("name", "given"), CASES, ids=[f"{name}-" + ",".join(map(str, given.values())) for name, given in CASES]
 )
-every_name = pytest.mark.parametrize("name", PACKAGES)
+every_name = pytest.mark.parametrize("name", NAMES)
 BATCH, LONGEST = 3, 75
 D = HEADS * H
 qkv, own = sized(LONGEST, batch=BATCH), maker("", max_seq_len=LONGEST)
@@ -76,7 +70,7 @@ def test_auto_is_the_package_and_says_so(name):
     attention, given = make(name.removeprefix("lucidrains_")), qkv(20)
     attention(*given)
     module, layer = attention.executed.backend.split(".")
-    assert attention.executed.impl == "fused" and module == PACKAGES[name].replace("-", "_")
+    assert attention.executed.impl == "fused" and module == attention.info.package.replace("-", "_")
     assert type(attention.layer).__name__ == layer and type(attention.layer).__module__.startswith(module)
 
 
@@ -212,7 +206,7 @@ def test_local_that_sees_everything_is_softmax(causal):
 @pytest.mark.parametrize("n", [512, 500])
 @pytest.mark.parametrize(
     ("name", "causal"),
-    [(name, causal) for name in PACKAGES for causal in (False, True)],
+    [(name, causal) for name in NAMES for causal in (False, True)],
     ids=lambda x: "causal" * x if isinstance(x, bool) else x,
 )
 def test_flops_are_those_of_a_counted_run(name, causal, n):
