@@ -92,13 +92,9 @@ class Nystromformer(Attention):
         scale = self.head_dim**-0.5
         from_keys, _, _ = attend(landmarks.query.to(key.dtype), key, value, scale=scale, hidden=hidden_by(padding))
         summary = times_pseudo_inverse(landmarks.kernel, self.iterations, from_keys.to(landmarks.kernel.dtype))
-        out, _, backend = attend(
-            query,
-            landmarks.key.to(key.dtype),
-            summary.to(value.dtype),
-            scale=scale,
-            hidden=None if padding is None else ~landmarks.exists,
-        )
+        keys, values = landmarks.key.to(key.dtype), summary.to(value.dtype)
+        missing = None if padding is None else ~landmarks.exists
+        out, _, backend = attend(query, keys, values, scale=scale, hidden=missing)
         return out if self.conv_weight is None else out + self._convolve(value, padding), backend
 
     def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:

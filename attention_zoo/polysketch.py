@@ -157,9 +157,8 @@ class SketchNetwork(nn.Module):
         """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
         # One by one: a slice of a ParameterList makes parameters of its own of what `functional_call` puts there.
         for layernorm, first in zip(self.layernorms, (0, 2), strict=True):
-            x = _project(
-                F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh"), self.weights[first + 1]
-            )
+            hidden = F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh")
+            x = _project(hidden, self.weights[first + 1])
         return x
 
 

@@ -50,15 +50,8 @@ def key_mask(
     bidirectional = mask_function is bidirectional_mask_function or local_size is not None
     bidirectional = bidirectional and allow_is_bidirectional_skip
     if common.get("kv_offset") or not (causal or bidirectional):
-        return sdpa_mask(
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=False,
-            **common,
-        )
+        given = {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "attention_mask": attention_mask}
+        return sdpa_mask(**given, mask_function=mask_function, allow_is_causal_skip=False, **common)
     seen = int(q_offset) + q_length if causal else kv_length
     is_cached = causal and not q_length == seen == kv_length
     if attention_mask is None:

@@ -211,15 +211,6 @@ def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monk
     assert torch.equal(attention.output_rows(*given, **at), expected)
 
 
-@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1])
-@every_case
-def test_every_length_works(name, causal, length):
-    attention, (query, key, value) = make(name, causal=causal), inputs(name, length)
-    output = attention(query, key, value)
-    assert output.shape == query.shape and output.dtype == query.dtype and output.isfinite().all()
-    assert_close(name, output, matrix(attention, query, key, None, value) @ value)
-
-
 @every_case
 def test_strides_and_other_batch_items_do_not_matter(name, causal):
     attention, given = make(name, causal=causal), inputs(name)
@@ -245,12 +236,6 @@ def test_cross_attention_or_refusal(name):
 # --- What is claimed of it -------------------------------------------------------------------------
 
 
-def at_min_test_length(name, causal, changes=None):
-    """A small instance of head_dim 8, one head, and a batch of one for it."""
-    attention = make(name, causal=causal, num_heads=1, max_seq_len=4096, **(changes or {}))
-    return attention, inputs(name, attention.min_test_length, batch=1, heads=1)
-
-
 @every_case
 def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal):
     """Where all its parts are at work: at its minimal test length."""
@@ -258,7 +243,8 @@ def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal
     if info.approximates is None:
         assert info.exact, "a function of its own is exact"
         return
-    attention, given = at_min_test_length(name, causal)
+    attention = make(name, causal=causal, num_heads=1, max_seq_len=4096)
+    given = inputs(name, attention.min_test_length, batch=1, heads=1)
     expected = make(info.approximates, causal=causal, num_heads=1, max_seq_len=4096)(*given)
     if info.exact:
         assert_close(name, attention(*given), expected)
@@ -429,14 +415,15 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
     assert all((gradient != 0).any() for gradient in found[3:])
 
 
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, LENGTH])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @every_case
-def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded):
+def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded, length):
     """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix."""
     if padded:
         needs_padding(name)
-    attention, mask = make(name, causal=causal), padding_mask() if padded else None
-    given = [tensor.requires_grad_() for tensor in inputs(name)]
+    attention, mask = make(name, causal=causal), padding_mask(length) if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
     leaves = [*given, *attention.parameters()]
     query, key, value = given
     weights = matrix(attention, query, key, mask, value)
@@ -627,6 +614,7 @@ OUT_OF_RANGE = [
     ("linear", "block_size", (0,), "an integer"),
     ("linformer", "init_std", (0, -1.0), "a finite number above 0"),
     ("linformer", "max_seq_len", (None,), "an integer"),
+    ("lucidrains_linformer", "max_seq_len", (None,), "an integer"),
     ("nystromformer", "conv_kernel_size", (0, True), "an integer"),
     ("nystromformer", "conv_kernel_size", (34,), "odd, or None"),
     ("performer", "eps", (-1e-6,), "a finite number at least 0"),

@@ -10,7 +10,6 @@ import torch
 from closeness import assert_within, elsewhere
 from small import padding_mask as padding_of_length
 from small import sized
-from torch import nn
 from zoo_cases import VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
@@ -132,6 +131,14 @@ def forward_and_gradients(attention, given, mask):
     return [out, *torch.autograd.grad(out, [*given, *attention.parameters()], direction, **options)]
 
 
+def results(attention, given, mask):
+    """The output, the gradients, the attention matrix where there is one, and the outputs of steps where it decodes."""
+    found = forward_and_gradients(attention, given, mask)
+    with contextlib.suppress(UnsupportedError):
+        found.append(attention.attention_matrix(*given[:2], mask, value=given[2]))
+    return found + ([decoded(attention, given, mask)] if attention.info.decode and attention.causal else [])
+
+
 @torch.no_grad()
 def decoded(attention, given, mask):
     """A prompt of all tokens but three, then one by one."""
@@ -168,10 +175,8 @@ def pair(label, causal, dtype, device):
     if dtype not in info.dtypes:
         pytest.skip(f"refuses {dtype}")
     exact = dtype if on_fake else max(info.dtypes, key=lambda dtype: dtype.itemsize)
-    here, there = (
-        make(label, causal, exact, "reference"),
-        make(label, causal, dtype, "reference" if on_fake else "auto"),
-    )
+    here = make(label, causal, exact, "reference")
+    there = make(label, causal, dtype, "reference" if on_fake else "auto")
     here.load_state_dict(there.state_dict())
     # What is cached on the CPU must not stay there.
     if "cpu" in info.devices:
@@ -210,14 +215,14 @@ def cuda_without_synchronisation():
 @every_dtype
 @every_device
 @every_case
-def test_outputs_and_gradients_are_those_of_the_cpu(label, causal, device, dtype, padded):
+def test_what_it_computes_is_that_of_the_cpu(label, causal, device, dtype, padded):
     here, exact, there = pair(label, causal, dtype, device)
     masks = padding_mask(label, padded), padding_mask(label, padded, device)
     for seed in (here.seed, 5):
         if seed != here.seed:
             here.resample(seed), there.resample(seed)
-        expected = forward_and_gradients(here, inputs(dtype, exact=exact), masks[0])
-        actual = forward_and_gradients(there, inputs(dtype, device), masks[1])
+        expected = results(here, inputs(dtype, exact=exact), masks[0])
+        actual = results(there, inputs(dtype, device), masks[1])
         for one, other in zip(actual, expected, strict=True):
             assert_same(there, one, other, device, dtype)
 
@@ -250,48 +255,11 @@ def errors_of_the_cpu(attention, dtype, mask):
     exact, errors, generator = copy.deepcopy(attention).double(), [], torch.Generator().manual_seed(5)
     for _ in range(6):
         given = [elsewhere(x.detach(), dtype, generator).requires_grad_() for x in inputs(dtype)]
-        pairs = zip(
-            *(forward_and_gradients(*x, mask) for x in ((attention, given), (exact, doubles(given)))), strict=True
-        )
+        doubles = [x.detach().double().requires_grad_() for x in given]
+        both = (forward_and_gradients(*x, mask) for x in ((attention, given), (exact, doubles)))
+        pairs = zip(*both, strict=True)
         errors.append([relative_error(attention, x.detach(), y.detach()) for x, y in pairs])
     return [max(of_one) for of_one in zip(*errors, strict=True)]
-
-
-def doubles(tensors):
-    return [x.detach().double().requires_grad_() for x in tensors]
-
-
-@every_mask
-@every_dtype
-@every_device
-@every_case
-def test_the_attention_matrix_is_that_of_the_cpu(label, causal, device, dtype, padded):
-    here, exact, there = pair(label, causal, dtype, device)
-    matrices = []
-    for attention, given, mask in (
-        (here, inputs(dtype, exact=exact), padding_mask(label, padded)),
-        (there, inputs(dtype, device), padding_mask(label, padded, device)),
-    ):
-        query, key, value = given
-        try:
-            matrices.append(attention.attention_matrix(query, key, mask, value=value))
-        except UnsupportedError as error:
-            pytest.skip(str(error))
-    assert_same(there, matrices[1], matrices[0].detach(), device, dtype)
-
-
-@every_mask
-@every_dtype
-@every_device
-@every_label
-def test_decoding_is_that_of_the_cpu(label, device, dtype, padded):
-    if not attention_zoo.info(small(label)[0]).decode:
-        pytest.skip("does not decode")
-    here, exact, there = (x.eval() if isinstance(x, nn.Module) else x for x in pair(label, True, dtype, device))
-    expected = decoded(here, inputs(dtype, exact=exact), padding_mask(label, padded))
-    assert_same(
-        there, decoded(there, inputs(dtype, device), padding_mask(label, padded, device)), expected, device, dtype
-    )
 
 
 @every_device

@@ -749,6 +749,24 @@ def test_a_cache_of_states_reads_on_in_chunks_with_padding_wherever_it_is(name):
     assert model(ids, past_key_values=transformers.DynamicCache()).last_hidden_state.isfinite().all()
 
 
+def test_sequences_are_chosen_and_repeated_in_every_state():
+    model, ids = tiny("llama"), tokens(batch=3)
+    hf.attach(model, "polysketch", layers=[0, 2])
+    order = torch.tensor([2, 0])
+    outputs = []
+    for start in (ids, ids[order].repeat_interleave(2, 0)):
+        state = StateCache(model)
+        with torch.no_grad():
+            model(start, past_key_values=state)
+            if start is ids:
+                state.batch_select_indices(order)
+                state.batch_repeat_interleave(2)
+            outputs.append(model(tokens(batch=4, length=1), past_key_values=state).last_hidden_state)
+    torch.testing.assert_close(*outputs)
+    state.reset()
+    assert state.get_seq_length() == 0
+
+
 def test_a_mechanism_without_a_state_generates_without_a_cache():
     model, inputs = tiny("llama", head="ForCausalLM"), batch_of("llama", "none")
     hf.attach(model, "reformer")

@@ -106,6 +106,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(stand_in, monkeypatch):
     allowed = r"^impl=auto: the kernels of retention take torch.bfloat16, torch.float16, not torch.float32$"
     with pytest.raises(UnsupportedError, match=allowed):
         wide(*qkv(dtype=torch.float32))
+    assert wide._why_not_fused(*qkv(dtype=torch.bfloat16), None) is None
     with pytest.raises(ValueError, match="chunk_size=15"):
         make(chunk_size=15)
     info = attention_zoo.info(NAME)
