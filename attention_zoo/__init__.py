@@ -45,5 +45,6 @@ def import_plugins() -> None:
 
 for _package in (__name__, f"{__name__}.third_party"):
     for _module in pkgutil.iter_modules(importlib.import_module(_package).__path__):
-        importlib.import_module(f"{_package}.{_module.name}")
+        if not _module.ispkg:  # `hf` needs transformers
+            importlib.import_module(f"{_package}.{_module.name}")
 import_plugins()

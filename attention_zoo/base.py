@@ -1,7 +1,5 @@
 """The interface that every mechanism shares."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 
@@ -16,6 +14,7 @@ from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
 
 ALL = slice(None)
+Rows = Tensor | slice  # of an attention matrix, by position
 MAX_ENTRIES = 2**24  # of an attention matrix that `output_rows` holds at once
 
 
@@ -234,9 +233,7 @@ class Attention(ImplementationChoice):
         rows_or_all = ALL if rows is None else check_indices("rows", rows, query.shape[2], query.device)
         return self._matrix(query, key, value, key_padding_mask, rows_or_all)
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """The `rows` of M; a mechanism whose rows depend on each other overrides it."""
         positions = torch.arange(query.shape[2], device=query.device)[rows]
         visible = visible_rows(positions, key.shape[2], self.causal, padding)
@@ -295,10 +292,8 @@ class Attention(ImplementationChoice):
             rows.append(torch.cat(pieces, 2))
         return torch.cat(rows)
 
-    def _output_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
-    ) -> Tensor:
-        """The `rows` of one item; overridden where its draws depend on its place in a batch of `batch_size`."""
+    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch: int) -> Tensor:
+        """The `rows` of one item; overridden where its draws depend on its place in a batch of that size."""
         try:
             return self._matrix(query, key, value, None, rows) @ value
         except UnsupportedError:

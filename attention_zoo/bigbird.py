@@ -1,7 +1,5 @@
 """Big Bird's block-sparse attention: Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, appendix D."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -104,11 +102,8 @@ class BigBird(SampledAttention):
         first = torch.arange(self.num_heads, device=key.device)[:, None, None] * self._num_blocks(key.shape[2])
         seen = (first + seen).flatten(0, 1)
         # As many blocks as stay in the cache, for what they see is copied together.
-        size = (
-            MOST_HEADS
-            if key.device.type != "cpu"
-            else max(1, GATHERED // (batch * seen.shape[1] * self.block_size * h))
-        )
+        copied = batch * seen.shape[1] * self.block_size * h
+        size = max(1, GATHERED // copied) if key.device.type == "cpu" else MOST_HEADS
         outs = []
         for start in range(0, len(seen), size):
             some = slice(start, start + size)
@@ -121,9 +116,8 @@ class BigBird(SampledAttention):
 
     def _by_block(self, x: Tensor) -> Tensor:
         """A block of `(batch, heads, n, h)` in a row, the last one filled up with zeros."""
-        return (
-            functional.pad(x, (0, 0, 0, -x.shape[2] % self.block_size)).unflatten(2, (-1, self.block_size)).flatten(3)
-        )
+        w = self.block_size
+        return functional.pad(x, (0, 0, 0, -x.shape[2] % w)).unflatten(2, (-1, w)).flatten(3)
 
     def _hidden(self, seen: Tensor, n: int, padding: Tensor | None) -> Tensor:
         """Which keys of the blocks `seen` are not there, `(batch or 1, heads, blocks - 2, (5 + r) w)`."""

@@ -1,7 +1,5 @@
 """Checks of hyperparameters and inputs: one line that names the key, its value and what is allowed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which implementation a call runs: the reference, or the fast path where it takes the input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

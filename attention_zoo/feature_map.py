@@ -1,7 +1,5 @@
 """What mechanisms with a feature map share: products over features, in time linear in the sequence's length."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The exact fused softmax (Dao et al. 2022, FlashAttention, Algorithm 1), by the kernels of PyTorch and flash-attn."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import warnings

@@ -1,7 +1,5 @@
 """Exact polynomial attention without the n x n matrix, by PyTorch's FlexAttention (Dong et al. 2024)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -63,14 +61,10 @@ class FlexPolynomial(Polynomial):
 
         mask = _causal_mask(query.shape[2], query.device) if self.causal else None
         inputs = self.layernorm(query), self.layernorm(key), value, log_weight, mask
-        if hasattr(flex, "AuxRequest"):
-            out, auxiliary = kernel(*inputs, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
-            log_sum = auxiliary.lse
-        else:  # PyTorch before 2.9
-            out, log_sum = kernel(*inputs, scale=self.scale, return_lse=True)
+        out, auxiliary = kernel(*inputs, scale=self.scale, return_aux=flex.AuxRequest(lse=True))
         if self.bias == 0:
             return out
-        return out * (log_sum - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)
+        return out * (auxiliary.lse - math.log(self.bias)).sigmoid()[..., None].to(out.dtype)
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """What a mechanism says of itself, what a call ran, and the error of what it cannot do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Informer's ProbSparse attention: Zhou et al. 2021, Informer, section 3 and algorithm 1."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_zoo.base import Rows
 from attention_zoo.checks import check_bool, check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import ENTRIES, attend, hidden_by
@@ -86,9 +85,7 @@ class Informer(SampledAttention):
         exact = attend(take_rows(query, rows), key, value, scale=self.head_dim**-0.5, hidden=hidden)
         return assign_rows(masked_mean(value, padding).expand_as(value), rows, exact.out), exact.backend
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """Softmax rows for the selected queries, 1/n elsewhere."""
         exact_rows, row_weights = self._exact_rows(query, key, padding)
         positions = torch.arange(query.shape[2], device=query.device)[rows]

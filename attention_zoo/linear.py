@@ -1,7 +1,5 @@
 """Linear attention with `phi(x) = elu(x) + 1`: Katharopoulos et al. 2020, Transformers are RNNs, section 3.2."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor
@@ -9,8 +7,12 @@ from torch import Tensor
 from attention_zoo.checks import check_float
 from attention_zoo.feature_map import FeatureMapAttention
 from attention_zoo.info import AttentionInfo
+from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.registry import register
+
+if launching.HAS_TRITON:
+    from attention_zoo.ops.decoding.triton import step_linear
 
 
 @register
@@ -52,6 +54,4 @@ class Linear(FeatureMapAttention):
         return (x - above).exp() + above
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
-        from attention_zoo.ops.decoding.triton import step_linear
-
         return step_linear(state, query, key, value, eps=self.bias), "triton"

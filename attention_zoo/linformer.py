@@ -1,14 +1,12 @@
 """Linformer and its unreduced form: Wang et al. 2020, Linformer, section 4, equation 7."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attention_zoo.checks import check_bool, check_float, check_int
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import normal
 from attention_zoo.ops.fused_softmax import attend, hidden_by

@@ -1,7 +1,5 @@
 """Nystromformer: Xiong et al. 2021, Nystromformer: A Nystrom-based Algorithm for Approximating Self-Attention."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from attention_zoo.base import Attention
+from attention_zoo.base import Attention, Rows
 from attention_zoo.checks import check_int, require
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.draws import uniform
@@ -94,18 +92,12 @@ class Nystromformer(Attention):
         scale = self.head_dim**-0.5
         from_keys, _, _ = attend(landmarks.query.to(key.dtype), key, value, scale=scale, hidden=hidden_by(padding))
         summary = times_pseudo_inverse(landmarks.kernel, self.iterations, from_keys.to(landmarks.kernel.dtype))
-        out, _, backend = attend(
-            query,
-            landmarks.key.to(key.dtype),
-            summary.to(value.dtype),
-            scale=scale,
-            hidden=None if padding is None else ~landmarks.exists,
-        )
+        keys, values = landmarks.key.to(key.dtype), summary.to(value.dtype)
+        missing = None if padding is None else ~landmarks.exists
+        out, _, backend = attend(query, keys, values, scale=scale, hidden=missing)
         return out if self.conv_weight is None else out + self._convolve(value, padding), backend
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """`F Z B` plus the banded matrix of the convolution; entries may be negative, rows need not sum to 1."""
         from_landmarks, inverse, to_landmarks = self._factors(query, key, padding)
         low_rank = from_landmarks[:, :, rows] @ (inverse @ to_landmarks.to(inverse.dtype)).to(key.dtype)

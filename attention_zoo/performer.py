@@ -1,7 +1,5 @@
 """Performer (FAVOR+): Choromanski et al. 2021, Rethinking Attention with Performers, sections 2.3 and 2.4."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +17,11 @@ from attention_zoo.ops.draws import integers
 from attention_zoo.ops.feature_product.blocks import Features, Pull
 from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 from attention_zoo.registry import register
+
+if launching.HAS_TRITON:
+    from attention_zoo.ops.decoding.triton import step_exponential
+    from attention_zoo.ops.exponential_features.triton import exponential_features
+    from attention_zoo.ops.feature_product.triton import padded
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
 
@@ -158,9 +161,6 @@ class Performer(FeatureMapAttention):
 
     def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`_scaled_features` on a GPU, and zeros for the kernels of the product."""
-        from attention_zoo.ops.exponential_features.triton import exponential_features
-        from attention_zoo.ops.feature_product.triton import padded
-
         columns = padded(self.num_features)
         return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)
 
@@ -185,8 +185,6 @@ class Performer(FeatureMapAttention):
         return features.to(x.dtype), largest.squeeze(-1) - x_scaled.square().sum(-1) / 2, pull
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
-        from attention_zoo.ops.decoding.triton import step_exponential
-
         options: dict[str, Any] = {"projection": self.projection, "scale": self.scale, "eps": self.eps}
         return step_exponential(state, query, key, value, **options), "triton"
 

@@ -1,7 +1,5 @@
 """Polynomial attention: PolySketchFormer (ICML version), section 2.1: weights `<q, k>^p / (1 + sum <q, k'>^p)`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,6 +13,9 @@ from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidde
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS
 from attention_zoo.ops.powers import power_
 from attention_zoo.registry import register
+
+if launching.HAS_TRITON:
+    from attention_zoo.ops.polynomial.triton import polynomial_attention
 
 
 @register
@@ -70,8 +71,6 @@ class Polynomial(NormedDotProducts):
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         if not launching.on_gpu(query) or launching.why_unsupported(query, HEAD_DIMS) is not None:
             return super()._fused(query, key, value, padding)
-        from attention_zoo.ops.polynomial.triton import polynomial_attention
-
         out = polynomial_attention(
             query,
             key,

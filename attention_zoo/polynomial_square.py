@@ -1,7 +1,5 @@
 """Attention by the square of a polynomial: Reizin 2024, Fast Algorithms for Attention Mechanism, section 4.3."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """PolySketch attention: PolySketchFormer, ICML version sections 2.2 to 3.2 (Algorithms 1 and 2) and v1 section 2."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -27,6 +25,11 @@ from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_ne
 from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 from attention_zoo.registry import register
 
+if launching.HAS_TRITON:
+    from attention_zoo.ops.decoding.triton import read_block, step_features, step_sketched
+    from attention_zoo.ops.random_sketch.triton import random_sketch
+    from attention_zoo.ops.sketch_networks.triton import sketch_networks
+
 SKETCHES = ("gaussian", "learned", "srht")
 EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appendix D
 
@@ -34,15 +37,12 @@ EXPANSION = 8  # hidden width of the learned networks over r, ICML version, Appe
 class Sketch(nn.Module):
     """The un-tensored sketch of a degree p, from two independent sketches M1, M2 of degree p/2; the input for p = 2."""
 
-    def __init__(self, degree: int, head_dim: int, sketch_size: int, groups: int, kind: str | None = None) -> None:
+    def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
         super().__init__()
-        self.head_dim, self.sketch_size = head_dim, sketch_size
-        half = degree // 2
-        make: Any = type(self)
-        options = (kind,) if kind else ()
-        self.children_sketches = nn.ModuleList(
-            make(*options, half, head_dim, sketch_size, groups) for _ in range(2 if half > 1 else 0)
-        )
+        self.kind, self.head_dim, self.sketch_size = kind, head_dim, sketch_size
+        half, count = degree // 2, 2 if degree > 2 else 0
+        children = (type(self)(kind, half, head_dim, sketch_size, groups) for _ in range(count))
+        self.children_sketches = nn.ModuleList(children)
         self.width = sketch_size if half > 1 else head_dim  # of M1 and M2
 
     def draw(self, generator: torch.Generator) -> None:
@@ -61,8 +61,7 @@ class RandomSketch(Sketch):
     """
 
     def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
-        super().__init__(degree, head_dim, sketch_size, groups, kind)
-        self.kind = kind
+        super().__init__(kind, degree, head_dim, sketch_size, groups)
         self.matrices: Tensor
         self.register_buffer("matrices", torch.empty(groups, self.width, 2, sketch_size))  # G1 and G2
 
@@ -92,8 +91,6 @@ class RandomSketch(Sketch):
 
     def forward_fused(self, x: Tensor, norm: nn.LayerNorm | None, scale: float) -> Tensor:
         """`forward` of `sqrt(scale) norm(x)`, each level by one kernel."""
-        from attention_zoo.ops.random_sketch.triton import random_sketch
-
         factor, children = self.sketch_size**-0.5, self.children_sketches
         if not children:
             return random_sketch(x, None, norm, self.matrices, scale * factor)
@@ -107,8 +104,8 @@ class LearnedSketch(Sketch):
     The released code stacks the networks for degree 4 only; this is the recursion of the paper for any power of two.
     """
 
-    def __init__(self, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
-        super().__init__(degree, head_dim, sketch_size, groups)
+    def __init__(self, kind: str, degree: int, head_dim: int, sketch_size: int, groups: int) -> None:
+        super().__init__(kind, degree, head_dim, sketch_size, groups)
         self.networks = nn.ModuleList(SketchNetwork(self.width, sketch_size, groups) for _ in range(2))
 
     def draw(self, generator: torch.Generator) -> None:
@@ -128,8 +125,6 @@ class LearnedSketch(Sketch):
         """`forward`, each level by one kernel where a GPU has it for such an input."""
         if not launching.on_gpu(x) or why_no_networks(x, self.sketch_size) is not None:
             return self(x)
-        from attention_zoo.ops.sketch_networks.triton import sketch_networks
-
         inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
         layers = zip(*(network.weights for network in self.networks), strict=True)
         norms = zip(*(network.layernorms for network in self.networks), strict=True)
@@ -162,9 +157,8 @@ class SketchNetwork(nn.Module):
         """`(batch, heads, seq_len, width)` -> `(batch, heads, seq_len, r)`."""
         # One by one: a slice of a ParameterList makes parameters of its own of what `functional_call` puts there.
         for layernorm, first in zip(self.layernorms, (0, 2), strict=True):
-            x = _project(
-                F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh"), self.weights[first + 1]
-            )
+            hidden = F.gelu(_project(layernorm(x), self.weights[first]), approximate="tanh")
+            x = _project(hidden, self.weights[first + 1])
         return x
 
 
@@ -253,8 +247,8 @@ class Polysketch(FeatureMapAttention):
         self.sketch: nn.Module = nn.Identity()
         self.num_features = sketch_size if degree > 2 else self.head_dim
         if degree > 2:
-            arguments = degree // 2, self.head_dim, sketch_size, groups
-            self.sketch = LearnedSketch(*arguments) if self.is_learned else RandomSketch(sketch, *arguments)
+            make = LearnedSketch if self.is_learned else RandomSketch
+            self.sketch = make(sketch, degree // 2, self.head_dim, sketch_size, groups)
         norm = nn.LayerNorm(self.head_dim) if check_bool("qk_layernorm", qk_layernorm) else nn.Identity()
         self.layernorm = nn.Identity() if self.is_learned else norm
         self.local_norms = nn.ModuleList()
@@ -341,8 +335,6 @@ class Polysketch(FeatureMapAttention):
         return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
     def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
-        from attention_zoo.ops.decoding.triton import step_features, step_sketched
-
         sketch = self.sketch
         if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
             both = self.features(torch.cat([query, key], 2))
@@ -358,8 +350,6 @@ class Polysketch(FeatureMapAttention):
         return state.read(exact_query, self.features(query), self.degree, self.bias)
 
     def _fused_read(self, state: BlockState, query: Tensor) -> tuple[Tensor, str]:
-        from attention_zoo.ops.decoding.triton import read_block
-
         exact_query, _ = self._local_inputs(query, query)
         return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
 

@@ -1,7 +1,5 @@
 """Reformer's LSH attention: Kitaev et al. 2020, Reformer: The Efficient Transformer, section 2 and appendix A."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -9,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_zoo.base import Rows
 from attention_zoo.checks import check_int
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, is_blind, merge
 from attention_zoo.ops.sampling import take_rows
@@ -108,9 +107,7 @@ class Reformer(AttentionDropout, SampledAttention):
         seen = _and_before(_chunks(seen[..., None], m, fill=-1), fill=-1).mT
         return seen, (seen < 0) | (seen == at) | (seen > at if self.causal else False)
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """The weights of all rounds, each at the position of its key; rows that see a key sum to 1."""
         order = self._order(query, padding)
         weights, seen, alone = self._weights(query, order, padding)

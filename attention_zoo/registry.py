@@ -1,7 +1,5 @@
 """The registry: mechanisms by name, and `create`, which makes one."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from typing import Any

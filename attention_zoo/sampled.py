@@ -1,7 +1,5 @@
 """Attention by indices that are drawn: its noise follows from the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

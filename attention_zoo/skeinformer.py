@@ -1,12 +1,11 @@
 """Skeinformer: Chen et al. 2022, Sketching as a Tool for Understanding and Accelerating Self-attention."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from attention_zoo.base import Rows
 from attention_zoo.checks import check_bool, check_choice, check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.fused_softmax import Attended, attend, attend_with_column_norms, hidden_by, merge
@@ -121,10 +120,8 @@ class Skeinformer(SampledAttention):
             return sampled._replace(out=sampled.out * (sampled.lse - whole).exp()[..., None].to(sampled.out.dtype))
         return sampled
 
-    def _output_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
-    ) -> Tensor:
-        noise = self._batch_noise(query.expand(batch_size, -1, -1, -1))[item : item + 1]
+    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch: int) -> Tensor:
+        noise = self._batch_noise(query.expand(batch, -1, -1, -1))[item : item + 1]
         return self._matrix(query, key, value, None, rows, noise) @ value
 
     def _matrix(
@@ -133,7 +130,7 @@ class Skeinformer(SampledAttention):
         key: Tensor,
         value: Tensor | None,
         padding: Tensor | None,
-        rows: Tensor | slice,
+        rows: Rows,
         noise: Tensor | None = None,
     ) -> Tensor:
         """The sketched softmax matrix; importance sampling needs `value`, whose norms it samples by.

@@ -1,7 +1,5 @@
 """Softmax attention: Vaswani et al. 2017, Attention Is All You Need, section 3.2.1, equation 1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """V-Mean, the attention that looks at nothing: Chen et al. 2022 (Skeinformer), section 5 and figure 1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

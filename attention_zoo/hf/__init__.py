@@ -5,8 +5,6 @@ of all layers at once and checks that the model calls them. What a model asks fo
 Once something is registered, `save_pretrained` saves the mechanisms too, and `from_pretrained` makes and loads them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'"
+    ) from None
+
 from attention_zoo.base import Attention
 from attention_zoo.checks import check_int, require
-from attention_zoo.hf import checkpoints
+from attention_zoo.hf import cache, checkpoints
 from attention_zoo.hf.implementation import _REGISTERED, Implementation
 from attention_zoo.hf.masks import key_mask
 from attention_zoo.info import UnsupportedError
@@ -55,13 +60,9 @@ def register(
         **settings: of the mechanism, but for what the model decides: `dropout`, and `scale` of a softmax.
 
     Raises:
-        ModuleNotFoundError: transformers is missing.
         ValueError: the name is taken, or the mechanism or a hyperparameter is unknown.
     """
-    interface, masks = _interfaces()
     checkpoints.install(_register_saved)
-    from attention_zoo.hf import cache
-
     cache.install()
     if name is None:
         alone = attention is None and not settings
@@ -77,13 +78,13 @@ def register(
     settings = {k: tuple(x) if isinstance(x, list) else x for k, x in settings.items()}
     wanted = Implementation(name, attention, check_int("seed", seed, 0), max_seq_len, settings)
     if name not in _REGISTERED:
-        require("name", name, name not in interface(), "new: transformers has it already")
+        require("name", name, name not in AttentionInterface(), "new: transformers has it already")
         _REGISTERED[name] = wanted
     known = _REGISTERED[name]
     require("name", name, known == wanted, f"new: it is {known.attention} {known.hyperparameters}, seed {known.seed}")
-    interface.register(name, known)
+    AttentionInterface.register(name, known)
     # Without a mask function of the same name, models drop their padding masks without a word.
-    masks.register(name, key_mask)
+    AttentionMaskInterface.register(name, key_mask)
 
 
 def attach(
@@ -159,14 +160,13 @@ def _chosen(model: Any, layers: Sequence[int], inputs: Mapping[str, Tensor]) -> 
     called = dict[nn.Module, None]()
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
     before = [config._attn_implementation for config in configs]
-    interface, masks = _interfaces()
 
     def note(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         called[module] = None
-        return interface()["sdpa"](module, *arguments, **keywords)
+        return AttentionInterface()["sdpa"](module, *arguments, **keywords)
 
-    interface.register(PROBE, note)
-    masks.register(PROBE, masks()["sdpa"])
+    AttentionInterface.register(PROBE, note)
+    AttentionMaskInterface.register(PROBE, AttentionMaskInterface()["sdpa"])
     try:
         for config in configs:
             config._attn_implementation = PROBE
@@ -216,13 +216,3 @@ def _few_tokens(model: Any) -> dict[str, Tensor]:
     tokens = model.dummy_inputs["input_ids"].to(model.device)
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     return inputs | ({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})
-
-
-def _interfaces() -> tuple[Any, Any]:
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'"
-        ) from None
-    return AttentionInterface, AttentionMaskInterface

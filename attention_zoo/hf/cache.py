@@ -3,8 +3,6 @@
 `generate` makes it by itself; a loop of one's own passes `past_key_values=StateCache(model)`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ config lists the mechanisms, under `attention_zoo`, and they are made again befo
 two steps transformers has a hook for quantizers only, hence its methods that save and load are wrapped.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from attention_zoo.hf.implementation import Mechanisms, floating_dtype, listed
 from attention_zoo.info import UnsupportedError
@@ -30,8 +29,6 @@ def install(register: Callable[..., None]) -> None:
     Args:
         register: called as `register(name, **settings)` for each name that a config lists.
     """
-    from transformers import PreTrainedModel
-
     save, load = PreTrainedModel.save_pretrained, PreTrainedModel._load_pretrained_model
 
     @functools.wraps(save)
@@ -53,8 +50,6 @@ def install(register: Callable[..., None]) -> None:
 
 def _parts(model: nn.Module) -> dict[str, Any]:
     """The models with a config by their paths in `model`: itself, and those that it is made of."""
-    from transformers import PreTrainedModel
-
     return {path: part for path, part in model.named_modules() if isinstance(part, PreTrainedModel)}
 
 

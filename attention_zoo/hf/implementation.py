@@ -1,7 +1,5 @@
 """What a model of transformers calls instead of its own attention."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_zoo.base import Attention
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 from attention_zoo.hf.masks import MARK, attend
 from attention_zoo.info import UnsupportedError
 from attention_zoo.registry import attention_class, create, info
@@ -78,7 +76,9 @@ class Implementation:
         """
         layer = getattr(key, MARK, None)
         keys = key.shape[2] + (layer.get_seq_length() if layer else 0)
-        self._refuse(module, key, value, keys, sliding_window, kwargs)
+        self._refuse(module, keys, sliding_window, kwargs)
+        if value.shape[-1] != key.shape[-1]:
+            raise UnsupportedError(f"head_dim: values have {value.shape[-1]}, keys {key.shape[-1]}; must be the same")
         if attention_mask is not None and attention_mask.ndim == 2:
             # A static cache has room for more keys than there are.
             key, value = (tensor[:, :, : attention_mask.shape[1]] for tensor in (key, value))
@@ -93,28 +93,15 @@ class Implementation:
         query = query if math.isclose(ratio, 1) else query * ratio
         groups = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in (key, value))
-        if layer is None:
-            out = attend(attention, query, key, value, attention_mask)
-        else:
-            out = layer.attend(attention, query, key, value, attention_mask)
+        out = (layer.attend if layer else attend)(attention, query, key, value, attention_mask)
         return out.transpose(1, 2).contiguous(), None
 
-    def _refuse(
-        self,
-        module: nn.Module,
-        key: Tensor,
-        value: Tensor,
-        keys: int,
-        sliding_window: int | None,
-        kwargs: dict[str, Any],
-    ) -> None:
+    def _refuse(self, module: nn.Module, keys: int, sliding_window: int | None, kwargs: dict[str, Any]) -> None:
         for name in REFUSED:
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}: {type(module).__name__} needs it, {self.attention} has no such thing")
         if sliding_window is not None and keys > sliding_window:
             raise UnsupportedError(f"sliding_window={sliding_window}: {self.attention} sees all {keys} keys")
-        if value.shape[-1] != key.shape[-1]:
-            raise UnsupportedError(f"head_dim: values have {value.shape[-1]}, keys {key.shape[-1]}; must be the same")
 
     def _mechanism(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
         """The mechanism of the layer `module`, made at the first call."""
@@ -142,10 +129,8 @@ class Implementation:
     def _create(self, module: nn.Module, query: Tensor, causal: bool) -> Attention:
         index = getattr(module, "layer_idx", None) if self.called is None else len(self.called)
         if index is None and info(self.attention).random:
-            kind = type(module).__name__
-            raise UnsupportedError(
-                f"layer_idx: {kind} has none, layers would share a seed; use attention_zoo.hf.attach"
-            )
+            kind, use = type(module).__name__, "use attention_zoo.hf.attach"
+            raise UnsupportedError(f"layer_idx: {kind} has none, layers would share a seed; {use}")
         positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
         attention = create(
             self.attention,

@@ -1,13 +1,12 @@
 """Masks of transformers, and what a mechanism understands of them: key padding and a causal flag."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from attention_zoo.base import Attention
 from attention_zoo.info import UnsupportedError
@@ -40,8 +39,6 @@ def key_mask(
     Raises:
         UnsupportedError: a sliding window or a chunk is shorter than the sequence.
     """
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
-
     if local_size is not None and kv_length > local_size:
         raise UnsupportedError(
             f"sliding_window={local_size}: is shorter than the {kv_length} keys, all of which are seen"
@@ -53,15 +50,8 @@ def key_mask(
     bidirectional = mask_function is bidirectional_mask_function or local_size is not None
     bidirectional = bidirectional and allow_is_bidirectional_skip
     if common.get("kv_offset") or not (causal or bidirectional):
-        return sdpa_mask(
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            allow_is_causal_skip=False,
-            **common,
-        )
+        given = {"q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "attention_mask": attention_mask}
+        return sdpa_mask(**given, mask_function=mask_function, allow_is_causal_skip=False, **common)
     seen = int(q_offset) + q_length if causal else kv_length
     is_cached = causal and not q_length == seen == kv_length
     if attention_mask is None:

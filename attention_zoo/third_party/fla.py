@@ -8,8 +8,6 @@ All are linear in the values and see the past only. A padded position leaves the
 the others see what they would see if it were not there.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import warnings
@@ -20,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_zoo.base import Attention
+from attention_zoo.base import Attention, Rows
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.registry import register
@@ -105,17 +103,13 @@ class FlaAttention(Attention):
         device = query.device.type
         return None if device == "cuda" else f"the kernels of fla-core need a GPU, the input is on {device}"
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """The reference's outputs for the values `e_1, ..., e_n`: the operator is linear in the values."""
         keys = key.shape[2]
         basis = torch.eye(keys, dtype=key.dtype, device=key.device).expand(*key.shape[:2], keys, keys)
         return self._call(self.reference, query, key, basis, padding)[:, :, rows]
 
-    def _output_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch_size: int
-    ) -> Tensor:
+    def _output_rows(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, item: int, batch: int) -> Tensor:
         # The matrix would take n times as long.
         return self._attend(query, key, value, None)[:, :, rows]
 

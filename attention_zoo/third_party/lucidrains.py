@@ -5,8 +5,6 @@ and what a package draws is drawn from our seed. Function and work are those of 
 where they are not, the docstring says so. `reference` is the dense matrix of the package's function.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attention_zoo.base import Rows
 from attention_zoo.checks import check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.linformer import Linformer
@@ -249,9 +248,7 @@ class LucidrainsNystromformer(PortedAttention):
         outs = [self.layer(CapturedArguments(*item), mask=mask)[:, front:] for *item, mask in items]
         return torch.stack(outs)
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """`F Z B`; entries may be negative."""
         front = -query.shape[2] % self.num_landmarks
         real = F.pad(real_positions(query, padding), (front, 0))[:, None]
@@ -341,9 +338,7 @@ class LucidrainsReformer(PortedAttention, SampledAttention):
         normal = self._normal_noise((columns, self.num_hashes * h), x.device)
         return normal.view(1, columns, self.num_hashes, h).permute(0, 3, 2, 1).to(x.dtype)
 
-    def _matrix(
-        self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Tensor | slice
-    ) -> Tensor:
+    def _matrix(self, query: Tensor, key: Tensor, value: Tensor | None, padding: Tensor | None, rows: Rows) -> Tensor:
         """`c_ij exp(s_ij)`, normalised, c_ij how often i meets j; who meets nobody has its own value."""
         query = zero_padding(query, padding)
         positions = torch.arange(query.shape[2], device=query.device)

@@ -1,7 +1,5 @@
 """What mechanisms of other packages share: is the package installed, what it relies on, how its layers are called."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
@@ -97,7 +95,7 @@ class CapturedArguments(NamedTuple):
         """Of the queries."""
         return self.query.shape
 
-    def chunk(self, chunks: int, dim: int) -> CapturedArguments:
+    def chunk(self, chunks: int, dim: int) -> "CapturedArguments":
         """What a layer cuts its joint projection into: query, key and value."""
         return self
 

@@ -1,7 +1,5 @@
 """Power retention by the Triton kernels of the retention package (Buckman, Gelada, Zhang 2025), on a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from typing import Any

@@ -1,7 +1,5 @@
 """The exact fused softmax by the kernels of the xformers package (Rabe and Staats 2021; Lefaudeux et al. 2022)."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from typing import Any

@@ -1,32 +1,18 @@
-import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from small import HEADS, H, LargestTensor, maker, sized, softmax
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 
-import attention_zoo
-from attention_zoo.bigbird import draw_distinct
-from bench.measures.flops import count
-
-HEADS, H, W = 2, 4, 3
+W = 3
+qkv, create = sized(31), maker("bigbird")
 
 
-def qkv(n, batch=2, heads=HEADS, h=H, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(3, batch, heads, n, h, generator=generator, dtype=torch.float64).unbind()
-
-
-def make(r=2, w=W, heads=HEADS, **given):
-    return attention_zoo.create("bigbird", head_dim=H, num_heads=heads, block_size=w, num_random_blocks=r, **given)
-
-
-def softmax(*given):
-    return attention_zoo.create("softmax", head_dim=H, num_heads=HEADS)(*given)
+def make(r=2, w=W, **given):
+    return create(block_size=w, num_random_blocks=r, **given)
 
 
 def scattered_padding(n):
@@ -73,9 +59,6 @@ def dense(attention, query, key, value, mask=None):
     return output
 
 
-# --- What it computes -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
 def test_equals_softmax_over_the_pattern(n, r, padded):
@@ -93,48 +76,12 @@ def test_up_to_four_blocks_it_is_softmax(n, padded):
     torch.testing.assert_close(make(0)(*given), softmax(*given), rtol=0, atol=1e-13)
 
 
-def test_five_blocks_miss_two_pairs_which_one_random_block_fills():
-    """Rows 1 and 3 do not see each other."""
-    given = qkv(5 * W)
-    output, expected = make(0)(*given), softmax(*given)
-    equal = [torch.allclose(*pair) for pair in zip(output.split(W, 2), expected.split(W, 2), strict=True)]
-    assert equal == [True, False, True, False, True]
-    torch.testing.assert_close(make(1)(*given), expected, rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize("num_blocks", [6, 9, 13])
 def test_as_many_random_blocks_as_are_legal_give_softmax(num_blocks):
     """Middle rows need n / w - 5, the second and the last but one n / w - 4."""
     given = qkv(num_blocks * W - 1)
     torch.testing.assert_close(make(num_blocks - 4)(*given), softmax(*given), rtol=0, atol=1e-13)
     assert (make(num_blocks - 5)(*given) - softmax(*given)).abs().max() > 1e-3
-
-
-def test_gradients_are_those_of_softmax_over_the_pattern():
-    """Some keys are gathered many times: their gradients have to be added up."""
-    attention, mask = make(2), scattered_padding(31)
-    given = [tensor.requires_grad_() for tensor in qkv(31)]
-    weight = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    outputs = attention(*given, mask), dense(attention, *given, mask)
-    actual, expected = (torch.autograd.grad((output * weight).sum(), given) for output in outputs)
-    for pair in zip(actual, expected, strict=True):
-        torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
-
-
-def test_masking_what_a_row_does_not_see_changes_nothing_in_it():
-    """Keys outside the pattern do not matter, however large; keys inside do."""
-    n, num_blocks = 11 * W, 11
-    attention, (query, key, value) = make(2), qkv(n, batch=1)
-    expected, blocks = attention(query, key, value), seen_blocks(attention, num_blocks)
-    for block in range(num_blocks):
-        moved = value.clone()
-        moved[:, :, block * W : (block + 1) * W] += 100
-        change = (attention(query, key, moved) - expected).abs().amax((0, 3)).unflatten(1, (num_blocks, W)).amax(2)
-        for head, row in np.ndindex(HEADS, num_blocks):
-            assert (change[head, row] > 1e-6) == (block in blocks[head][row])
-
-
-# --- The random blocks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4, 5, 6, 7, 8, 20])
@@ -158,7 +105,7 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
     independent draws, for which the statistic has L - 1 degrees of freedom.
     """
     num_blocks, r, seeds, heads = 32, 3, 400, 8
-    attention = make(r, w=64, heads=heads)
+    attention = make(r, w=64, num_heads=heads)
     counts = torch.zeros(num_blocks - 2, num_blocks)
     for seed in range(seeds):
         attention.resample(seed)
@@ -174,25 +121,6 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
         assert counts[row - 1].sum() == draws * r
 
 
-def test_every_set_of_distinct_draws_is_equally_likely():
-    total, r, draws = 5, 3, 40_000
-    noise = torch.rand(draws, r, generator=torch.Generator().manual_seed(0))
-    drawn = draw_distinct(torch.tensor([[total]]).expand(draws, 1), noise)
-    sets = Counter(tuple(sorted(row)) for row in drawn.tolist())
-    expected = draws / math.comb(total, r)
-    assert set(sets) == set(itertools.combinations(range(total), r))
-    assert all(abs(seen - expected) < 5 * math.sqrt(expected) for seen in sets.values())
-
-
-def test_heads_rows_and_seeds_draw_differently():
-    drawn = make(3).key_blocks(40)[..., 5:]
-    other = make(3, seed=1).key_blocks(40)[..., 5:]
-    # 32 to 36 legal blocks: two rows agree in all three draws with probability 1/30000 or so.
-    assert (drawn[0] == drawn[1]).all(-1).sum() <= 1
-    assert (drawn[:, 4:-1] == drawn[:, 3:-2]).all(-1).sum() <= 1
-    assert (drawn == other).all(-1).sum() <= 1
-
-
 def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
     attention, expected = make(2, seed=3), make(2, seed=3).key_blocks(20)
     assert torch.equal(attention.eval().key_blocks(20), expected)
@@ -203,51 +131,15 @@ def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
     assert torch.equal(attention.key_blocks(20), make(2, seed=4).key_blocks(20))
 
 
-# --- Cost -----------------------------------------------------------------------------------------
-
-
-def test_flops_are_those_of_a_counted_run():
-    given = torch.randn(3, 1, 2, 1024, 32, generator=torch.Generator().manual_seed(0))
-    attention = attention_zoo.create("bigbird", head_dim=32, num_heads=2)
-    with torch.no_grad():
-        counted = sum(count(lambda: attention(*given)).values())
-    assert attention.flops(1, 1024) == counted
-    # 14 query blocks see 5 + 3 blocks, two see all 16.
-    assert counted == 2 * 4 * 32 * (14 * 64 * 8 * 64 + 2 * 64 * 1024)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the size of the largest result of any operation; views have none of their own."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return result
-
-
 def test_flops_and_tensors_grow_linearly():
     """2^14 tokens: a dense matrix, even one bool for each entry, would have 2^28 entries."""
     n, w, r = 2**14, 16, 3
-    attention = make(r, w=w, heads=1)
+    attention = make(r, w=w, num_heads=1, dtype=torch.float32)
     given = torch.randn(3, 1, 1, n, H, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), LargestTensor() as largest:
         attention(*given)
-    assert largest.elements <= n * (5 + r) * w
+    assert largest.entries <= n * (5 + r) * w
     assert attention.flops(1, 2 * n) == pytest.approx(2 * attention.flops(1, n), rel=1e-3)
-
-
-@pytest.mark.parametrize("given", [{"w": 0}, {"w": 2.5}, {"r": -1}, {"r": True}])
-def test_bad_hyperparameters_are_refused(given):
-    name = {"w": "block_size", "r": "num_random_blocks"}[next(iter(given))]
-    with pytest.raises(ValueError, match=f"^{name}=.*: must be an integer"):
-        make(**given)
-
-
-# --- Another implementation -----------------------------------------------------------------------
 
 
 class TransformersBigBird(BigBirdBlockSparseAttention):
@@ -291,14 +183,3 @@ def test_equals_transformers_with_our_random_blocks(padded):
     theirs.blocks = torch.zeros(HEADS, num_blocks - 2, r, dtype=torch.long)
     torch.testing.assert_close(evaluated, theirs.attend(*given, mask), rtol=0, atol=0)
     assert (evaluated - make(0)(*given, mask)).masked_fill(mask[:, None, :, None], 0).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("sizes", [{}, {"r": 0, "w": 16}, {"r": 9, "w": 5}], ids=str)
-def test_at_the_minimal_test_length_every_row_but_the_edges_leaves_out_keys(sizes):
-    attention = make(**{"r": 3, "w": 64, **sizes})
-    n, w = attention.min_test_length, attention.block_size
-    hidden = ~attention.pattern(n)
-    edges = (n - 1) // w * w
-    assert n % w and not hidden[:, :w].any() and not hidden[:, edges:].any()
-    assert hidden[:, w:edges].any(-1).all()
-    assert torch.equal(attention.pattern(n, positions=torch.tensor([n - 1, w])), attention.pattern(n)[:, [n - 1, w]])

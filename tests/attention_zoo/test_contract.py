@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+import importlib.util
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from small import LargestTensor, gradients, sized
+from small import padding_mask as padding_of_length
 from zoo_cases import CASES, NAMES, takes_causal
 
 import attention_zoo
@@ -16,6 +19,7 @@ from bench.measures.flops import count
 
 HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 4
 LENGTH = 37  # no block size divides it, and it is several blocks long
+draw = sized(LENGTH, heads=HEADS, h=HEAD_DIM)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 # What a fast path computes beyond the formula, because it is faster: the diagonal blocks of a causal mask whole (up to
@@ -49,19 +53,12 @@ def tolerance(name):
     return {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 5e-2}[best_dtype(name)]
 
 
-def inputs(name, length=LENGTH, batch=3, seed=0, keys=None, heads=HEADS, head_dim=HEAD_DIM):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = (length, keys or length, keys or length)
-    return tuple(torch.randn(batch, heads, n, head_dim, generator=generator).to(best_dtype(name)) for n in lengths)
+def inputs(name, length=LENGTH, batch=3, head_dim=HEAD_DIM, **given):
+    return draw(length, batch=batch, h=head_dim, dtype=best_dtype(name), **given)
 
 
 def padding_mask(length=LENGTH):
-    """Batch of three: padding scattered anywhere, padding at the end, padding only."""
-    mask = torch.zeros(3, length, dtype=torch.bool)
-    mask[0] = torch.rand(length, generator=torch.Generator().manual_seed(7)) < 0.4
-    mask[1, 2 * length // 3 :] = True
-    mask[2] = True
-    return mask
+    return padding_of_length(length)
 
 
 def assert_close(name, actual, expected):
@@ -110,15 +107,6 @@ def test_defaults_work_on_a_sequence_shorter_than_them(name):
     assert attention(*inputs(name)).isfinite().all()
 
 
-@every_case
-def test_flops_is_a_growing_count_proportional_to_the_batch(name, causal):
-    attention = make(name, causal=causal, max_seq_len=256)
-    counts = [attention.flops(1, n) for n in (1, 16, 64, 256)]
-    assert all(type(count) is int and count > 0 for count in counts)
-    assert counts == sorted(set(counts))
-    assert attention.flops(3, 64) == 3 * attention.flops(1, 64)
-
-
 @pytest.mark.parametrize("length", [512, 500])
 @every_case
 def test_flops_are_those_of_a_counted_run(name, causal, length):
@@ -136,6 +124,7 @@ def test_flops_are_those_of_a_counted_run(name, causal, length):
         except UnsupportedError:
             assert impl == "fused"
             continue  # a kernel that needs a GPU
+        assert type(attention.flops(1, length)) is int and attention.flops(3, length) == 3 * attention.flops(1, length)
         assert 0.95 < counted / attention.flops(1, length) < (1.05 if impl == "reference" else MORE_WORK.get(name, 1.2))
 
 
@@ -168,7 +157,7 @@ def test_rows_of_the_matrix_are_those_of_the_whole(name, causal, padded):
         needs_padding(name)
     attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
     query, key, value = given
-    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    leaves = [*given, *attention.parameters()]
     mask = padding_mask() if padded else None
     whole = matrix(attention, query, key, mask, value)
     for rows in ([LENGTH - 1, 0, BLOCK, 17, 17], [*range(LENGTH)][::-1], []):
@@ -176,29 +165,9 @@ def test_rows_of_the_matrix_are_those_of_the_whole(name, causal, padded):
         some, expected = attention.attention_matrix(query, key, mask, value=value, rows=rows), whole[:, :, rows]
         assert some.shape == expected.shape and some.dtype == expected.dtype
         torch.testing.assert_close(some, expected, rtol=0, atol=tolerance(name))
-        if len(rows) == 0 or not whole.requires_grad:
-            continue
-        direction = torch.randn(some.shape, generator=torch.Generator().manual_seed(5)).to(some.dtype)
-        gradients = (
-            torch.autograd.grad(x, leaves, direction, retain_graph=True, allow_unused=True) for x in (some, expected)
-        )
-        for actual, of_the_whole in zip(*gradients, strict=True):
-            assert (actual is None) == (of_the_whole is None)
-            if actual is not None:
-                assert_close(name, actual, of_the_whole)
-
-
-class LargestTensor(TorchDispatchMode):
-    """The bytes of the largest tensor that any operation returns; what is only broadcast takes none."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
-        return result
+        if len(rows) and whole.requires_grad:
+            for pair in zip(*(gradients(x, leaves, retain_graph=True) for x in (some, expected)), strict=True):
+                assert_close(name, *pair)
 
 
 @every_case
@@ -219,18 +188,15 @@ def test_rows_of_the_matrix_take_no_n_by_n_memory(name, causal):
 def test_output_rows_are_those_of_forward_with_their_gradients(name, causal, at_once, monkeypatch):
     monkeypatch.setattr(base, "MAX_ENTRIES", at_once)
     attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
-    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    leaves = [*given, *attention.parameters()]
     items, positions = torch.tensor([0, 2]), torch.tensor([0, LENGTH // 2, LENGTH - 1])
     some = [tensor[items] for tensor in given]
     rows = attention.output_rows(*some, positions=positions, items=items, batch_size=len(given[0]))
     expected = attention(*given)[items][:, :, positions]
     assert rows.shape == expected.shape and rows.dtype == expected.dtype
     assert_close(name, rows, expected)
-    direction = torch.randn(rows.shape, generator=torch.Generator().manual_seed(5)).to(rows.dtype)
-    gradients = (torch.autograd.grad(x, leaves, direction, allow_unused=True) for x in (rows, expected))
-    for actual, of_forward in zip(*gradients, strict=True):
-        actual, of_forward = (torch.zeros(()) if x is None else x for x in (actual, of_forward))
-        assert_close(name, actual, of_forward)
+    for pair in zip(gradients(rows, leaves), gradients(expected, leaves), strict=True):
+        assert_close(name, *pair)
 
 
 @every_case
@@ -245,52 +211,14 @@ def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monk
     assert torch.equal(attention.output_rows(*given, **at), expected)
 
 
-@every_name
-def test_output_rows_out_of_range_are_refused(name):
-    attention, given, inside = make(name), inputs(name), torch.tensor([0])
-    with pytest.raises(ValueError, match=r"^items=\[5\]: must be between 0 and 4"):
-        attention.output_rows(*given, positions=inside, items=torch.tensor([0, 3, 5]), batch_size=5)
-    with pytest.raises(ValueError, match=r"^items=\[0, 1\]: must be 3 of them"):
-        attention.output_rows(*given, positions=inside, items=torch.tensor([0, 1]), batch_size=5)
-    with pytest.raises(ValueError, match=rf"^positions=\[{LENGTH}\]: must be between 0 and {LENGTH - 1}"):
-        attention.output_rows(*given, positions=torch.tensor([LENGTH]))
-
-
-@every_name
-def test_rows_that_are_no_positions_are_refused(name):
-    attention, (query, key, value) = make(name), inputs(name)
-    for rows in ([-1], [0, LENGTH]):
-        with pytest.raises(ValueError, match=rf"^rows=\[{rows[-1]}\]: must be between 0 and {LENGTH - 1}"):
-            attention.attention_matrix(query, key, value=value, rows=torch.tensor(rows))
-    with pytest.raises(ValueError, match=r"^rows\.dtype="):
-        attention.attention_matrix(query, key, value=value, rows=torch.tensor([True] * LENGTH))
-    with pytest.raises(ValueError, match=r"^rows\.shape="):
-        attention.attention_matrix(query, key, value=value, rows=torch.tensor(1))
-    with pytest.raises(ValueError, match=r"^key\.shape="):
-        attention.attention_matrix(query, key[:1], value=value[:1])
-
-
-@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1])
 @every_case
-def test_every_length_works(name, causal, length):
-    attention, (query, key, value) = make(name, causal=causal), inputs(name, length)
-    output = attention(query, key, value)
-    assert output.shape == query.shape and output.dtype == query.dtype and output.isfinite().all()
-    assert_close(name, output, matrix(attention, query, key, None, value) @ value)
-
-
-@every_case
-def test_strides_do_not_matter(name, causal):
+def test_strides_and_other_batch_items_do_not_matter(name, causal):
     attention, given = make(name, causal=causal), inputs(name)
+    expected = attention(*given)
     strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in given]
-    assert_close(name, attention(*strided), attention(*given))
-
-
-@every_case
-def test_batch_items_do_not_see_each_other(name, causal):
-    attention, given = make(name, causal=causal), inputs(name)
+    assert_close(name, attention(*strided), expected)
     others = [torch.cat([tensor[:1], 8 * tensor[1:].flip(2)]) for tensor in given]
-    assert_close(name, attention(*others)[0], attention(*given)[0])
+    assert_close(name, attention(*others)[0], expected[0])
 
 
 @every_name
@@ -308,12 +236,6 @@ def test_cross_attention_or_refusal(name):
 # --- What is claimed of it -------------------------------------------------------------------------
 
 
-def at_min_test_length(name, causal, changes=None):
-    """A small instance of head_dim 8, one head, and a batch of one for it."""
-    attention = make(name, causal=causal, num_heads=1, max_seq_len=4096, **(changes or {}))
-    return attention, inputs(name, attention.min_test_length, batch=1, heads=1)
-
-
 @every_case
 def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal):
     """Where all its parts are at work: at its minimal test length."""
@@ -321,7 +243,8 @@ def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal
     if info.approximates is None:
         assert info.exact, "a function of its own is exact"
         return
-    attention, given = at_min_test_length(name, causal)
+    attention = make(name, causal=causal, num_heads=1, max_seq_len=4096)
+    given = inputs(name, attention.min_test_length, batch=1, heads=1)
     expected = make(info.approximates, causal=causal, num_heads=1, max_seq_len=4096)(*given)
     if info.exact:
         assert_close(name, attention(*given), expected)
@@ -330,16 +253,11 @@ def test_an_exact_mechanism_is_what_it_approximates_and_no_other_is(name, causal
 
 
 @every_case
-def test_the_min_test_length_is_odd_and_beyond_a_vector(name, causal):
+def test_the_min_test_length_is_odd_beyond_a_vector_several_blocks_and_a_part_of_one(name, causal):
+    known = attention_zoo.hyperparameters(name)
     length = make(name, causal=causal, max_seq_len=4096).min_test_length
     # In a longer sequence the few exact rows of this Informer could all be wrong and yet be few.
-    assert type(length) is int and (length > 64 or name == "informer")
-    assert length % 8, "a part of a vector is left"
-
-
-@every_case
-def test_the_min_test_length_is_several_blocks_and_a_part_of_one(name, causal):
-    known = attention_zoo.hyperparameters(name)
+    assert type(length) is int and (length > 64 or name == "informer") and length % 8, "a part of a vector is left"
     for key in {"block_size", "bucket_size"} & known.keys():
         for size in (2, 3, 5, 16, 65, 100):
             length = make(name, causal=causal, **{key: size}).min_test_length
@@ -387,21 +305,11 @@ def test_padding_is_not_seen(name, causal):
     for factor in (8, -100):
         other = torch.where(hidden, factor * key, key), torch.where(hidden, factor * (value + 1), value)
         assert_close(name, attention(query, *other, mask), expected)
-    assert changes(attention(query, key, value), expected)
-
-
-@every_case
-def test_padding_only_gives_zeros(name, causal):
-    needs_padding(name)
-    output = make(name, causal=causal)(*inputs(name), padding_mask())
-    assert output.isfinite().all() and (output[2] == 0).all() and (output[0] != 0).any()
-
-
-@every_case
-def test_a_mask_without_padding_changes_nothing(name, causal):
-    needs_padding(name)
-    attention, given = make(name, causal=causal), inputs(name)
-    assert_close(name, attention(*given, torch.zeros(3, LENGTH, dtype=torch.bool)), attention(*given))
+    plain = attention(query, key, value)
+    assert changes(plain, expected)
+    assert expected.isfinite().all() and (expected[0] != 0).any()
+    assert (expected[2] == 0).all(), "padding only gives zeros"
+    assert_close(name, attention(query, key, value, torch.zeros_like(mask)), plain)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -421,22 +329,15 @@ def test_the_future_is_not_seen(name, padded):
             assert padded or changes(output[:, :, cut:], expected[:, :, cut:])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if takes_causal(name)])
-def test_causal_attention_refuses_cross_attention(name):
-    with pytest.raises(UnsupportedError, match="causal"):
-        make(name, causal=True)(*inputs(name, LENGTH // 2, keys=LENGTH))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not attention_zoo.info(name).bidirectional])
-def test_what_sees_the_past_only_refuses_to_see_all(name):
-    with pytest.raises(UnsupportedError, match=f"^causal=false: {name}"):
-        make(name, causal=False)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not takes_causal(name)])
-def test_causal_is_refused_where_it_would_leak(name):
-    with pytest.raises(UnsupportedError, match=f"causal=true: {name}"):
-        make(name, causal=True)
+@every_name
+def test_causality_that_it_cannot_have_is_refused(name):
+    if takes_causal(name):
+        with pytest.raises(UnsupportedError, match="causal"):
+            make(name, causal=True)(*inputs(name, LENGTH // 2, keys=LENGTH))
+    allowed = {True: takes_causal(name), False: attention_zoo.info(name).bidirectional}
+    for causal in (causal for causal in (True, False) if not allowed[causal]):
+        with pytest.raises(UnsupportedError, match=f"^causal={str(causal).lower()}: {name}"):
+            make(name, causal=causal)
 
 
 # --- Randomness and state -------------------------------------------------------------------------
@@ -453,23 +354,9 @@ def test_the_seed_decides_everything(name, causal):
     assert torch.equal(attention(*given), expected), "an input of another shape left something behind"
     attention.resample(2)
     assert torch.equal(attention(*given), make(name, causal=causal, seed=2)(*given))
-    if attention_zoo.info(name).random:
-        assert changes(attention(*given), expected)
+    assert changes(attention(*given), expected) == attention_zoo.info(name).random
     attention.resample(1)
-    assert torch.equal(attention(*given), expected)
-
-
-@every_name
-def test_only_random_mechanisms_depend_on_the_seed(name):
-    given = inputs(name)
-    differs = changes(make(name, seed=1)(*given), make(name, seed=2)(*given))
-    assert differs == attention_zoo.info(name).random
-
-
-@every_case
-def test_training_mode_computes_the_same(name, causal):
-    attention, given = make(name, causal=causal), inputs(name)
-    assert torch.equal(attention.train()(*given), attention.eval()(*given))
+    assert torch.equal(attention.eval()(*given), expected), "training mode computes the same"
 
 
 @every_case
@@ -498,17 +385,12 @@ def test_a_state_dict_defines_the_function(name, causal, tmp_path):
     saved(*given), loaded(*given)
     torch.save(saved.state_dict(), tmp_path / "state.pt")
     loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(loaded(*given), saved(*given))
-
-
-@every_case
-def test_a_deepcopy_is_equal_and_independent(name, causal):
-    attention, given = make(name, causal=causal), inputs(name)
-    expected = attention(*given)
-    copied = copy.deepcopy(attention)
+    expected = saved(*given)
+    assert torch.equal(loaded(*given), expected)
+    copied = copy.deepcopy(saved)
     assert torch.equal(copied(*given), expected)
     copied.resample(9)
-    assert torch.equal(attention(*given), expected)
+    assert torch.equal(saved(*given), expected), "a copy is independent"
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -524,38 +406,33 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
     with torch.inference_mode():
         attention(*given, mask)  # what it caches must not spoil a training step
     output = attention(*given, mask)
-    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
-    gradients = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
-    for gradient in gradients:
-        assert gradient is None or gradient.isfinite().all()
-    for index, gradient in enumerate(gradients[:3]):
+    leaves = [*given, *attention.parameters()]
+    found = gradients(output.square(), leaves)
+    assert all(gradient.isfinite().all() for gradient in found)
+    for index, gradient in enumerate(found[:3]):
         moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
-        depends = changes(attention(*moved, mask), output)
-        assert depends == (gradient is not None and gradient.abs().max().item() > 1e-6)
-    for gradient in gradients[3:]:
-        assert gradient is not None and (gradient != 0).any()
+        assert changes(attention(*moved, mask), output) == (gradient.abs().max().item() > 1e-6)
+    assert all((gradient != 0).any() for gradient in found[3:])
 
 
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, LENGTH])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @every_case
-def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded):
+def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded, length):
     """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix."""
     if padded:
         needs_padding(name)
-    attention, mask = make(name, causal=causal), padding_mask() if padded else None
-    given = [tensor.requires_grad_() for tensor in inputs(name)]
-    leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
+    attention, mask = make(name, causal=causal), padding_mask(length) if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
+    leaves = [*given, *attention.parameters()]
     query, key, value = given
     weights = matrix(attention, query, key, mask, value)
     assert weights.shape == (*query.shape[:3], key.shape[2]) and weights.dtype == query.dtype
     dense = weights @ value
     outputs = attention(query, key, value, mask), dense
     assert_close(name, *outputs)
-    direction = torch.randn(dense.shape, generator=torch.Generator().manual_seed(5)).to(dense.dtype)
-    gradients = (torch.autograd.grad(output, leaves, direction, allow_unused=True) for output in outputs)
-    for actual, expected in zip(*gradients, strict=True):
-        actual, expected = (torch.zeros(()) if x is None else x for x in (actual, expected))
-        assert_close(name, actual, expected)
+    for pair in zip(*(gradients(output, leaves) for output in outputs), strict=True):
+        assert_close(name, *pair)
 
 
 @every_case
@@ -610,9 +487,8 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(name, causal, dtype, k
             given = [tensor.to(dtype).requires_grad_() for tensor in extreme]
             output = attention(*given, mask)
             assert output.isfinite().all()
-            leaves = [*given, *(p for p in attention.parameters() if p.requires_grad)]
-            gradients = torch.autograd.grad(output.float().square().sum(), leaves, allow_unused=True)
-            assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
+            leaves = [*given, *attention.parameters()]
+            assert all(gradient.isfinite().all() for gradient in gradients(output.float().square(), leaves))
 
 
 @pytest.mark.parametrize("length", [1, LENGTH])
@@ -622,12 +498,11 @@ def test_padding_gets_no_gradient(name, causal, length):
     needs_padding(name)
     attention, mask = make(name, causal=causal), padding_mask(length)
     given = [tensor.requires_grad_() for tensor in inputs(name, length)]
-    gradients = torch.autograd.grad(attention(*given, mask).sum(), given, allow_unused=True)
-    for gradient in gradients[1:]:
-        assert gradient is None or (gradient.masked_select(mask[:, None, :, None]) == 0).all()
-    for gradient in gradients:
-        assert gradient is None or (gradient[2] == 0).all()
-    assert gradients[2].abs().sum() > 0 or length == 1
+    found = gradients(attention(*given, mask), given)
+    for gradient in found[1:]:
+        assert (gradient.masked_select(mask[:, None, :, None]) == 0).all()
+    assert all((gradient[2] == 0).all() for gradient in found)
+    assert found[2].abs().sum() > 0 or length == 1
 
 
 # --- What it refuses ------------------------------------------------------------------------------
@@ -651,6 +526,27 @@ def test_bad_inputs_are_refused(name):
         attention(*inputs(name, LENGTH + 1))
 
 
+def test_rows_and_items_that_are_not_there_are_refused():
+    attention, (query, key, value) = make("softmax"), inputs("softmax")
+    for given, said in (
+        ({"items": torch.tensor([0, 3, 5])}, r"items=\[5\]: must be between 0 and 4"),
+        ({"items": torch.tensor([0, 1])}, r"items=\[0, 1\]: must be 3 of them"),
+        ({"positions": torch.tensor([LENGTH])}, rf"positions=\[{LENGTH}\]: must be between 0 and {LENGTH - 1}"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            attention.output_rows(query, key, value, **({"positions": torch.tensor([0]), "batch_size": 5} | given))
+    for rows, said in (
+        ([-1], rf"rows=\[-1\]: must be between 0 and {LENGTH - 1}"),
+        ([0, LENGTH], rf"rows=\[{LENGTH}\]: must be between 0"),
+        ([True] * LENGTH, r"rows\.dtype="),
+        (1, r"rows\.shape="),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            attention.attention_matrix(query, key, rows=torch.tensor(rows))
+    with pytest.raises(ValueError, match=r"^key\.shape="):
+        attention.attention_matrix(query, key[:1])
+
+
 @every_name
 def test_bad_masks_are_refused(name):
     attention, given = make(name), inputs(name)
@@ -669,15 +565,27 @@ def test_bad_arguments_are_refused_by_name(name):
     for key, bad in [("head_dim", 0), ("num_heads", 1.5), ("seed", -1), ("causal", 1), ("impl", "fast")]:
         with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
             make(name, **{key: bad})
+    for impl in {"reference", "fused"} - set(attention_zoo.info(name).implementations):
+        with pytest.raises(UnsupportedError, match=f"impl={impl}"):
+            make(name, impl=impl)
     with pytest.raises(ValueError, match=r"^colour='red': unknown"):
         make(name, colour="red")
-    for key in attention_zoo.hyperparameters(name):
+    of_kind = {bool: (1, None), int: (-1, 2.5, True, "4"), float: (math.nan, "0"), str: ("other",)}
+    for key, default in attention_zoo.hyperparameters(name).items():
         with pytest.raises(ValueError, match=f"^{key}_=1: unknown; did you mean {key}"):
             make(name, **{f"{key}_": 1})
-    size = attention_zoo.info(name).size
-    for bad in (0, -1, 2.5, True, "4") if size else ():
-        with pytest.raises(ValueError, match=f"^{size}={bad!r}: must be"):
-            make(name, **{size: bad})
+        for bad in of_kind.get(type(default), ()):
+            with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
+                make(name, **{key: bad})
+
+
+@pytest.mark.parametrize("name", [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).package])
+def test_without_its_package_it_is_listed_and_refused(name, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    package, extra = attention_zoo.info(name).package, name.partition("_")[0]
+    reason = rf"^{name}: needs the package {package}: pip install 'attention-zoo\[{extra}\]' \(no module \w+\)$"
+    with pytest.raises(UnsupportedError, match=reason):
+        attention_zoo.create(name, head_dim=HEAD_DIM, num_heads=HEADS, causal=takes_causal(name), max_seq_len=LENGTH)
 
 
 @every_case
@@ -697,13 +605,45 @@ def test_what_ran_is_noted_and_what_was_asked_for_stays(name, causal):
         assert (attention.executed.backend is None) == (attention.executed.impl == "reference")
 
 
-@every_name
-def test_an_implementation_it_lacks_is_refused(name):
-    for impl in {"reference", "fused"} - set(attention_zoo.info(name).implementations):
-        with pytest.raises(UnsupportedError, match=f"impl={impl}"):
-            make(name, impl=impl)
+NUMBERS = "a list of 2 to 7 numbers"
+OUT_OF_RANGE = [
+    ("bigbird", "num_random_blocks", (-1, True), "an integer"),
+    ("flash", "backend", ("math",), "one of auto, flash"),
+    ("informer", "num_samples", (0,), "an integer"),
+    ("linear", "eps", (-1e-9, "0"), "a finite number at least 0"),
+    ("linear", "block_size", (0,), "an integer"),
+    ("linformer", "init_std", (0, -1.0), "a finite number above 0"),
+    ("linformer", "max_seq_len", (None,), "an integer"),
+    ("lucidrains_linformer", "max_seq_len", (None,), "an integer"),
+    ("nystromformer", "conv_kernel_size", (0, True), "an integer"),
+    ("nystromformer", "conv_kernel_size", (34,), "odd, or None"),
+    ("performer", "eps", (-1e-6,), "a finite number at least 0"),
+    ("performer", "redraw_interval", (0,), "an integer"),
+    ("polynomial", "degree", (3,), "even"),
+    ("polynomial", "scale", (0, -1.0), "a finite number above 0"),
+    ("polynomial", "bias", (-1,), "a finite number at least 0"),
+    ("polynomial_square", "degree", (7,), "at most 6"),
+    ("polynomial_square", "coefficients", ((), [1.0], [1.0] * 8, 3, "123", {0: 1.0, 1: 1.0}), NUMBERS),
+    ("polynomial_square", "coefficients", ([1.0, "2"], [1.0, None], [1.0, True], [1.0, math.nan]), "a finite number"),
+    ("polynomial_square", "coefficients", ([0, 0.0, 0],), "not all zero"),
+    ("polysketch", "degree", (6, 1), "a power of two"),
+    ("polysketch", "scale", (0,), "a finite number above 0"),
+    ("softmax", "scale", (0, math.nan), "a finite number above 0"),
+]
 
 
-def test_a_misspelt_name_is_answered_with_the_near_one():
-    with pytest.raises(ValueError, match=r"^attention='sofmax': unknown; did you mean softmax"):
-        attention_zoo.create("sofmax", head_dim=HEAD_DIM, num_heads=HEADS)
+@pytest.mark.parametrize("name, key, values, allowed", OUT_OF_RANGE)
+def test_hyperparameters_out_of_range_are_refused(name, key, values, allowed):
+    for bad in values:
+        with pytest.raises(ValueError, match=rf"^{key}=.*: must be {allowed}"):
+            make(name, **{key: bad})
+
+
+def test_hyperparameters_that_do_not_go_together_are_refused():
+    for key in ("sketch_size", "head_dim"):
+        with pytest.raises(ValueError, match=f"^{key}=6: must be a power of two"):
+            make("polysketch", sketch="srht", **{key: 6})
+    with pytest.raises(ValueError, match=r"^coefficients=.*: must be a list of 3 numbers"):
+        make("polynomial_square", coefficients=[1.0, 2.0], degree=2)
+    with pytest.raises(UnsupportedError, match=r"^local=true: .*causal=true"):
+        make("polysketch", local=True)

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from small import LargestTensor, maker, sized
+from small import assert_close as assert_equal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
@@ -14,6 +16,7 @@ from attention_zoo.ops.decoding.states import ROWS
 
 HEADS, HEAD_DIM, LENGTH = 2, 8, 23
 NAMES = attention_zoo.list_attentions()
+draw, create = sized(LENGTH, h=HEAD_DIM, batch=3), maker("", head_dim=HEAD_DIM, causal=True)
 
 
 def sketch(name, **given):
@@ -60,8 +63,7 @@ every_sum = pytest.mark.parametrize("name, given", SUMS)
 
 def make(name, given, **common):
     """With parameters away from their initial values: a query's norm must not pass for a key's."""
-    settings = {"head_dim": HEAD_DIM, "num_heads": HEADS, "causal": True, "dtype": torch.float64, **common}
-    attention = attention_zoo.create(name, **settings, **given).eval()
+    attention = create(name, **given, **common).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -69,30 +71,28 @@ def make(name, given, **common):
     return attention
 
 
-def tokens(length=LENGTH, batch=3, seed=0, dtype=torch.float64):
+def tokens(length=LENGTH, **given):
     """Query, key and value; the values have a mean, so that a long average is not all noise."""
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = torch.randn(3, batch, HEADS, length, HEAD_DIM, generator=generator, dtype=torch.float64)
-    return query.to(dtype), key.to(dtype), (value + 0.5).to(dtype)
+    query, key, value = draw(length, **given)
+    return query, key, value + 0.5
+
+
+def cut(inputs, *ends):
+    """Some of the tokens."""
+    return [x[:, :, slice(*ends)] for x in inputs]
+
+
+def fresh(attention):
+    return attention.init_state(3, dtype=torch.float64)
 
 
 def decode(attention, inputs, state, start=0):
     """The outputs of steps from position `start` on, side by side."""
     outs = []
     for position in range(start, inputs[0].shape[2]):
-        out, state = attention.step(*(x[:, :, position : position + 1] for x in inputs), state)
+        out, state = attention.step(*cut(inputs, position, position + 1), state)
         outs.append(out)
     return torch.cat(outs, 2)
-
-
-def assert_equal(actual, expected, tolerance=1e-10):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1, expected.abs().max().item()))
-
-
-def test_every_mechanism_that_decodes_is_tested_here():
-    assert {variant.values[0] for variant in VARIANTS} == {
-        name for name in NAMES if attention_zoo.info(name).decode and attention_zoo.info(name).package is None
-    }
 
 
 # --- It is the same function ------------------------------------------------------------------------
@@ -102,7 +102,8 @@ def test_every_mechanism_that_decodes_is_tested_here():
 def test_steps_equal_the_causal_forward_at_every_position(name, given):
     attention, inputs = make(name, given), tokens()
     expected = attention(*inputs)
-    assert_equal(decode(attention, inputs, attention.init_state(3, dtype=torch.float64)), expected)
+    assert_equal(decode(attention, inputs, fresh(attention)), expected)
+    assert name == "flash" or attention.executed == ("reference", None)
     assert_equal(attention.attention_matrix(*inputs[:2]) @ inputs[2], expected)
 
 
@@ -110,40 +111,14 @@ def test_steps_equal_the_causal_forward_at_every_position(name, given):
 def test_a_token_may_be_padding(name, given):
     attention, inputs, padding = make(name, given), tokens(), torch.zeros(3, LENGTH, dtype=torch.bool)
     padding[0, :5] = padding[1, 9:12] = padding[2, 4] = True
-    state, outs = attention.init_state(3, dtype=torch.float64), []
+    state, outs = fresh(attention), []
     for position in range(LENGTH):
         token = slice(position, position + 1)
         outs.append(attention.step(*(x[:, :, token] for x in inputs), state, padding[:, token])[0])
     seen = ~padding[:, None, :, None].expand_as(inputs[0])
     assert_equal(torch.cat(outs, 2)[seen], attention(*inputs, padding)[seen])
     with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
-        attention.step(*(x[:, :, :1] for x in inputs), state, padding)
-
-
-@every_variant
-@pytest.mark.parametrize("prompt", [1, 4, 11])
-def test_steps_after_a_prompt_of_any_length(name, given, prompt):
-    """Blocks of 4 and 5 end before, at and after these."""
-    attention, inputs = make(name, given), tokens()
-    expected = attention(*inputs)
-    out, state = attention.prefill(*(x[:, :, :prompt] for x in inputs))
-    assert state.length == prompt
-    assert_equal(out, expected[:, :, :prompt])
-    assert_equal(decode(attention, inputs, state, prompt), expected[:, :, prompt:])
-    assert state.length == LENGTH
-
-
-@every_state
-def test_prefill_and_step_note_what_ran(name, given):
-    attention, inputs = make(name, given), [x[:, :, :1] for x in tokens()]
-    attention(*inputs)
-    for call, ran in (
-        (lambda: attention.prefill(*inputs), attention.executed),
-        (lambda: attention.step(*inputs, attention.init_state(3, dtype=torch.float64)), ("reference", None)),
-    ):
-        attention.executed = None
-        call()
-        assert attention.executed == ran
+        attention.step(*cut(inputs, 1), state, padding)
 
 
 def read_on(attention, inputs, lengths, padding=None):
@@ -159,7 +134,7 @@ def read_on(attention, inputs, lengths, padding=None):
 
 
 @every_variant
-@pytest.mark.parametrize("lengths", [(1, 1, 2, 7), (5, 5), (2, 13, 2)])
+@pytest.mark.parametrize("lengths", [(1,), (4,), (1, 1, 2, 7), (5, 5), (2, 13, 2)])
 def test_a_prompt_may_come_in_parts(name, given, lengths):
     """Blocks of 4 and 5 begin, end and lie within these; steps and parts may alternate."""
     attention, inputs = make(name, given), tokens()
@@ -175,17 +150,18 @@ def test_a_prompt_may_come_in_parts(name, given, lengths):
 
 
 @every_variant
-def test_any_part_of_a_prompt_may_be_padded(name, given, monkeypatch):
+def test_any_part_of_a_prompt_may_be_padded_and_steps_remember_it(name, given, monkeypatch):
     """On the left, in between, throughout a part, throughout a prompt; what is padded is large, to be seen if it is."""
     attention, (query, key, value) = make(name, given), tokens(batch=5)
     padding = torch.zeros(5, LENGTH, dtype=torch.bool)
-    for item, hides in enumerate((slice(5), slice(6, 9), slice(3, 16, 2), slice(14), slice(9, 14))):
+    for item, hides in enumerate((slice(5), slice(6, 9), slice(3, 14, 2), slice(14), slice(9, 14))):
         padding[item, hides] = True
     hidden = padding[:, None, :, None]
     inputs = query, torch.where(hidden, 3 * key, key), torch.where(hidden, 100 + value, value)
     for module in (dense, states):  # a part is longer than what is computed at once
         monkeypatch.setattr(module, "ROWS", 4)
-    out, _ = read_on(attention, inputs, (4, 5, 5, 9), padding)
+    out, state = read_on(attention, inputs, (4, 5, 5), padding)
+    out = torch.cat([out, decode(attention, inputs, state, 14)], 2)
     assert out.isfinite().all()
     seen = ~hidden.expand_as(out)
     assert_equal(out[seen], attention(*inputs, padding)[seen])
@@ -201,26 +177,10 @@ def test_long_parts_of_a_prompt_in_every_dtype(name, given, dtype):
     assert_equal(out, attention(*inputs), 1e-5 if dtype == torch.float32 else 0.02)
 
 
-@every_state
-def test_parts_note_what_ran_and_have_no_gradient(name, given):
-    attention, inputs = make(name, given), [x.requires_grad_() for x in tokens()]
-    _, state = attention.prefill(*(x[:, :, :4] for x in inputs))
-    attention.executed = None
-    out, _ = attention.prefill(*(x[:, :, 4:] for x in inputs), None, state)
-    assert attention.executed == ("reference", None)
-    assert not out.requires_grad and not any(x.requires_grad for x in tensors(state))
-
-
-def test_flash_reads_parts_by_its_kernel():
-    attention, inputs = make("flash", {}), tokens()
-    out, _ = read_on(attention, inputs, (4, 9, 10))
-    assert attention.executed == ("fused", "flash")
-    assert_equal(out, attention(*inputs))
-
-
-def test_a_kernel_that_takes_no_mask_reads_parts_token_by_token(monkeypatch):
+@pytest.mark.parametrize("takes_a_mask", [True, False])
+def test_flash_reads_parts_by_its_kernel_or_token_by_token_if_that_takes_no_mask(takes_a_mask, monkeypatch):
     def ask(self, query, key, value, has_mask, is_causal):
-        return Choice("flash", "takes no mask" if has_mask else None)
+        return Choice("flash", "takes no mask" if has_mask and not takes_a_mask else None)
 
     monkeypatch.setattr(Flash, "_ask", ask)
     attention, inputs = make("flash", {}), tokens()
@@ -261,28 +221,13 @@ def test_parts_take_few_operations_whatever_their_length(name, given):
             self.calls += 1
             return function(*arguments, **(given or {}))
 
-    _, state = attention.prefill(*(x[:, :, :5] for x in inputs))
+    _, state = attention.prefill(*cut(inputs, 5))
     counts = []
     for part in (slice(5, 15), slice(15, ROWS)):
         with Count() as count:
             attention.prefill(*(x[:, :, part] for x in inputs), None, state)
         counts.append(count.calls)
     assert counts[1] < 4 * counts[0]
-
-
-@every_variant
-@pytest.mark.parametrize("prompt", [6, 9])
-def test_padding_of_a_prompt_is_remembered(name, given, prompt):
-    """Left padding, none, padding all over, padding only; what is padded is large, to be seen if it is."""
-    attention, (query, key, value) = make(name, given), tokens(batch=4)
-    padding = torch.zeros(4, LENGTH, dtype=torch.bool)
-    padding[0, :5], padding[2, 1:prompt:2], padding[3, :prompt] = True, True, True
-    hidden = padding[:, None, :, None]
-    inputs = query, torch.where(hidden, 3 * key, key), torch.where(hidden, 100 + value, value)
-    expected = attention(*inputs, padding)
-    out, state = attention.prefill(*(x[:, :, :prompt] for x in inputs), padding[:, :prompt])
-    assert_equal(out, expected[:, :, :prompt])
-    assert_equal(decode(attention, inputs, state, prompt), expected[:, :, prompt:])
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.1])
@@ -301,7 +246,7 @@ def test_performer_keeps_its_scale_when_keys_differ_by_hundreds_of_orders(eps, o
     # A score of 1e6 has an error of 0.1 in float32: only the order of the scales is the same.
     assert_equal(out, attention(*inputs), 1e-4)
     moderate = [x.double() for x in (query, key * norms.sqrt(), value)]
-    assert_equal(decode(exact, moderate, exact.init_state(3, dtype=torch.float64)), exact(*moderate))
+    assert_equal(decode(exact, moderate, fresh(exact)), exact(*moderate))
 
 
 # --- What the state is -------------------------------------------------------------------------------
@@ -340,7 +285,7 @@ def test_a_cache_holds_keys_and_values_in_their_dtype_and_doubles_up_to_the_long
     attention, inputs = make("softmax", {}, dtype=dtype, max_seq_len=LENGTH), tokens(dtype=dtype)
     state, sizes = attention.init_state(3, dtype=dtype), []
     for position in range(LENGTH):
-        attention.step(*(x[:, :, position : position + 1] for x in inputs), state)
+        attention.step(*cut(inputs, position, position + 1), state)
         sizes.append(state.num_bytes)
     per_position = 3 * (HEADS * 2 * HEAD_DIM * dtype.itemsize + 1)
     capacities = [1, 2, 4, 4, 8, 8, 8, 8, *8 * [16], *7 * [LENGTH]]
@@ -365,18 +310,6 @@ def test_no_drift_in_bfloat16_over_2000_steps(name, given):
     assert error[100:300].mean() < 2**-8 and error[-200:].mean() < 2**-8
 
 
-class LargestTensor(TorchDispatchMode):
-    """The number of entries of the largest tensor that any operation returns."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.entries = max(self.entries, result.numel())
-        return result
-
-
 @pytest.mark.parametrize("local", [False, True])
 def test_a_long_prompt_never_has_all_its_tensored_features_in_memory(local):
     length, r = 2048, 16
@@ -398,23 +331,13 @@ def test_sequences_may_be_chosen_and_repeated(name, given, order):
     padding = torch.zeros(3, prompt, dtype=torch.bool)
     padding[0, :4] = padding[2, :1] = True
     inputs[1][1] *= 3
-    _, state = attention.prefill(*(x[:, :, :prompt] for x in inputs), padding)
+    _, state = attention.prefill(*cut(inputs, prompt), padding)
     expected = decode(attention, inputs, copy.deepcopy(state), prompt)
     chosen = torch.tensor(order, dtype=torch.int64)
     state.select(chosen)
     assert (state.batch_size, state.length) == (len(order), prompt)
     if order:
         assert_equal(decode(attention, [x[chosen] for x in inputs], state, prompt), expected[chosen])
-
-
-@every_state
-def test_a_copied_state_is_a_fork(name, given):
-    attention, inputs, others = make(name, given), tokens(), tokens(seed=5)
-    _, state = attention.prefill(*(x[:, :, :9] for x in inputs))
-    fork = copy.deepcopy(state)
-    decode(attention, others, fork, 9)
-    assert state.length == 9 and fork.length == LENGTH
-    assert_equal(decode(attention, inputs, state, 9), attention(*inputs)[:, :, 9:])
 
 
 def tensors(part):
@@ -425,7 +348,7 @@ def tensors(part):
 def test_a_step_has_no_gradient_and_a_prompt_has(name, given):
     attention = make(name, given)
     inputs = [x.requires_grad_() for x in tokens()]
-    out, state = attention.prefill(*(x[:, :, :9] for x in inputs))
+    out, state = attention.prefill(*cut(inputs, 9))
     assert out.requires_grad
     stepped, returned = attention.step(*(x[:, :, 9:10] for x in inputs), state)
     assert returned is state and not stepped.requires_grad
@@ -438,11 +361,11 @@ def test_a_state_made_in_inference_mode_can_be_used_outside_and_back(name, given
     attention, inputs = make(name, given), tokens()
     expected = attention(*inputs)
     with torch.inference_mode():
-        _, state = attention.prefill(*(x[:, :, :4] for x in inputs))
-        empty = attention.init_state(3, dtype=torch.float64)
-        decode(attention, [x[:, :, :7] for x in inputs], state, 4)
+        _, state = attention.prefill(*cut(inputs, 4))
+        nothing = fresh(attention)
+        decode(attention, cut(inputs, 7), state, 4)
     assert_equal(decode(attention, inputs, state, 7), expected[:, :, 7:])
-    assert_equal(decode(attention, inputs, empty), expected)
+    assert_equal(decode(attention, inputs, nothing), expected)
 
 
 # --- What it refuses ---------------------------------------------------------------------------------
@@ -478,14 +401,14 @@ def test_dropout_in_training_mode_is_refused(name):
             attempt()
     inputs = tokens()
     attention.eval()
-    assert_equal(decode(attention, inputs, attention.init_state(3, dtype=torch.float64)), attention(*inputs))
+    assert_equal(decode(attention, inputs, fresh(attention)), attention(*inputs))
 
 
 @every_state
 def test_a_full_sequence_takes_no_more(name, given):
     attention, inputs = make(name, given, max_seq_len=LENGTH), tokens(LENGTH + 1)
-    fits = [x[:, :, :LENGTH] for x in inputs]
-    for state in (attention.prefill(*fits)[1], attention.init_state(3, dtype=torch.float64)):
+    fits = cut(inputs, LENGTH)
+    for state in (attention.prefill(*fits)[1], fresh(attention)):
         if not state.length:
             decode(attention, fits, state)
         with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}$"):
@@ -498,8 +421,8 @@ def test_a_full_sequence_takes_no_more(name, given):
 def test_a_token_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given, another_before):
     attention, (query, key, value) = make(name, given), tokens(1)
     if another_before:
-        attention.step(query, key, value, attention.init_state(3, dtype=torch.float64))
-    state = attention.init_state(3, dtype=torch.float64)
+        attention.step(query, key, value, fresh(attention))
+    state = fresh(attention)
     for bad, message in [
         (tokens(2), r"^query\.shape=.*: must be one token, \(3, 2, 1, 8\)"),
         (tokens(1, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),

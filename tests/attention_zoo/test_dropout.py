@@ -4,27 +4,23 @@ import math
 
 import pytest
 import torch
+from small import HEADS, H, maker, sized
 from torch.utils.checkpoint import checkpoint
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.dropout import AttentionDropout
+from attention_zoo.dense import AttentionDropout
 
-N, H, HEADS, P = 13, 4, 2, 0.3
+N, P = 13, 0.3
+qkv, create = sized(N), maker("", max_seq_len=64, dropout=P)
 DROPPING = ["flash", "flex_polynomial", "linformer", "polynomial", "polynomial_square", "reformer", "softmax"]
 SMALL = {"linformer": {"projection_dim": 5}, "reformer": {"bucket_size": 4}}
 CASES = [(name, causal) for name in DROPPING for causal in (False, True) if not (name == "linformer" and causal)]
 every_case = pytest.mark.parametrize("name, causal", CASES)
 
 
-def qkv(n=N, h=H):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
 def make(name, **given):
-    common = {"head_dim": H, "num_heads": HEADS, "max_seq_len": 64, "dropout": P, "dtype": torch.float64}
-    return attention_zoo.create(name, **(common | SMALL.get(name, {}) | given)).train()
+    return create(name, **(SMALL.get(name, {}) | given)).train()
 
 
 def padding():

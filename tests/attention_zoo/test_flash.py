@@ -3,50 +3,35 @@ import sys
 
 import pytest
 import torch
-from closeness import assert_near
+from small import HEADS, assert_close, assert_near_exact, maker, outcomes, padding_mask, sized
 
-import attention_zoo
 from attention_zoo import UnsupportedError, flash
 from attention_zoo.flash import AUTO_ORDER, BACKENDS
 
-N, H, HEADS = 37, 8, 2
+N, H = 37, 8
 
 
-def qkv(n=N, keys=None, h=H, dtype=torch.float64, device="cpu"):
-    generator = torch.Generator().manual_seed(0)
-    lengths = (n, keys or n, keys or n)
-    given = [torch.randn(3, HEADS, length, h, generator=generator, dtype=torch.float64) for length in lengths]
-    return [x.to(device, dtype).requires_grad_() for x in given]
+def qkv(*given, **named):
+    return [x.requires_grad_() for x in draw(*given, **named)]
 
 
-def make(name="flash", **given):
-    return attention_zoo.create(name, **({"head_dim": H, "num_heads": HEADS} | given))
+make = maker("flash", head_dim=H)
+draw = sized(N, h=H, batch=3)
 
 
 def masks(keys):
     """None; scattered, left and complete padding."""
-    mask = torch.zeros(3, keys, dtype=torch.bool)
-    mask[0] = torch.rand(keys, generator=torch.Generator().manual_seed(1)) < 0.4
-    mask[1, : keys // 3] = True
-    mask[2] = True
-    return {"full": None, "padded": mask}
-
-
-def assert_same_function(attention, reference, given, mask, tolerance=1e-12):
-    out, expected = attention(*given, mask), reference(*given, mask)
-    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
-    gradients = (torch.autograd.grad(o, given, direction) for o in (out, expected))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+    return {"full": None, "padded": padding_mask(keys, front=True)}
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20), (False, 1)])
 def test_equals_softmax_with_gradients(causal, keys, mask, scale):
-    attention = make(causal=causal, scale=scale, impl="fused")
-    assert_same_function(attention, make("softmax", causal=causal, scale=scale), qkv(keys=keys), masks(keys)[mask])
+    attention, given = make(causal=causal, scale=scale, impl="fused"), qkv(keys=keys)
+    expected = outcomes(make("softmax", causal=causal, scale=scale), given, masks(keys)[mask])
+    for one, other in zip(outcomes(attention, given, masks(keys)[mask]), expected, strict=True):
+        assert_close(one, other)
     assert attention.executed == ("fused", "flash")
 
 
@@ -67,9 +52,6 @@ def test_backends_that_a_cpu_lacks_are_refused_by_name(backend):
     with pytest.raises(UnsupportedError, match=f"^impl=auto: backend={backend}: needs a GPU; a CPU has flash only$"):
         attention(*qkv())
     assert attention.executed is None
-
-
-# --- Token by token --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -105,9 +87,6 @@ def test_every_step_is_one_call_of_the_kernel(impl, mask, sdpa_calls):
             # Without padding there is no mask: a GPU's flash kernel takes none.
             assert sdpa_calls == [((3, HEADS, 1, H), None if mask is None else (3, 1, 1, position + 1))]
         sdpa_calls.clear()
-
-
-# --- Which kernel a GPU would be asked for: of tensors without data, which no CPU rule applies to --------
 
 
 @pytest.fixture
@@ -196,11 +175,6 @@ def test_a_long_decoding_asks_no_more_than_once_for_each_remainder_of_a_tile(ask
     assert len(asked) <= 130 and len(attention._choices) <= 130
 
 
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match=r"^backend='math': must be one of auto, flash"):
-        make(backend="math")
-
-
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
 def test_flash_attn_without_the_package_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"^backend=flash_attn: the package flash-attn is not installed"):
@@ -229,25 +203,18 @@ def test_flops_halve_only_where_a_kernel_skips_the_future():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [256, 577])  # whole tiles, and a part of one
 def test_a_gpu_backend_equals_softmax_or_refuses(n, backend, dtype, causal, mask):
-    h, mask = 64, masks(n)[mask]
-    given = qkv(n, h=h, dtype=dtype, device="cuda")
-    exact = [x.detach().double().cpu().requires_grad_() for x in given]
+    attention = make(head_dim=64, backend=backend, causal=causal)
+    # Relative error of the whole tensor: bfloat16 rounds at 2^-9; float32 kernels may use TF32, 2^-11.
+    tolerance = {torch.bfloat16: 2e-2, torch.float32: 2e-3, torch.float64: 1e-10}[dtype]
     try:
-        attention = make(head_dim=h, backend=backend, causal=causal)
-        out = attention(*given, None if mask is None else mask.cuda())
-        gradients = torch.autograd.grad(out.double().square().sum(), given)
+        given = qkv(n, h=64, dtype=dtype, device="cuda")
+        assert_near_exact(attention, make("softmax", head_dim=64, causal=causal), given, masks(n)[mask], tolerance)
     except UnsupportedError as error:
         assert str(error).startswith(f"impl=auto: backend={backend}: ")
         assert dtype == torch.float64 or backend not in ("auto", "efficient"), "it takes all that a GPU does"
         return
     assert dtype != torch.float64
     assert attention.executed.backend in (AUTO_ORDER if backend == "auto" else (backend,))
-    expected = make("softmax", head_dim=h, causal=causal)(*exact, mask)
-    expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
-    # Relative error of the whole tensor: bfloat16 rounds at 2^-9; float32 kernels may use TF32, 2^-11.
-    tolerance = {torch.bfloat16: 2e-2, torch.float32: 2e-3, torch.float64: 1e-10}[dtype]
-    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
-        assert_near(one.cpu(), other, tolerance)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from outcomes import outcomes
+from small import maker, outcomes, padding_mask, sized
 
 import attention_zoo
 from attention_zoo import bigbird, informer
@@ -12,7 +12,8 @@ from attention_zoo.ops import chunks, fused_softmax
 from attention_zoo.ops.feature_product import cpu as block_product
 from attention_zoo.ops.feature_product import feature_maps
 
-BATCH, HEADS, H, LONGEST = 3, 2, 8, 75
+HEADS, H, LONGEST = 2, 8, 75
+qkv, create = sized(LONGEST, h=H, batch=3), maker("", head_dim=H, max_seq_len=LONGEST)
 SKEINFORMER = [
     {"num_features": 6, "column_sampling": sampling, "row_normalization": normalization, "pilot_reuse": reuse}
     for sampling, normalization, reuse in itertools.product(
@@ -62,35 +63,20 @@ every_case = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Several chunks of several rows, and a part of one, at the lengths of these tests."""
-    monkeypatch.setattr(chunks, "CPU_ENTRIES", 4000)
-    monkeypatch.setattr(chunks, "LEAST_ROWS", 2)
-    monkeypatch.setattr(fused_softmax, "ENTRIES", 1000)
-    monkeypatch.setattr(block_product, "ENTRIES", 1000)
-    monkeypatch.setattr(block_product, "CHUNK", 300)
-    monkeypatch.setattr(feature_maps, "GROUP", 3)
-    monkeypatch.setattr(bigbird, "GATHERED", 4000)
-    monkeypatch.setattr(informer, "ENTRIES", 4000)
-    monkeypatch.setattr(informer, "GATHERED_KEYS", 1)
+    for module, sizes in {
+        chunks: {"CPU_ENTRIES": 4000, "LEAST_ROWS": 2},
+        fused_softmax: {"ENTRIES": 1000},
+        block_product: {"ENTRIES": 1000, "CHUNK": 300},
+        feature_maps: {"GROUP": 3},
+        bigbird: {"GATHERED": 4000},
+        informer: {"ENTRIES": 4000, "GATHERED_KEYS": 1},
+    }.items():
+        for name, size in sizes.items():
+            monkeypatch.setattr(module, name, size)
 
 
 def make(name, given, impl, **more):
-    settings = {"head_dim": H, "num_heads": HEADS, "max_seq_len": LONGEST, "dtype": torch.float64, **given, **more}
-    return attention_zoo.create(name, impl=impl, **settings)
-
-
-def qkv(n, keys=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    sizes = (n, keys or n, keys or n)
-    return [torch.randn(BATCH, HEADS, m, H, generator=generator, dtype=torch.float64) for m in sizes]
-
-
-def padding_mask(n):
-    """Scattered, at the end, padding only."""
-    mask = torch.zeros(BATCH, n, dtype=torch.bool)
-    mask[0] = torch.rand(n, generator=torch.Generator().manual_seed(7)) < 0.4
-    mask[1, 2 * n // 3 :] = True
-    mask[2] = True
-    return mask
+    return create(name, impl=impl, **given, **more)
 
 
 @every_case
@@ -106,51 +92,6 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
     assert fused.executed.impl == "fused" and reference.executed.impl == "reference"
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * max(1, float(other.abs().max())))
-
-
-@pytest.mark.parametrize(("name", "given"), [case for case in CASES if attention_zoo.info(case[0]).cross])
-@pytest.mark.parametrize(("n", "keys"), [(1, 30), (30, 1), (20, 51)])
-def test_cross_attention(name, given, n, keys):
-    if given.get("causal"):
-        pytest.skip("as many keys as queries")
-    tensors, mask = qkv(n, keys), padding_mask(keys)
-    expected, actual = (outcomes(make(name, given, impl), tensors, mask) for impl in ("reference", "fused"))
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-
-
-@every_case
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_in_less_precision(name, given, dtype):
-    """Rows that a rounded comparison chose otherwise are few."""
-    tensors = [x.to(dtype) for x in qkv(LONGEST)]
-    exact, rounded = make(name, given, "reference"), make(name, given, "fused", dtype=dtype)
-    rounded.load_state_dict(exact.state_dict())
-    expected, actual = exact(*(x.double() for x in tensors)), rounded(*tensors)
-    assert actual.dtype == dtype
-    errors = (actual.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    allowed = {torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
-    share = 0.75 if exact.info.data_dependent or exact.info.cancels else 0.99
-    assert (errors < allowed).double().mean() >= share
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "entry"), [("linear", {}, 0), ("polysketch", {"degree": 2, "qk_layernorm": False}, 1)]
-)
-def test_sums_of_many_bfloat16_numbers_are_more_precise(name, given, entry):
-    """In bfloat16 adding 1 to 256 does nothing; 1024 blocks of one row show what sums are kept in."""
-    query = torch.full((1, 1, 1024, H), float(entry), dtype=torch.bfloat16)
-    settings = {**given, "block_size": 1, "causal": True, "num_heads": 1, "max_seq_len": 1024}
-    out = make(name, settings, "fused", dtype=torch.bfloat16)(query, query, torch.ones_like(query))
-    torch.testing.assert_close(out[:, :, -1], torch.ones_like(out[:, :, -1]))
-
-
-@pytest.mark.parametrize(("n", "form"), [(7, "quadratic"), (8, "blocks")])
-def test_performer_names_the_form_with_fewer_products(n, form):
-    """Every weight costs `n^2 (m + h)` multiplications, sums `2 n m h`."""
-    attention = make("performer", {"num_features": 7}, "fused")
-    attention(*qkv(n))
-    assert attention.executed.backend == form
 
 
 def halved_gradients(attention, tensors, call):

@@ -2,25 +2,11 @@ import math
 
 import pytest
 import torch
+from small import H, maker, sized, softmax
 from transformers.models.informer.modeling_informer import InformerProbSparseAttention
 
-import attention_zoo
-from attention_zoo import informer
-
-N, H = 23, 4
-
-
-def qkv(n=N, batch=2, heads=2, h=H, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(batch, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
-def make(**given):
-    return attention_zoo.create("informer", **({"head_dim": H, "num_heads": 2} | given))
-
-
-def softmax(query, key, value, mask=None):
-    return attention_zoo.create("softmax", head_dim=H, num_heads=2)(query, key, value, mask)
+N = 23
+qkv, make = sized(N), maker("informer")
 
 
 def scattered_padding(n=N):
@@ -93,15 +79,6 @@ def test_equals_transformers_given_its_samples(factor):
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("u", [1, 5, 22])
-def test_selected_rows_are_softmax_and_the_others_exactly_the_mean(u):
-    given = qkv()
-    output, mean = make(num_features=u)(*given), given[2].mean(2, keepdim=True)
-    is_mean = (output - mean).abs().amax(-1) < 1e-15
-    assert (is_mean.sum(-1) == N - u).all()
-    torch.testing.assert_close(output[~is_mean], softmax(*given)[~is_mean], rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize("samples", [1, 256])
 @pytest.mark.parametrize("mask_samples", [False, True])
 def test_all_rows_selected_is_softmax(samples, mask_samples):
@@ -124,40 +101,6 @@ def test_padded_queries_do_not_compete_for_rows(mask_samples):
     torch.testing.assert_close(actual[1][:, :3], expected[1][:, :3], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("mask_samples", [False, True])
-def test_many_samples_measure_the_sparsity_over_the_visible_keys(mask_samples):
-    """M = max - mean over the keys: the maximum exactly, the mean within 5 standard errors of the samples."""
-    query, key, _ = qkv(n=9)
-    mask = torch.zeros(2, 9, dtype=torch.bool)
-    mask[0, [0, 5]] = True
-    samples = 40_000
-    sparsity = make(num_samples=samples, mask_samples=mask_samples).sparsity(query, key, mask)
-    scores = query @ key.transpose(2, 3)
-    for b in range(2):
-        seen = scores[b][:, :, ~mask[b]]
-        expected = (seen.amax(-1) - seen.mean(-1))[:, ~mask[b]]
-        error = 5 * seen.std(-1)[:, ~mask[b]] / math.sqrt(samples * 7 / 9)
-        assert ((sparsity[b][:, ~mask[b]] - expected).abs() < error).all()
-    assert (sparsity[0, :, [0, 5]] == -torch.inf).all()
-
-
-def test_appended_padding_changes_nothing_when_samples_are_masked():
-    given = qkv()
-    mask = torch.arange(N).expand(2, N) >= 15
-    attention = make(num_features=4, mask_samples=True)
-    short = attention(*(tensor[:, :, :15] for tensor in given))
-    torch.testing.assert_close(attention(*given, mask)[:, :, :15], short, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("gathered", [1, 3, 1000])
-def test_chunks_do_not_change_the_sparsity(monkeypatch, gathered):
-    query, key, _ = qkv()
-    attention = make(num_samples=7)
-    expected = attention.sparsity(query, key, scattered_padding())
-    monkeypatch.setattr(informer, "GATHERED_KEYS", gathered)
-    torch.testing.assert_close(attention.sparsity(query, key, scattered_padding()), expected, rtol=0, atol=1e-14)
-
-
 PAPER_ROWS = {1024: [14, 21, 35, 70, 133, 259], 4096: [9, 18, 36, 72, 144, 279]}
 
 
@@ -178,33 +121,12 @@ def test_the_sampling_factor_is_that_of_the_longest_sequence():
     assert attention.counts(100) == (100, 155) and attention.counts(1000) == (217, 217)
 
 
-def test_mapped_rows_are_computed():
-    """d = 4 of 23 positions: c = ceil(4 / 3.14) = 2, times ceil(3.14) = 4 rows are 8."""
-    given = qkv()
-    mapped, direct = make(num_features=4, use_sampling_factor=True), make(num_features=8)
-    assert torch.equal(mapped(*given), direct(*given))
-    few = make(num_features=4, num_samples=3, use_sampling_factor=True)
-    assert torch.equal(few(*given), make(num_features=8, num_samples=3)(*given))
-
-
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("max_seq_len", [None, 2])
 def test_the_shortest_sequences_have_a_sampling_factor(n, max_seq_len):
     given = qkv(n)
     attention = make(num_features=1, use_sampling_factor=True, max_seq_len=max_seq_len)
     torch.testing.assert_close(attention(*given), softmax(*given), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("given", [{"num_samples": 0}, {"mask_samples": 1}, {"use_sampling_factor": 1}])
-def test_bad_hyperparameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
-        make(**given)
-
-
-@pytest.mark.parametrize("max_seq_len", [None, 1024])
-def test_the_minimal_test_length_is_twice_the_rows_of_the_sampling_factor(max_seq_len):
-    attention = make(num_features=256, use_sampling_factor=True, max_seq_len=max_seq_len)
-    assert attention.min_test_length > 2 * attention.counts(attention.min_test_length)[0] > 512
 
 
 @pytest.mark.parametrize("num_features", [1, 4, 16, 256])

@@ -2,25 +2,11 @@ import math
 
 import pytest
 import torch
+from small import assert_close, maker, padding_mask, sized
 from torch.utils.flop_counter import FlopCounterMode
 
-import attention_zoo
-
-N, H, HEADS = 13, 4, 2
-
-
-def qkv(n=N, h=H, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
-def make(**given):
-    common = {"head_dim": H, "num_heads": HEADS, "dtype": torch.float64}
-    return attention_zoo.create("linear", **(common | given))
-
-
-def assert_close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+N = 13
+qkv, make = sized(N), maker("linear")
 
 
 def phi(x):
@@ -28,23 +14,9 @@ def phi(x):
     return torch.where(x > 0, x + 1, x.exp())
 
 
-def some_padding():
-    mask = torch.zeros(2, N, dtype=torch.bool)
-    mask[0, 5:9], mask[1, :3] = True, True
-    return mask
-
-
-# --- The features ---------------------------------------------------------------------------------
-
-
 def test_features_are_elu_plus_one():
     x = 3 * qkv()[0]
     assert_close(make().features(x), torch.nn.functional.elu(x) + 1)
-    grid = torch.tensor([-1.0, 0.0, 2.5], dtype=torch.float64)
-    assert_close(make().features(grid), torch.tensor([math.exp(-1), 1, 3.5], dtype=torch.float64))
-
-
-def test_features_have_the_slope_of_elu_at_zero_too():
     x = torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(make().features(x).sum(), x)
     assert_close(slope, torch.tensor([math.exp(-2), 1, 1], dtype=torch.float64))
@@ -61,9 +33,6 @@ def test_features_of_very_negative_numbers_are_not_rounded_to_zero():
     assert_close(out.double(), dense(*(x.double() for x in given)), 1e-5)
 
 
-# --- The attention --------------------------------------------------------------------------------
-
-
 def dense(query, key, value, eps=0.0, causal=False, mask=None):
     """Katharopoulos et al., equation 4 and, causal, equation 8, with the whole matrix."""
     weights = torch.einsum("bhif,bhjf->bhij", phi(query), phi(key))
@@ -78,7 +47,7 @@ def dense(query, key, value, eps=0.0, causal=False, mask=None):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("eps", [0, 1e-6, 0.5])
 def test_it_equals_the_dense_one_in_blocks_of_any_size(causal, padded, eps):
-    mask = some_padding() if padded else None
+    mask = padding_mask(N)[:2] if padded else None
     expected = dense(*qkv(), eps, causal, mask)
     for block_size in (1, 2, 5, N, 64):
         attention = make(eps=eps, causal=causal, block_size=block_size)
@@ -102,19 +71,6 @@ def test_a_row_of_features_that_underflow_is_zero(causal):
     assert (out == 0).all() and all(g.isfinite().all() for g in gradients)
 
 
-# --- Other people's implementations ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [64, 192])
-def test_causal_equals_the_naive_chunks_of_fla(n):
-    """Its features are what it is given, its layout is (batch, seq_len, heads, head_dim), and its eps is 1e-10."""
-    naive = pytest.importorskip("fla.ops.linear_attn.naive", exc_type=ImportError)
-    query, key, value = qkv(n)
-    given = [x.transpose(1, 2) for x in (phi(query), phi(key), value)]
-    expected = naive.naive_chunk_linear_attn(*given, scale=1.0, normalize=True).transpose(1, 2)
-    assert_close(make(causal=True, eps=1e-10, block_size=24)(query, key, value), expected)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_equals_the_linear_attention_of_performer_pytorch(causal):
     """Without eps, which it adds to every entry of the causal sum of keys, as a multiple of the query's features."""
@@ -127,9 +83,6 @@ def test_it_equals_the_linear_attention_of_performer_pytorch(causal):
     assert_close(make(causal=causal, eps=0, block_size=5)(query, key, value), expected)
 
 
-# --- The rest -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n, block_size", [(256, 128), (256, 256), (N, 5)])
 def test_flops_are_those_of_the_products_that_run(causal, n, block_size):
@@ -138,11 +91,5 @@ def test_flops_are_those_of_the_products_that_run(causal, n, block_size):
 
     attention = make(head_dim=32, causal=causal, block_size=block_size, impl="reference")
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: added_product}) as counter:
-        attention(*qkv(n, 32))
+        attention(*qkv(n, h=32))
     assert counter.get_total_flops() == attention.flops(2, n)
-
-
-@pytest.mark.parametrize("given", [{"eps": -1e-9}, {"eps": "0"}, {"eps": math.nan}, {"block_size": 0}])
-def test_bad_hyperparameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
-        make(**given)

@@ -4,38 +4,21 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_near, assert_within
-from nystrom_attention import NystromAttention
+from small import HEADS, H, maker, sized, softmax
 from torch import nn
-from torch.nn import functional
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
-import attention_zoo
 from attention_zoo.nystromformer import pseudo_inverse
 from bench.measures.flops import count
 
-HEADS, H = 2, 4
 CONVERGED = 32
+draw, make = sized(12), maker("nystromformer")
 
 
-def qkv(n=12, batch=2, heads=HEADS, h=H, seed=0, scale=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    query, key, value = torch.randn(3, batch, heads, n, h, generator=generator, dtype=torch.float64)
+def qkv(n=12, scale=1.0, **given):
+    query, key, value = draw(n, **given)
     return scale * query, key, value
-
-
-def make(heads=HEADS, **given):
-    return attention_zoo.create(
-        "nystromformer", **({"head_dim": H, "num_heads": heads, "dtype": torch.float64} | given)
-    )
-
-
-def make_softmax(heads):
-    return attention_zoo.create("softmax", head_dim=H, num_heads=heads)
-
-
-def softmax(query, key, value, mask=None):
-    return make_softmax(query.shape[1])(query, key, value, mask)
 
 
 def scattered_padding(n=12):
@@ -79,9 +62,6 @@ def hyperpower(iterations):
     return invert
 
 
-# --- Formula and limits ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("iterations", [1, 6])
 @pytest.mark.parametrize("n, m", [(12, 4), (11, 4), (11, 7), (5, 8), (1, 3)])
 def test_equals_the_formula_head_by_head(n, m, iterations):
@@ -101,7 +81,7 @@ def test_a_landmark_for_each_token_is_softmax_once_the_inverse_has_converged(m, 
     """Rounding costs up to eps over the square of A's smallest singular value; A is the softmax of real tokens."""
     mask = scattered_padding() if padded else None
     given = qkv(scale=3)
-    expected, matrices = softmax(*given, mask), make_softmax(HEADS).attention_matrix(*given[:2], mask)
+    expected, matrices = softmax(*given, mask), maker("softmax")().attention_matrix(*given[:2], mask)
     real = ~(mask if padded else torch.zeros(2, 12, dtype=torch.bool))
     smallest = min(torch.linalg.svdvals(a[:, keep][..., keep]).min() for a, keep in zip(matrices, real, strict=True))
     converged = make(num_landmarks=m, iterations=CONVERGED)(*given, mask)
@@ -125,13 +105,6 @@ def test_iterations_converge_to_the_pseudo_inverse_at_the_rate_of_the_polynomial
     )
 
 
-def test_converged_output_is_that_of_the_pseudo_inverse():
-    query, key, value = qkv(40, batch=1, heads=1, scale=2)
-    expected = formula(*(tensor[0, 0].numpy() for tensor in (query, key, value)), 6, np.linalg.pinv)
-    output = make(heads=1, num_landmarks=6, iterations=CONVERGED)(query, key, value)
-    np.testing.assert_allclose(output[0, 0], expected, rtol=0, atol=1e-10)
-
-
 def test_one_landmark_gives_the_attention_of_the_mean_query():
     """A and F are ones then, and Z is 1."""
     query, key, value = qkv()
@@ -147,9 +120,6 @@ def test_equal_tokens_in_a_segment_are_softmax():
     torch.testing.assert_close(output, softmax(query, key, value), rtol=0, atol=1e-9)
 
 
-# --- Padding --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("m", [1, 2, 5, 12, 20])
 def test_a_padded_sequence_gives_what_it_gives_without_its_padding(m):
     """Padding anywhere, large enough to be noticed; some items have fewer tokens than m."""
@@ -159,22 +129,6 @@ def test_a_padded_sequence_gives_what_it_gives_without_its_padding(m):
     for b in range(2):
         expected = attention(*(tensor[b : b + 1, :, ~mask[b]] for tensor in given))
         torch.testing.assert_close(output[b : b + 1, :, ~mask[b]], expected, rtol=0, atol=1e-12)
-
-
-def test_appended_padding_changes_nothing_with_a_convolution():
-    attention, given = make(num_landmarks=5, conv_kernel_size=5), qkv()
-    mask = (torch.arange(12) >= 9).expand(2, -1)
-    expected = attention(*(tensor[:, :, :9] for tensor in given))
-    torch.testing.assert_close(attention(*given, mask)[:, :, :9], expected, rtol=0, atol=1e-13)
-
-
-def test_padding_only_gives_zeros_with_a_convolution():
-    mask = torch.tensor([[True] * 12, [False] * 12])
-    output = make(num_landmarks=5, conv_kernel_size=5)(*qkv(), mask)
-    assert (output[0] == 0).all() and (output[1] != 0).all()
-
-
-# --- Convolution ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -190,12 +144,8 @@ def test_the_convolution_adds_its_kernel_along_the_sequence(padded):
             reached = [(s, i + s - size // 2) for s in range(size) if 0 <= i + s - size // 2 < n]
             expected = sum(weight[head, 0, s, 0] * value[:, head, j] for s, j in reached)
             torch.testing.assert_close(added[:, head, i].detach(), expected, rtol=0, atol=1e-12)
-
-
-def test_the_attention_matrix_includes_the_convolution():
-    attention, (query, key, value), mask = make(num_landmarks=4, conv_kernel_size=3), qkv(), scattered_padding()
-    output = attention(query, key, value, mask)
-    torch.testing.assert_close(attention.attention_matrix(query, key, mask) @ value, output, rtol=0, atol=1e-12)
+    output, matrix = attention(*given, mask), attention.attention_matrix(*given[:2], mask)
+    torch.testing.assert_close(matrix @ given[2], output, rtol=0, atol=1e-12)
 
 
 def test_kernels_are_drawn_from_the_seed_uniformly_and_differ_by_head():
@@ -211,21 +161,6 @@ def test_kernels_are_drawn_from_the_seed_uniformly_and_differ_by_head():
     assert not torch.equal(attention.conv_weight, weight)
     attention.resample(0)
     assert torch.equal(attention.conv_weight, weight)
-
-
-def test_a_kernel_is_the_only_parameter_and_gets_its_gradient():
-    assert list(make().parameters()) == []
-    attention = make(num_landmarks=3, conv_kernel_size=3, head_dim=2)
-    (weight,) = attention.parameters()
-    given = [tensor.requires_grad_() for tensor in qkv(6, h=2)]
-
-    def output(weight, *qkv):
-        return torch.func.functional_call(attention, {"conv_weight": weight}, qkv)
-
-    assert torch.autograd.gradcheck(output, (weight, *given))
-
-
-# --- Precision and cost ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("impl", ["reference", "fused"])
@@ -248,24 +183,6 @@ def test_flops_are_those_of_a_counted_run(kernel_size, impl):
         counted = sum(count(lambda: attention(*given)).values())
     # It leaves out the counts of tokens of the mask, less than 2 n + m of 20 million.
     assert attention.flops(1, 1024) == pytest.approx(counted, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"iterations": 0},
-        {"iterations": 2.5},
-        {"conv_kernel_size": 0},
-        {"conv_kernel_size": 34},
-        {"conv_kernel_size": True},
-    ],
-)
-def test_bad_hyperparameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}=.*: must be"):
-        make(**given)
-
-
-# --- Other implementations ------------------------------------------------------------------------
 
 
 class Slice(nn.Module):
@@ -314,40 +231,3 @@ def test_equals_transformers():
     assert (their_output() - output).abs().max() > 1e-3
     theirs.init_option = "exact"
     torch.testing.assert_close(their_output(), output, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_equals_the_package_nystrom_attention_one_matrix_at_a_time(padded):
-    """One, because it starts from the largest column sum of the whole batch.
-
-    It cuts all positions into segments, we only those that are not padding: the same where each of its segments has
-    as many of them. Its `eps` changes a masked mean by 1e-8 of it.
-    """
-    n, m, size = 12, 4, 5
-    theirs = NystromAttention(H, dim_head=H, heads=1, num_landmarks=m, residual_conv_kernel=size).double()
-    theirs.to_qkv, theirs.to_out = nn.Identity(), nn.Identity()
-    attention = make(heads=1, num_landmarks=m, conv_kernel_size=size)
-    theirs.res_conv.weight = attention.conv_weight
-    mask = torch.zeros(2, n, dtype=torch.bool)
-    mask[:, [0, 4, 8, 9]] = padded
-    real = ~mask[0]
-    query, key, value = qkv(n, heads=1)
-    query[1] *= 5
-    output = attention(query, key, value, mask if padded else None)
-    hidden, their_mask = beside_each_other(query, key, value), ~mask if padded else None
-    for b in range(2):
-        one = theirs(hidden[b : b + 1], mask=None if their_mask is None else their_mask[b : b + 1])
-        torch.testing.assert_close(one[0, real], output[b, 0, real], rtol=0, atol=1e-6 if padded else 1e-12)
-
-
-def test_a_length_that_m_does_not_divide_is_where_the_package_differs():
-    """It puts zeros in front of the sequence and averages them into the landmarks, and attends to them."""
-    n, m = 11, 4
-    theirs = NystromAttention(H, dim_head=H, heads=1, num_landmarks=m, residual=False).double()
-    theirs.to_qkv, theirs.to_out = nn.Identity(), nn.Identity()
-    given = qkv(n, batch=1, heads=1)
-    padded = [functional.pad(tensor, (0, 0, 1, 0)) for tensor in given]
-    output = theirs(beside_each_other(*given))[0]
-    expected = make(heads=1, num_landmarks=m)(*padded)[0, 0, 1:]
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    assert (make(heads=1, num_landmarks=m)(*given)[0, 0] - output).abs().max() > 1e-2

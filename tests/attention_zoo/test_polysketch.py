@@ -1,34 +1,19 @@
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small import assert_close, maker, sized
 
-import attention_zoo
-from attention_zoo import UnsupportedError
-from attention_zoo.ops.sketches import hadamard, sampled_hadamard
-from attention_zoo.polysketch import SKETCHES, SketchNetwork
+from attention_zoo.ops.sketches import hadamard
+from attention_zoo.polysketch import SKETCHES
 from bench.measures.flops import count
 
-N, H, R, HEADS = 13, 8, 4, 2
-
+N, H, R = 13, 8, 4
 every_sketch = pytest.mark.parametrize("sketch", SKETCHES)
-
-
-def qkv(n=N, h=H, heads=HEADS, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2, heads, n, h, generator=generator, dtype=torch.float64) for _ in range(3)]
-
-
-def make(**given):
-    common = {"head_dim": H, "num_heads": HEADS, "sketch_size": R, "dtype": torch.float64}
-    return attention_zoo.create("polysketch", **(common | given))
-
-
-def polynomial(**given):
-    return attention_zoo.create("polynomial", head_dim=H, num_heads=HEADS, dtype=torch.float64, **given)
+qkv, make = sized(N, h=H), maker("polysketch", head_dim=H, sketch_size=R)
+polynomial = maker("polynomial", head_dim=H)
 
 
 def scramble(attention):
@@ -40,15 +25,6 @@ def scramble(attention):
                 for parameter in module.parameters():
                     parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
     return attention
-
-
-def assert_close(actual, expected, tolerance=1e-10):
-    """Weights are fourth powers: float64 rounding, 1e-16, times their range and the number of terms."""
-    scale = expected.detach().abs().max().clamp_min(1)
-    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
-
-
-# --- The random sketches --------------------------------------------------------------------------
 
 
 def algorithm_1(x, state, name, degree):
@@ -93,8 +69,7 @@ def assert_mean(samples, expected):
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
-@pytest.mark.parametrize("degree, r", [(4, 4), (8, 8)])
-@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
+@pytest.mark.parametrize("sketch, degree, r", [("gaussian", 4, 4), ("gaussian", 8, 8), ("srht", 4, 4)])
 def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
     """Of <L, R>, not of its square, which is biased (below)."""
     cosines, norm = (1.0, 0.7, 0.0), 1.1
@@ -105,7 +80,7 @@ def test_sketched_products_are_unbiased_for_half_the_degree(sketch, degree, r):
 
 def test_srht_is_applied_twice():
     """v1, section 2.3: a base SRHT comes before each factor of TensorSRHT; without it the deviation is .48, not .58."""
-    h, r, draws, rng = 16, 8, 100_000, np.random.default_rng(0)
+    h, r, draws, rng = 16, 8, 20_000, np.random.default_rng(0)
 
     def srht(x):
         """`x D H P`, D and P drawn anew for each of the draws."""
@@ -117,10 +92,10 @@ def test_srht_is_applied_twice():
     pair[0], pair[1] = 1 / 4, np.repeat([1 / 4, -1 / 4], [12, 4])  # unit vectors at a cosine of 1/2
     left, right = np.moveaxis(srht(srht(pair) / r**0.5) * srht(srht(pair) / r**0.5) / r**0.5, 1, 0)
     by_hand = (left * right).sum(-1)
-    attention = make(sketch="srht", head_dim=h, sketch_size=r, num_heads=8000, per_head=True, qk_layernorm=False)
-    features = attention.features(torch.from_numpy(pair)[None, None].expand(-1, 8000, -1, -1))
+    attention = make(sketch="srht", head_dim=h, sketch_size=r, num_heads=4000, per_head=True, qk_layernorm=False)
+    features = attention.features(torch.from_numpy(pair)[None, None].expand(-1, 4000, -1, -1))
     drawn = (features[:, :, 0] * features[:, :, 1]).sum(-1).numpy()
-    # With a fourth moment of 30, the deviation of 8,000 draws is good to 3%.
+    # With a fourth moment of 30, the deviation of 4,000 draws is good to 4%.
     assert abs(drawn.std() / by_hand.std() - 1) < 0.1
 
 
@@ -132,62 +107,6 @@ def test_squared_gaussian_sketch_has_the_bias_of_the_closed_form(r):
     for samples, c in zip(squares, cosines, strict=True):
         assert_mean(samples, c**4 + ((1 + 2 * c**2) ** 2 - c**4) / r)
         assert abs(samples.mean() - c**4) > 10 * standard_error(samples), "the square is not unbiased"
-
-
-def test_error_falls_as_one_over_the_root_of_r():
-    """||(L R^T)^2 - (Q K^T)^4||_F over the norms that bound it (approximate matrix multiplication)."""
-    query, key = (F.normalize(x[:1, :1], dim=-1) for x in qkv(32)[:2])
-    exact, draws = (query @ key.mT) ** 4, 100
-
-    def ratio(r):
-        attention = make(sketch_size=r, num_heads=draws, per_head=True, qk_layernorm=False)
-        left, right = (attention.features(x.expand(-1, draws, -1, -1)) for x in (query, key))
-        error = ((left @ right.mT) ** 2 - exact).square().sum((-1, -2)).mean().sqrt()
-        return error / 32  # ||Q^{(4)}||_F ||K^{(4)}||_F, of 32 unit vectors each
-
-    # Sixteen times the columns: a quarter; the 1/r of the squared sketch's own variance makes it a little less.
-    assert 0.17 < ratio(1024) / ratio(64) < 0.3
-    assert ratio(64) < math.sqrt(5 / 64)
-
-
-@pytest.mark.parametrize("rows, columns", [(8, 8), (8, 3), (4, 16)])
-def test_sampled_hadamard(rows, columns):
-    """Columns are orthogonal or equal (sampled with replacement), and E[M M^T] = columns I."""
-    draws, mean, signs = 3000, torch.zeros(rows, rows), torch.zeros(rows, columns)
-    generator, equal = torch.Generator().manual_seed(0), 0.0
-    for _ in range(draws):
-        matrix = sampled_hadamard(rows, columns, generator)
-        assert matrix.shape == (rows, columns) and (matrix.abs() == 1).all()
-        gram = matrix.T @ matrix
-        assert ((gram == 0) | (gram == rows)).all()
-        mean += matrix @ matrix.T / (draws * columns)
-        signs += matrix / draws
-        equal += float(gram[0, 1] == rows) / draws
-    # 5 sigma: entries of M M^T / columns have variance 1/columns at most 1, each sign variance 1, each hit p(1-p).
-    assert (mean - torch.eye(rows)).abs().max() < 5 / math.sqrt(draws)
-    assert signs.abs().max() < 5 / math.sqrt(draws)
-    assert abs(equal - 1 / rows) < 5 / math.sqrt(draws * rows)
-    assert torch.equal(hadamard(rows) @ hadamard(rows).T, rows * torch.eye(rows))
-
-
-@every_sketch
-@pytest.mark.parametrize("per_head", [False, True])
-def test_heads_share_a_sketch_unless_told_otherwise(sketch, per_head):
-    given = [x[:, :1].expand(-1, HEADS, -1, -1) for x in qkv()]
-    for degree in (4, 8):
-        out = make(sketch=sketch, degree=degree, per_head=per_head)(*given)
-        assert torch.allclose(out[:, 0], out[:, 1]) != per_head
-
-
-def test_a_degree_of_p_has_p_minus_2_matrices_drawn_apart():
-    for degree in (4, 8, 16):
-        matrices = [m for group in make(degree=degree).buffers() for m in group[0].unbind(1)]
-        assert len(matrices) == degree - 2
-        products = torch.stack([m.flatten()[: R * R] for m in matrices])
-        assert len(products.unique(dim=0)) == degree - 2
-
-
-# --- The attention --------------------------------------------------------------------------------
 
 
 def by_definition(attention, query, key, value, exact_query, exact_key, mask, block_size):
@@ -236,13 +155,6 @@ def test_without_local_the_block_size_changes_nothing(sketch):
 
 
 @every_sketch
-def test_with_local_the_block_size_is_part_of_the_function(sketch):
-    outputs = [make(sketch=sketch, causal=True, local=True, block_size=b)(*qkv()) for b in (2, 4, 8)]
-    for one, other in pairwise(outputs):
-        assert (one - other).norm() / other.norm() > 0.01
-
-
-@every_sketch
 @pytest.mark.parametrize("degree", [2, 4, 8])
 @pytest.mark.parametrize("block_size", [N, N + 5, None])
 def test_one_local_block_is_exact_polynomial_attention(sketch, degree, block_size):
@@ -276,75 +188,6 @@ def test_scale_moves_into_the_bias(sketch, degree, local):
     assert (other - expected).norm() > 0.1 * expected.norm() > 0
 
 
-@pytest.mark.parametrize("sketch", ["gaussian", "srht"])
-def test_layernorm_is_shared_by_queries_and_keys(sketch):
-    normed, plain = scramble(make(sketch=sketch)), make(sketch=sketch, qk_layernorm=False)
-    query, key, value = qkv()
-    norm = normed.layernorm
-    inputs = [F.layer_norm(x, (H,), norm.weight, norm.bias) for x in (query, key)]
-    assert_close(normed(query, key, value), plain(*inputs, value))
-
-
-@pytest.mark.parametrize("sketch, causal, local", [(s, c, lo) for s in SKETCHES for c, lo in [(0, 0), (1, 0), (1, 1)]])
-def test_padded_keys_are_as_if_absent(sketch, causal, local):
-    """Appended to a sequence they change nothing, and anywhere else they are as if removed (without blocks)."""
-    given, mask = qkv(), torch.zeros(2, N, dtype=torch.bool)
-    attention = scramble(make(sketch=sketch, causal=bool(causal), local=bool(local), block_size=4))
-    mask[:, 9:] = True
-    assert_close(attention(*given, mask)[:, :, :9], attention(*(x[:, :, :9] for x in given)))
-    if not causal:
-        query, key, value = given
-        mask[:, [0, 4]] = True
-        seen = ~mask[0]
-        assert_close(attention(query, key, value, mask), attention(query, key[:, :, seen], value[:, :, seen]))
-
-
-@every_sketch
-@pytest.mark.parametrize("degree", [2, 8])
-@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_large_scores_return_a_constant_value(sketch, degree, causal, local, dtype):
-    """|q| |k| = 1000, no norm: weights of 1e24, beside which the bias is nothing, and gradients through them."""
-    query, _, value = qkv()
-    query = 1000**0.5 * F.normalize(query, dim=-1)
-    given = [x.to(dtype).requires_grad_() for x in (query, query, value[:, :, :1].expand_as(value))]
-    settings = {"causal": causal, "local": local, "block_size": 4, "qk_layernorm": False}
-    out = make(sketch=sketch, degree=degree, dtype=dtype, **settings)(*given)
-    # A learned sketch is bounded whatever it is given: there the bias counts.
-    share = (out / given[2]).detach().float()
-    assert ((share > 0.97) | (sketch == "learned" and degree > 2)).all() and (share < 1.03).all()
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.float().square().sum(), given))
-
-
-def test_local_needs_causal():
-    with pytest.raises(UnsupportedError, match=r"^local=true: .*causal=true"):
-        make(local=True)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"sketch": "hash"},
-        {"degree": 6},
-        {"degree": 1},
-        {"block_size": 0},
-        {"scale": 0},
-        {"bias": -1.0},
-        {"local": 1},
-        {"per_head": "no"},
-        {"qk_layernorm": 0},
-        {"sketch_size": 6, "sketch": "srht"},
-        {"head_dim": 6, "sketch": "srht"},
-    ],
-)
-def test_bad_hyperparameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"^{next(iter(given))}="):
-        make(**given)
-
-
-# --- The learned sketch ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("r, weights", [(32, 81_920), (64, 262_144)])
 def test_learned_sketch_has_the_papers_number_of_parameters(r, weights):
     h = 64
@@ -354,12 +197,6 @@ def test_learned_sketch_has_the_papers_number_of_parameters(r, weights):
     local = make(sketch="learned", head_dim=h, sketch_size=r, num_heads=12, local=True, causal=True)
     assert sum(p.numel() for p in local.parameters()) == count + 2 * 2 * h
     assert not list(attention.buffers())
-
-
-@pytest.mark.parametrize("degree, networks", [(2, 0), (4, 2), (8, 6), (16, 14)])
-def test_learned_sketch_has_p_minus_2_networks(degree, networks):
-    modules = make(sketch="learned", degree=degree).modules()
-    assert sum(isinstance(module, SketchNetwork) for module in modules) == networks
 
 
 def test_learned_weights_start_as_lecun_normal():
@@ -405,45 +242,12 @@ def test_learned_equals_algorithm_2(causal):
     np.testing.assert_allclose(attention(*given).detach(), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("degree", [4, 8])
-def test_learned_sketch_is_bounded_by_the_root_of_r(degree):
-    attention, (query, *_) = make(sketch="learned", degree=degree), qkv()
-    modest = attention.features(query)
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.mul_(10)
-    saturated = attention.features(query)
-    assert modest.abs().max() < 0.99 * math.sqrt(R)
-    assert 0.999 * math.sqrt(R) < saturated.abs().max() <= math.sqrt(R)
-
-
-@pytest.mark.parametrize("degree", [4, 8])
-def test_training_moves_every_learned_parameter(degree):
-    attention = make(sketch="learned", degree=degree, causal=True, local=True, block_size=4)
-    before = {name: p.detach().clone() for name, p in attention.named_parameters()}
-    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
-    attention(*qkv()).square().sum().backward()
-    optimizer.step()
-    assert all(not torch.equal(p, before[name]) for name, p in attention.named_parameters())
-
-
-# --- Its cost -------------------------------------------------------------------------------------
-
-
 @every_sketch
 @pytest.mark.parametrize("degree", [2, 4, 8])
 @pytest.mark.parametrize("causal, local", [(False, False), (True, False), (True, True)])
 def test_flops_are_those_of_the_products_that_run(sketch, degree, causal, local):
     attention = make(sketch=sketch, degree=degree, causal=causal, local=local, block_size=5, impl="reference")
     assert sum(count(lambda: attention(*qkv())).values()) == attention.flops(2, N)
-
-
-@every_sketch
-def test_flops_count_the_blocks_of_the_device(sketch):
-    """Half a thousand rows at a time where it is not a CPU, also for a sketch of parameters only."""
-    given = {"sketch": sketch, "causal": True, "impl": "reference"}
-    elsewhere, same = make(**given, device="meta"), make(**given, block_size=512)
-    assert elsewhere.flops(1, 2048) == same.flops(1, 2048) != make(**given).flops(1, 2048)
 
 
 @pytest.mark.parametrize("block_size", [None, 32])

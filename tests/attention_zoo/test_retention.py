@@ -10,14 +10,15 @@ import types
 import pytest
 import torch
 from closeness import assert_near
+from small import gradients, maker, sized
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.measures.reference import Probe, Reference
 
 N, H, HEADS, CHUNK = 53, 16, 3, 16
 NAME = "retention_power"
-INSTALLED = importlib.util.find_spec("retention") is not None
+draw = sized(N, heads=HEADS, h=H)
+make = maker(NAME, head_dim=H, num_heads=HEADS, causal=True, dtype=None)
 
 
 def power_retention(Q, K, V, log_G=None, deg=2, scale=None, chunk_size=None):
@@ -51,14 +52,8 @@ def stand_in(monkeypatch):
     return package
 
 
-def qkv(n=N, h=H, dtype=torch.float64, device="cpu"):
-    generator = torch.Generator().manual_seed(0)
-    given = (torch.randn(2, HEADS, n, h, generator=generator, dtype=torch.float64) for _ in range(3))
-    return [x.to(device, dtype).requires_grad_() for x in given]
-
-
-def make(h=H, **given):
-    return attention_zoo.create(NAME, **({"head_dim": h, "num_heads": HEADS, "causal": True} | given))
+def qkv(*given, **named):
+    return [x.requires_grad_() for x in draw(*given, **named)]
 
 
 def textbook(query, key, value):
@@ -67,9 +62,7 @@ def textbook(query, key, value):
 
 
 def assert_same(out, expected, given, tolerance=1e-10):
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    gradients = (torch.autograd.grad(o, given, direction.to(o)) for o in (out, expected))
-    for one, other in ((out, expected), *zip(*gradients, strict=True)):
+    for one, other in ((out, expected), *zip(gradients(out, given), gradients(expected, given), strict=True)):
         # The gradients of a row of one weight vanish.
         assert_near(one, other, tolerance, smallest=1)
 
@@ -98,35 +91,12 @@ def test_the_chunk_is_the_packages(stand_in, monkeypatch):
     assert all(one["deg"] == 2 and one["scale"] == 0.25 for one in seen)
 
 
-def test_the_reference_runs_no_kernel(stand_in, monkeypatch):
-    monkeypatch.delattr(stand_in, "power_retention")
-    attention, given = make(impl="reference"), qkv()
-    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)  # the only thing here that asks for a GPU
-    assert_same(attention(*given), textbook(*given), given)
-    assert attention.executed == ("reference", None)
-
-
-def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
-    """The float64 reference is on the CPU, where the package has no kernel."""
-    attention = make(chunk_size=CHUNK)
-    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)
-    reference = Reference(attention, make(impl="reference", chunk_size=CHUNK), with_gradients=False)
-    given = [x.detach().bfloat16() for x in qkv()]
-    probe = Probe(torch.arange(2), torch.arange(N))
-    with torch.no_grad():
-        result = (attention(*given),)
-    assert reference.dtype == torch.float64
-    expected = reference.results(given, probe, torch.zeros_like(given[0]))
-    assert 0 < reference.compare(NAME, result, expected, probe, given[2])["output"] < 8e-2
-    assert attention.executed == ("fused", "power_retention")
-
-
 def test_what_it_cannot_do_is_refused_in_one_line(stand_in, monkeypatch):
     with pytest.raises(UnsupportedError, match=r"^causal=false: retention_power sees the past only$"):
         make(causal=False)
     with pytest.raises(UnsupportedError, match=r"^retention_power does not run on cpu; it runs on cuda$"):
         make()(*qkv())
-    attention = make(24)
+    attention = make(head_dim=24)
     monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)
     allowed = r"^impl=auto: the kernels of retention take a head_dim of 16, 32, 64, 128, 256, not 24$"
     with pytest.raises(UnsupportedError, match=allowed):
@@ -136,6 +106,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(stand_in, monkeypatch):
     allowed = r"^impl=auto: the kernels of retention take torch.bfloat16, torch.float16, not torch.float32$"
     with pytest.raises(UnsupportedError, match=allowed):
         wide(*qkv(dtype=torch.float32))
+    assert wide._why_not_fused(*qkv(dtype=torch.bfloat16), None) is None
     with pytest.raises(ValueError, match="chunk_size=15"):
         make(chunk_size=15)
     info = attention_zoo.info(NAME)
@@ -148,14 +119,6 @@ def test_flops_are_those_of_chunks_and_of_a_state(stand_in):
     assert make(chunk_size=CHUNK).flops(2, 64) == 2 * HEADS * 64 * (2 * CHUNK * H + 4 * squares * (H + 1))
     assert make(impl="reference").flops(2, 64) == 2 * HEADS * 4 * 64**2 * H
     assert make(chunk_size=128).min_test_length == 3 * 128 + 65
-
-
-@pytest.mark.skipif(INSTALLED, reason="retention is installed")
-def test_without_the_package_it_is_listed_and_refused():
-    assert NAME in attention_zoo.list_attentions() and attention_zoo.info(NAME).package == "retention"
-    reason = rf"^{NAME}: needs the package retention: pip install 'attention-zoo\[retention\]' \(no module retention\)$"
-    with pytest.raises(UnsupportedError, match=reason):
-        make()
 
 
 @pytest.mark.needs("retention")
@@ -173,11 +136,9 @@ def test_the_packages_own_reference_is_the_formula(n, monkeypatch):
 @pytest.mark.needs("retention")
 @pytest.mark.parametrize("n", [100, 256, 700])
 def test_the_package_equals_the_formula(n):
-    given = qkv(n, 64, torch.bfloat16, "cuda")
-    out = make(64, chunk_size=128)(*given)
+    given = qkv(n, h=64, dtype=torch.bfloat16, device="cuda")
+    out = make(head_dim=64, chunk_size=128)(*given)
     exact = [x.detach().double().cpu().requires_grad_() for x in given]
     expected = textbook(*exact)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-    gradients = torch.autograd.grad(out, given, direction.to(out))
-    expected_gradients = torch.autograd.grad(expected, exact, direction.to(out).double().cpu())
-    assert_near([x.cpu() for x in (out, *gradients)], [expected, *expected_gradients], 3e-2)
+    found = [out, *gradients(out, given)]
+    assert_near([x.cpu() for x in found], [expected, *gradients(expected, exact)], 3e-2)

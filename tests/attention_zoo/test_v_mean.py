@@ -1,14 +1,9 @@
 import pytest
 import torch
-
-import attention_zoo
+from small import maker, sized, softmax
 
 EPS = torch.finfo(torch.float64).eps  # of each of 11 terms
-
-
-def qkv(batch=2, heads=2, n=11, h=4, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(batch, heads, n, h, generator=generator, dtype=dtype) for _ in range(3)]
+qkv, make = sized(11), maker("v_mean")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -17,41 +12,24 @@ def test_is_softmax_attention_with_zero_queries(causal, padded):
     query, key, value = qkv()
     mask = torch.zeros(2, 11, dtype=torch.bool)
     mask[0, [0, 1, 5, 10]] = padded  # causal: the first two positions see padding only
-    common = {"head_dim": 4, "num_heads": 2, "causal": causal, "dtype": torch.float64}
-    expected = attention_zoo.create("softmax", **common)(0 * query, key, value, mask)
-    actual = attention_zoo.create("v_mean", **common)(query, key, value, mask)
+    expected = softmax(0 * query, key, value, mask, causal=causal)
+    actual = make(causal=causal)(query, key, value, mask)
     torch.testing.assert_close(actual, expected, rtol=0, atol=11 * EPS)
     assert (actual[0, :, :2] == 0).all() == (causal and padded)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_equals_the_mean_of_what_is_visible(causal):
-    query, key, value = qkv()
-    mask = torch.zeros(2, 11, dtype=torch.bool)
-    mask[0, [0, 1, 5, 10]] = True
-    attention = attention_zoo.create("v_mean", head_dim=4, num_heads=2, causal=causal)
-    output, matrix = attention(query, key, value, mask), attention.attention_matrix(query, key, mask)
-    for i in range(11):
-        seen = torch.tensor([[not mask[b, j] and (j <= i or not causal) for j in range(11)] for b in range(2)])
-        for b in range(2):
-            expected = value[b][:, seen[b]].mean(1) if seen[b].any() else torch.zeros(2, 4, dtype=torch.float64)
-            torch.testing.assert_close(output[b, :, i], expected, rtol=0, atol=11 * EPS)
-            weights = seen[b].double() / max(seen[b].sum(), 1)
-            torch.testing.assert_close(matrix[b, :, i], weights.expand(2, -1), rtol=0, atol=11 * EPS)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_rounds_once(causal):
     """Nothing but the result is rounded to 8 bits: the error is at most half a unit in the last place."""
     value = torch.rand(1, 1, 5000, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
-    attention = attention_zoo.create("v_mean", head_dim=4, num_heads=1, causal=causal)
+    attention = make(num_heads=1, causal=causal)
     exact = attention(*[value.double()] * 3)
     assert ((attention(value, value, value) - exact).abs() <= 2**-8 * 1.001 * exact).all()
 
 
 def test_output_has_memory_of_its_own():
     query, key, value = qkv()
-    output = attention_zoo.create("v_mean", head_dim=4, num_heads=2)(query, key, value)
+    output = make()(query, key, value)
     expected = output[:, :, 1:].clone()
     output[:, :, 0] += 1
     assert torch.equal(output[:, :, 1:], expected)

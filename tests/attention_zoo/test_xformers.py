@@ -10,14 +10,13 @@ import types
 import pytest
 import torch
 from closeness import assert_near
+from small import HEADS, assert_close, assert_near_exact, gradients, maker, padding_mask, sized
 
-import attention_zoo
 from attention_zoo import UnsupportedError
-from bench.measures.reference import Probe, Reference
 
-N, H, HEADS = 37, 8, 2
+N, H = 37, 8
 NAME = "xformers_memory_efficient"
-INSTALLED = importlib.util.find_spec("xformers") is not None
+draw, make = sized(N, h=H, batch=3, dtype=torch.float32), maker(NAME, head_dim=H, dtype=torch.float32)
 
 
 class LowerTriangularMask:
@@ -51,35 +50,23 @@ def stand_in(monkeypatch):
     return ops
 
 
-def qkv(keys=N, dtype=torch.float32, device="cpu", h=H):
-    generator = torch.Generator().manual_seed(0)
-    given = (torch.randn(3, HEADS, n, h, generator=generator) for n in (N, keys, keys))
-    return [x.to(device, dtype).requires_grad_() for x in given]
+def qkv(*given, **named):
+    return [x.requires_grad_() for x in draw(*given, **named)]
 
 
 def masks(keys):
     """None; scattered, left and complete padding."""
-    mask = torch.zeros(3, keys, dtype=torch.bool)
-    mask[0] = torch.rand(keys, generator=torch.Generator().manual_seed(1)) < 0.4
-    mask[1, : keys // 3] = True
-    mask[2] = True
-    return {"full": None, "padded": mask}
-
-
-def make(name=NAME, **given):
-    return attention_zoo.create(name, **({"head_dim": H, "num_heads": HEADS} | given))
+    return {"full": None, "padded": padding_mask(keys, front=True)}
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal, keys", [(False, N), (True, N), (False, 20), (False, 24)])
 def test_what_the_package_is_given_and_answers_is_softmax(causal, keys, mask, scale, stand_in):
-    attention, given, mask = make(causal=causal, scale=scale), qkv(keys), masks(keys)[mask]
+    attention, given, mask = make(causal=causal, scale=scale), qkv(N, keys), masks(keys)[mask]
     (out, _), expected = attention._fused(*given, mask), make("softmax", causal=causal, scale=scale)(*given, mask)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-    gradients = (torch.autograd.grad(o, given, direction) for o in (out, expected))
-    for one, other in ((out, expected), *zip(*gradients, strict=True)):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    for one, other in ((out, expected), *zip(gradients(out, given), gradients(expected, given), strict=True)):
+        assert_close(one, other, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -91,8 +78,8 @@ def test_sixteen_bits_are_given_as_they_are(dtype, stand_in):
     assert_near(out, expected, 1e-2)
 
 
-def test_causality_without_padding_needs_no_bias(stand_in, monkeypatch):
-    """The kernels skip what the mask hides; a bias they would have to read."""
+def test_the_bias_is_as_small_as_can_be(stand_in, monkeypatch):
+    """None without padding: the kernels skip what the mask hides; with padding alone no n x n memory."""
     seen = []
     monkeypatch.setattr(
         stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
@@ -100,13 +87,6 @@ def test_causality_without_padding_needs_no_bias(stand_in, monkeypatch):
     for causal in (True, False):
         make(causal=causal)._fused(*qkv(), None)
     assert isinstance(seen[0], LowerTriangularMask) and seen[1] is None
-
-
-def test_a_bias_without_causality_takes_no_n_by_n_memory(stand_in, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        stand_in, "memory_efficient_attention", lambda q, k, v, attn_bias, scale: seen.append(attn_bias) or q
-    )
     for causal, numbers in ((False, 3 * 40), (True, 3 * N * 40)):
         make(causal=causal)._fused(*qkv(), masks(N)["padded"])
         assert seen[-1].untyped_storage().nbytes() == 4 * numbers
@@ -148,19 +128,6 @@ def test_the_reference_is_softmax_and_runs_no_kernel(causal, stand_in, monkeypat
     assert torch.equal(attention(*given, mask), expected) and attention.executed == ("reference", None)
 
 
-def test_the_gate_before_a_measurement_takes_it(stand_in, monkeypatch):
-    """The float64 reference is on the CPU, where the package has no kernel."""
-    attention = make(causal=True)
-    monkeypatch.setattr(attention, "_check_inputs", lambda *_: None)  # the only thing here that asks for a GPU
-    reference = Reference(attention, make(causal=True, impl="reference"), with_gradients=False)
-    query, key, value = (x.detach() for x in qkv())
-    probe = Probe(torch.arange(len(query)), torch.arange(N))
-    with torch.no_grad():
-        result = (attention(query, key, value),)
-    expected = reference.results((query, key, value), probe, torch.zeros_like(query))
-    assert 0 < reference.compare("xformers", result, expected, probe, value)["output"] < 1e-6
-
-
 def test_flops_halve_where_the_kernel_skips_the_future(stand_in):
     dense = 3 * HEADS * 4 * 64**2 * H
     assert make().flops(3, 64) == make(causal=True, impl="reference").flops(3, 64) == dense
@@ -173,28 +140,13 @@ def test_a_cpu_is_refused(stand_in):
             make(impl=impl)(*qkv())
 
 
-@pytest.mark.skipif(INSTALLED, reason="xformers is installed")
-def test_without_the_package_it_is_listed_and_refused():
-    assert NAME in attention_zoo.list_attentions() and attention_zoo.info(NAME).package == "xformers"
-    reason = rf"^{NAME}: needs the package xformers: pip install 'attention-zoo\[xformers\]' \(no module xformers\)$"
-    with pytest.raises(UnsupportedError, match=reason):
-        make()
-
-
 @pytest.mark.gpu
 @pytest.mark.needs("xformers")
 @pytest.mark.parametrize("mask", ["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_package_equals_softmax(dtype, causal, mask):
-    h, mask = 64, masks(N)[mask]
-    given = qkv(dtype=dtype, device="cuda", h=h)
-    out = make(head_dim=h, causal=causal)(*given, None if mask is None else mask.cuda())
-    gradients = torch.autograd.grad(out.float().square().sum(), given)
-    exact = [x.detach().double().cpu().requires_grad_() for x in given]
-    expected = make("softmax", head_dim=h, causal=causal)(*exact, mask)
-    expected_gradients = torch.autograd.grad(expected.square().sum(), exact)
     # Relative error of the whole tensor: bfloat16 rounds at 2^-9; float32 kernels may use TF32, 2^-11.
     tolerance = {torch.bfloat16: 2e-2, torch.float32: 2e-3}[dtype]
-    for one, other in zip((out, *gradients), (expected, *expected_gradients), strict=True):
-        assert_near(one.cpu(), other, tolerance)
+    attention, exact = (make(name, head_dim=64, causal=causal) for name in (NAME, "softmax"))
+    assert_near_exact(attention, exact, qkv(dtype=dtype, device="cuda", h=64), masks(N)[mask], tolerance)

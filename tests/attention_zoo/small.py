@@ -1,0 +1,87 @@
+"""Small inputs, mechanisms made for them, and how results are compared: what the tests of all mechanisms share."""
+
+import torch
+from closeness import assert_near
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attention_zoo
+
+H, HEADS = 4, 2
+
+
+def sized(n, heads=HEADS, h=H, batch=2, seed=0, dtype=torch.float64):
+    """A function that draws query, key and value, of these sizes unless it is told otherwise."""
+
+    def qkv(n=n, keys=None, *, heads=heads, h=h, batch=batch, seed=seed, dtype=dtype, device="cpu"):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [
+            torch.randn(batch, heads, m, h, generator=generator, dtype=torch.float64) for m in (n, keys or n, keys or n)
+        ]
+        return [x.to(device, dtype) for x in drawn]
+
+    return qkv
+
+
+def maker(name, **usual):
+    """A function that makes the mechanism in float64, with these arguments unless it is told otherwise."""
+    common = {"head_dim": H, "num_heads": HEADS, "dtype": torch.float64} | usual
+    return lambda name=name, **given: attention_zoo.create(name, **(common | given))
+
+
+def softmax(*given, **settings):
+    """Of query, key, value and mask."""
+    query = given[0]
+    return maker("softmax", head_dim=query.shape[3], num_heads=query.shape[1])(**settings)(*given)
+
+
+def padding_mask(n, front=False):
+    """Batch of three: padding scattered anywhere, at the end or in front, padding only."""
+    mask = torch.zeros(3, n, dtype=torch.bool)
+    mask[0] = torch.rand(n, generator=torch.Generator().manual_seed(7)) < 0.4
+    mask[1, : 2 * n // 3] = front
+    mask[1, 2 * n // 3 :] = not front
+    mask[2] = True
+    return mask
+
+
+def assert_close(actual, expected, tolerance=1e-10):
+    """But for so much of the largest number, or of 1."""
+    scale = expected.detach().abs().max().clamp_min(1)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def gradients(out, leaves, **options):
+    """Of the output in some direction, zeros where it does not depend on a leaf."""
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return torch.autograd.grad(out, leaves, direction, allow_unused=True, materialize_grads=True, **options)
+
+
+def outcomes(attention, tensors, mask=None):
+    """The output, and the gradients of query, key, value and parameters."""
+    leaves = [*(x.detach().clone().requires_grad_() for x in tensors), *attention.parameters()]
+    out = attention(*leaves[:3], mask)
+    return [out.detach(), *gradients(out, leaves)]
+
+
+def assert_near_exact(attention, reference, given, mask, tolerance):
+    """Output and gradients on a GPU are near those of the reference in double precision on the CPU."""
+    exact = [x.detach().double().cpu().requires_grad_() for x in given]
+    found, expected = attention(*given, None if mask is None else mask.cuda()), reference(*exact, mask)
+    assert_near(found.cpu(), expected, tolerance)
+    pairs = ((found, given), (expected, exact))
+    slopes = [torch.autograd.grad(out.double().square().sum(), leaves) for out, leaves in pairs]
+    assert_near([x.cpu() for x in slopes[0]], slopes[1], tolerance)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes and numbers of the largest tensor that any operation returns; what is only broadcast takes none."""
+
+    bytes = entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                size = tensor.untyped_storage().nbytes()
+                self.bytes, self.entries = max(self.bytes, size), max(self.entries, size // tensor.element_size())
+        return result
