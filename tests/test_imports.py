@@ -7,13 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Imports inside functions, all packages together: to be lowered, never raised.
-MOST = 50
+MOST = 48
 # The way from the command line to a cell has none but these.
 ALLOWED = {
     "bench/__init__.py": {"bench.api"},
     "bench/__main__.py": {"bench.cli", "bench.common.errors"},
     "bench/cli/console.py": {"bench.cli"},
-    "bench/common/schema.py": {"omegaconf", "omegaconf.errors"},  # who reads records only needs none
 }
 
 

@@ -55,16 +55,18 @@ def main() -> int:
         print(USAGE)
     elif name == "--version":
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
-    elif name == "list" and rest:
-        return _refused(f"list {' '.join(rest)}: must be `list` alone")
-    elif name == "list":
+    elif name == "list" and not rest:
         print("\n".join(sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))))
-    elif name == "-sc":
-        _complete()
+    elif name == "-sc":  # the shell asks; Hydra knows programs without subcommands only
+        from bench.cli import main as application
+
+        os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
+        application.main()
     elif name in COMMANDS:
         return _run(name, rest)
     else:
-        return _refused(f"{name}: must be one of {', '.join((*COMMANDS, 'list'))}")
+        known = f"must be one of {', '.join((*COMMANDS, 'list'))}"
+        return _refused(f"list {' '.join(rest)}: must be `list` alone" if name == "list" else f"{name}: {known}")
     return 0
 
 
@@ -84,14 +86,6 @@ def _run(name: str, rest: list[str]) -> int:
 def _refused(why: str) -> int:
     print(f"error: {why}", file=sys.stderr)
     return 2
-
-
-def _complete() -> None:
-    """Answer the shell, for which Hydra knows programs without subcommands only."""
-    from bench.cli import main as application
-
-    os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
-    application.main()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from bench.execution.child import UNWRITTEN, UNWRITTEN_ERRORS
 from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
-from bench.plan.machine import gpu
-from bench.plan.resources import THIS_MACHINE, Resources
+from bench.plan.machine import THIS_MACHINE, Resources, gpu
 from bench.records.outcomes import classify_exit, count_oom_kills
 
 TASK = "bench.execution.child"

@@ -35,9 +35,6 @@ class Tracking:
     uri: str | None = None  # of an MLflow store; None: SQLite in results_dir
 
 
-TRACKERS = {"mlflow": Tracking}
-
-
 @dataclass
 class Config:
     """One cell, and how to run it."""
@@ -81,7 +78,7 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
         return {key: value for key, value in given.items() if is_data(value)}
     if group == "inputs":
         return _inputs({"name": name}) if name in SOURCES else {}
-    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": TRACKERS}
+    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": {"mlflow": Tracking}}
     found = measures.find(name) if group == "bench" else described.get(group, {}).get(name)
     return schema.defaults(found) if found else {}
 
@@ -97,13 +94,19 @@ def check(values: Mapping[str, Any]) -> Config:
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
     _require_addressable(config)
     config.bench = measures.check(config.bench)
-    if measures.get(config.bench["name"]).trains:
-        _check_training(config)
+    bench, trains = config.bench["name"], measures.get(config.bench["name"]).trains
+    given = _inputs(config.inputs)
+    if trains:
+        _check_training(config, bench)
+        _require_default("inputs", given, _inputs({"name": "gaussian"}), f"bench={bench} reads a task")
+        config.inputs = {"name": config.task["name"]}  # type: ignore[index]
     else:
-        _refuse_training(config)
-        config.inputs = _inputs(config.inputs)
-    tracking = {"name": "mlflow", **config.tracking}
-    config.tracking = dataclasses.asdict(checked(Tracking, tracking, "tracking."))
+        for key in ("model", "task"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={bench} reads none")
+        _require_default("training", config.training or {}, training.check({}), f"bench={bench} does not train")
+        config.training, config.inputs = None, given
+    config.tracking = dataclasses.asdict(checked(Tracking, {"name": "mlflow", **config.tracking}, "tracking."))
     if not config.tracking["experiment"].strip():
         raise ConfigError("tracking.experiment='': must be a name")
     if not isinstance(config.attention.get("name"), str):
@@ -111,37 +114,23 @@ def check(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def _check_training(config: Config) -> None:
+def _check_training(config: Config, bench: str) -> None:
     """What a benchmark that trains reads instead of inputs."""
-    bench = config.bench["name"]
     for key, example in (("model", "transformer_tiny"), ("task", "reversal"), ("training", "default")):
         if getattr(config, key) is None:
             raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
     assert config.model is not None and config.task is not None and config.training is not None
     if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
         raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
-    _require_default("inputs", _inputs(config.inputs), _inputs({"name": "gaussian"}), f"bench={bench} reads a task")
     config.model, config.task = models.check(config.model), tasks.check(config.task)
     config.training = training.check(config.training)
-    config.inputs = {"name": config.task["name"]}
-
-
-def _refuse_training(config: Config) -> None:
-    bench = config.bench["name"]
-    for key in ("model", "task"):
-        if getattr(config, key) is not None:
-            raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={bench} reads none")
-    if config.training is not None:
-        _require_default("training", config.training, training.check({}), f"bench={bench} does not train")
-    config.training = None
 
 
 def _require_default(group: str, given: Mapping[str, Any], default: Mapping[str, Any], why: str) -> None:
     """Refuse a group's settings that would be ignored, by the first one that somebody has set."""
     for key, value in given.items():
         if key not in default or value != default[key]:
-            what = group if key == "name" else f"{group}.{key}"
-            raise ConfigError(f"{what}={value}: {why}, leave it out")
+            raise ConfigError(f"{group if key == 'name' else f'{group}.{key}'}={value}: {why}, leave it out")
 
 
 def split(config: Config) -> list[Config]:
@@ -163,13 +152,10 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_addressable(config: Config) -> None:
     """Refuse sizes of which no machine can hold one tensor."""
-    batch_size = config.batch_size or max(1, config.tokens_per_batch // config.seq_len)
-    sizes = {
-        "seq_len": config.seq_len,
-        "batch_size" if config.batch_size else "tokens_per_batch": batch_size,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
-    }
+    batch = "batch_size" if config.batch_size else "tokens_per_batch"
+    sizes = {key: getattr(config, key) for key in ("seq_len", batch, "num_heads", "head_dim")}
+    if not config.batch_size:
+        sizes[batch] = max(1, config.tokens_per_batch // config.seq_len)
     if math.prod(sizes.values()) * 8 > LARGEST:
         key = max(sizes, key=lambda key: sizes[key])
         raise ConfigError(f"{key}={getattr(config, key)}: too large, no machine can address query, key and value")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from synthetic_records import everything
 
-from bench.cli.merge import main, merge
+from bench.merge import main, merge
 from bench.records import own
 from bench.records.archive import pack
 from bench.records.files import encode

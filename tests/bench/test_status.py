@@ -8,7 +8,7 @@ import pytest
 from command import ROOT, environment
 from synthetic_records import memory
 
-from bench.cli import status
+from bench import status
 from bench.execution.locks import hold
 from bench.measures.progress import Progress
 from bench.records import plans
