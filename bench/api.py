@@ -28,18 +28,13 @@ __all__ = ["exit_code", "launch", "planned", "print_table", "run", "say_figures"
 def run(overrides: Sequence[str] = ()) -> list[Record]:
     """Run a sweep as `python -m bench OVERRIDES` does, and return the record of each cell.
 
-    Raises:
-        ConfigError: a configuration that cannot be run, before anything is measured.
+    A configuration that cannot be run is a `ConfigError` before anything is measured.
     """
     return launch(planned(Loader(), overrides))
 
 
 def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
-    """The sweep that a command line asks for.
-
-    Raises:
-        ConfigError: a configuration that cannot be run.
-    """
+    """The sweep that a command line asks for; a `ConfigError` where it cannot be run."""
     with explained():
         config = loader.load(grid_choices(overrides))
         jobs = expand(config, overrides)
@@ -64,11 +59,7 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
 
 
 def print_table(records: Sequence[Record]) -> None:
-    """Print a sweep's table and crossovers.
-
-    Raises:
-        ConfigError: the reason why none of its cells could be built.
-    """
+    """Print a sweep's table and crossovers; a `ConfigError` says why none of its cells could be built."""
     require_any_supported(records)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
 

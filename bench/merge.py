@@ -53,9 +53,7 @@ class Tally:
 def merge(sources: Sequence[Path], into: Path) -> Tally:
     """Add the records of results folders and archives to a results folder, in this order.
 
-    Raises:
-        ConfigError: one of them is no results folder or archive; nothing is written then.
-        OSError: a disk is full, say.
+    Where one of them is neither, that is a `ConfigError`, and nothing is written.
     """
     opened = [(source, _open(source, into)) for source in sources]
     store, tally = Store(into), Tally()

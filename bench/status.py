@@ -43,12 +43,7 @@ class Running(NamedTuple):
 
 
 class State:
-    """A sweep at this moment.
-
-    Args:
-        store: of the results folder.
-        plan: of the sweep.
-    """
+    """A sweep at this moment."""
 
     def __init__(self, store: Store, plan: SavedPlan) -> None:
         self.plan = plan
@@ -97,9 +92,8 @@ def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
                 with contextlib.suppress(ValueError, TypeError):  # another user may have written anything
                     began = datetime.fromisoformat(str(held.get("started")))
                     seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
-                with contextlib.suppress(
-                    OSError, ValueError, TypeError, AttributeError
-                ):  # not there yet, or half of it
+                # It may not be there yet, or half of it.
+                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                     progress = Progress.decode((folder / name / "progress").read_text()).text
                 since = "" if seconds is None else f"for {duration(seconds)}"
                 where = f"{cell.title}: on {held.get('host', '?')}, process {held.get('pid', '?')}"
@@ -116,14 +110,12 @@ def _job(job: object) -> str:
 
 def report(state: State) -> str:
     """What is printed of a sweep."""
-    lines = [f"sweep {state.plan.sweep_id}: {shlex.join(['python', '-m', 'bench', *state.plan.overrides])}"]
-    lines += [state.counts()]
+    command = shlex.join(["python", "-m", "bench", *state.plan.overrides])
+    lines = [f"sweep {state.plan.sweep_id}: {command}", state.counts()]
     if state.code == UNFINISHED:
         left = state.seconds_left()
         lines.append(f"time left: {'unknown' if left is None else f'about {duration(left)}'}")
-    failed = [
-        f"{cell.title}: {record.status}{f', {record.reason}' if record.reason else ''}" for cell, record in state.failed
-    ]
+    failed = [f"{cell.title}: {', '.join(filter(None, (r.status, r.reason)))}" for cell, r in state.failed]
     for kind, each in {"running": [running.text for running in state.running], "failed": failed}.items():
         lines += [f"{kind:8} {text}" for text in each[:MOST]]
         if len(each) > MOST:
@@ -132,11 +124,7 @@ def report(state: State) -> str:
 
 
 def find(results_dir: Path, wanted: str) -> SavedPlan:
-    """The plan of the sweep whose id begins so; of the newest sweep where `wanted` is empty.
-
-    Raises:
-        PlanError: there is none, several begin so, or it cannot be read.
-    """
+    """The plan of the sweep whose id begins so, of the newest where `wanted` is empty; else a `PlanError`."""
     found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
     if not found:
         which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
@@ -146,18 +134,18 @@ def find(results_dir: Path, wanted: str) -> SavedPlan:
     return plans.load(results_dir, found[0])
 
 
-def watch(store: Store, plan: SavedPlan) -> int:
-    """Print how it goes until all is measured; into a log file, only what has changed."""
+def watch(store: Store, plan: SavedPlan, once: bool = False) -> int:
+    """Print how it goes until all is measured; into a log file, only what has changed. Returns the exit code."""
     store.decode = functools.cache(store.decode)  # type: ignore[method-assign]  # no record ever changes
     shown = ""
     while True:
         state = State(store, plan)
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and not once:
             print(f"\033[H\033[J{report(state)}", flush=True)
         elif (counts := state.counts()) != shown:
             print(report(state), flush=True)
             shown = counts
-        if state.code != UNFINISHED:
+        if once or state.code != UNFINISHED:
             return state.code
         time.sleep(INTERVAL_S)
 
@@ -178,14 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{sweep_id}  {State(store, plans.load(store.root, sweep_id)).counts()}")
             except PlanError as error:
                 print(bounded(str(error)))
-        if options.all:
-            return FINE
-        plan = find(options.results, options.sweep)
-        if options.watch:
-            return watch(store, plan)
-        state = State(store, plan)
-        print(report(state))
-        return state.code
+        return FINE if options.all else watch(store, find(options.results, options.sweep), once=not options.watch)
     except (PlanError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return REFUSED

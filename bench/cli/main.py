@@ -56,11 +56,7 @@ def guarded(act: Callable[[], int]) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what a command line says; returns the exit code.
-
-    Raises:
-        ConfigError: a configuration that cannot be run, before anything is measured.
-    """
+    """Do what a command line says; returns the exit code. What cannot be run is a `ConfigError` before it begins."""
     flags = parse_flags(arguments)
     if flags.shell_completion:
         return _show(arguments)
@@ -83,11 +79,7 @@ def measure(sweep: Sweep) -> int:
 
 
 def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """What was typed: Hydra's flags, in whatever order, and the overrides.
-
-    Raises:
-        ConfigError: a flag that is unknown or lacks its value; something that would not be a sweep.
-    """
+    """What was typed: Hydra's flags, in whatever order, and the overrides; a `ConfigError` where it is no sweep."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"attention-zoo {attention_zoo.__version__}")

@@ -24,11 +24,7 @@ from bench.records.store import latest
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code.
-
-    Raises:
-        ConfigError: there is no such sweep, or it has no jobs.
-    """
+    """Do what the command line says; returns the exit code. A sweep without jobs is a `ConfigError`."""
     parser = Parser(prog="python -m bench.cli.wait", description=__doc__)
     parser.add_argument("sweep", help="the id that the sweep printed")
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")

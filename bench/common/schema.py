@@ -51,8 +51,7 @@ def defaults(schema: type) -> dict[str, Any]:
 def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:
     """An instance of a dataclass of settings; `prefix` stands before the keys in messages.
 
-    Raises:
-        ConfigError: an unknown key, a missing one, a value of another type or out of bounds.
+    An unknown key, a missing one, and a value of another type or out of bounds are a `ConfigError`.
     """
     hints = _hints(schema)  # type: ignore[arg-type]
     made = {}

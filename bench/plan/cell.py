@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from bench import inputs, measures, models, tasks
 from bench.common.errors import ConfigError, one_line
 from bench.plan import sources as code
 from bench.plan.config import Config
-from bench.plan.data import is_data
+from bench.plan.data import is_data, spelled
 from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed, measuring_identity
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
@@ -64,8 +63,7 @@ class Cell:
 def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACHINE) -> Cell:
     """Resolve a checked configuration into a cell that will run there. Nothing is built: that is for a child to try.
 
-    Raises:
-        ConfigError: a value that cannot be used, or two that contradict each other.
+    A `ConfigError` names a value that cannot be used, or two that contradict each other.
     """
     return _cell(_resolve(config, variant, resources), config.timeout, resources)
 
@@ -73,10 +71,8 @@ def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACH
 def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> list[Cell]:
     """Cells of a comparing benchmark that differ in mechanism, implementation, dtype and model only become one.
 
-    The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
-
-    Raises:
-        ConfigError: fewer than two to compare.
+    The first is the baseline; it is a `ConfigError` where nothing else is left. Equal ones under two labels stay two:
+    that is how a comparison is itself tested.
     """
     merged: list[Cell] = []
     groups: dict[str, list[Cell]] = {}
@@ -183,7 +179,7 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
     except ValueError as error:
         raise ConfigError(one_line(error)) from None
     label = _label(variant, attention)
-    bench = _spelled(config.bench)
+    bench = spelled(config.bench)
     if "num_features" in bench:
         asked = bench["num_features"]
         if size is not None and asked is not None:
@@ -198,24 +194,20 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
         )
-    given, trained = config.inputs, {}
+    trained = {}
     if config.training is not None:
         trained = {"model": config.model, "task": config.task, "training": config.training}
         models.require_fits({**sizes, **trained, "attention": attention})
         tasks.require_fits({**sizes, **trained})
         require_parts(config.training, sizes["batch_size"])
-    else:
-        described: Any = inputs.source(config.inputs)
-        floats = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
-        given = _spelled(given, floats)
     sizes["device"] = choose_device(config.device, resources)
-    return {"label": label, "attention": attention, "bench": bench, "inputs": given, **sizes, **trained}
+    return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}
 
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
     """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
     defaults, floats = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
-    return _spelled({"name": None, **defaults, **attention}, floats)
+    return spelled({"name": None, **defaults, **attention}, floats)
 
 
 @functools.cache
@@ -225,17 +217,6 @@ def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str
     floats = (key for key, p in parameters.items() if "float" in str(p.annotation) or isinstance(p.default, float))
     defaults = attention_zoo.hyperparameters(mechanism.info.name)
     return {key: value for key, value in defaults.items() if is_data(value)}, frozenset(floats)
-
-
-def _spelled(values: Mapping[str, Any], floats: Collection[str] = ()) -> dict[str, Any]:
-    """The same values in one spelling: a list for a tuple, 1.0 for 1 where a float is meant, 0.0 for -0.0."""
-
-    def spelled(value: Any, is_float: bool) -> Any:
-        if isinstance(value, list | tuple):
-            return [spelled(item, is_float) for item in value]
-        return float(value) + 0.0 if isinstance(value, float) or (is_float and type(value) is int) else value
-
-    return {key: spelled(value, key in floats) for key, value in values.items()}
 
 
 def _label(variant: Variant, attention: dict[str, Any]) -> str:

@@ -36,11 +36,7 @@ Load = Callable[[list[str]], DictConfig]
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
-    """The overrides of a command line or of a grid.
-
-    Raises:
-        ConfigError: one cannot be read, is not to be stored, or is no data.
-    """
+    """The overrides of a command line or of a grid; a `ConfigError` names one that cannot be read or is no data."""
     overrides = []
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -70,11 +66,7 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
 
 
 def grid_choices(arguments: Sequence[str]) -> list[str]:
-    """The overrides that decide which grids there are and how they are run; the rest belong to the jobs.
-
-    Raises:
-        ConfigError: several experiments or sizes are asked for, or something that is no data.
-    """
+    """The overrides that decide which grids there are and how they are run, each with one value; others are of jobs."""
     choices = [o for o in parsed(arguments) if o.key_or_group.split(".")[0] in OF_THE_GRIDS or o.is_hydra_override()]
     for choice in choices:
         several = choice.is_sweep_override() or isinstance(choice.value(), list)
@@ -87,9 +79,7 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
     A key on the command line replaces the grid's; a mechanism also replaces the settings that the grid gives its own.
-
-    Raises:
-        ConfigError: the experiment has no such size, or there are too many jobs.
+    A size that the experiment does not have, and too many jobs, are a `ConfigError`.
     """
     overrides = parsed(arguments)
     typed = {override.key_or_group for override in overrides}
@@ -114,21 +104,20 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
     for all mechanisms, and once for each choice of other groups; values are set on copies.
     """
     search = [text for text in (jobs[0] if jobs else ()) if text.startswith("hydra.searchpath=")]
-    names = dict.fromkeys(found[1] for job in jobs for text in job if (found := MECHANISM.fullmatch(text)))
+    found = [MECHANISM.fullmatch(text) for job in jobs for text in job]
+    names = dict.fromkeys(name[1] for name in found if name)
     variants: dict[str, Any] = {}
-    with contextlib.suppress(
-        ConfigError, HydraException, OmegaConfBaseException, YAMLError
-    ):  # of one: said of it below
-        variants = _plain(load([*search, *(f"+attention@variants.{name}={name}" for name in names)])).get(
-            "variants", {}
-        )
+    # What is wrong with one of them is said below, of that one.
+    with contextlib.suppress(ConfigError, HydraException, OmegaConfBaseException, YAMLError):
+        together = load([*search, *(f"+attention@variants.{name}={name}" for name in names)])
+        variants = _plain(together).get("variants", {})
     bases: dict[tuple[str, ...], tuple[dict[str, Any], Variant]] = {}
     composed = []
     for job in jobs:
         overrides = [(text, _parsed(text)) for text in job]
         choices = tuple(text for text, override in overrides if not _is_value(override))
         if choices not in bases:
-            bases[choices] = _substituted(load, choices, variants) or _together(load, choices, search)
+            bases[choices] = _base(load, choices, variants, search)
         base, variant = bases[choices]
         values = [(override.key_or_group, override.value()) for _, override in overrides if _is_value(override)]
         config = copy.deepcopy(base)
@@ -139,23 +128,17 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
     return composed
 
 
-def _substituted(
-    load: Load, choices: Sequence[str], variants: Mapping[str, Any]
-) -> tuple[dict[str, Any], Variant] | None:
-    """A variant in a configuration without a mechanism; None where others than its file say what it is."""
+def _base(
+    load: Load, choices: Sequence[str], variants: Mapping[str, Any], search: Sequence[str]
+) -> tuple[dict[str, Any], Variant]:
+    """What a choice of groups means, with the variant of its mechanism."""
     keys = {text: text.partition("=")[0] for text in choices}
     others = [text for text in choices if keys[text] != "attention"]
     name = "".join(text.partition("=")[2] for text in choices if text not in others)
-    if "name" not in variants.get(name, ()) or any("attention" in keys[text] for text in others):
-        return None
-    config = _plain(load([*others, "attention=[]"]))
-    if "attention" in config:
-        return None
-    return {**config, "attention": variants[name]}, Variant(name, variants[name])
-
-
-def _together(load: Load, choices: Sequence[str], search: Sequence[str]) -> tuple[dict[str, Any], Variant]:
-    """What Hydra composes, with what the file of its mechanism says itself."""
+    if "name" in variants.get(name, ()) and not any("attention" in keys[text] for text in others):
+        config = _plain(load([*others, "attention=[]"]))
+        if "attention" not in config:  # only the file of the mechanism says what it is
+            return {**config, "attention": variants[name]}, Variant(name, variants[name])
     loaded = load([*choices])
     name = loaded.hydra.runtime.choices.get("attention")
     if name is None:

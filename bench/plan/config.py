@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import attention_zoo
@@ -18,7 +18,7 @@ from bench.common import schema
 from bench.common.errors import ConfigError, keyed
 from bench.common.schema import DTYPES, checked, setting
 from bench.inputs import SOURCES, source
-from bench.plan.data import LARGEST, is_data, leaves, require_data
+from bench.plan.data import LARGEST, is_data, leaves, require_data, spelled
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
@@ -84,11 +84,7 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
 
 
 def check(values: Mapping[str, Any]) -> Config:
-    """Validate a composed configuration: types, names, bounds.
-
-    Raises:
-        ConfigError: naming the key, its value and what is allowed.
-    """
+    """Validate a composed configuration; a `ConfigError` names the key, its value and what is allowed."""
     config = checked(Config, _plain(values))
     if not config.results_dir.strip() or re.match(r"\w+://", config.results_dir):
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
@@ -139,13 +135,12 @@ def split(config: Config) -> list[Config]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain containers, with interpolations between keys resolved and everything that runs code refused."""
-    raw: Any = OmegaConf.to_container(values, resolve=False) if isinstance(values, DictConfig) else values
-    require_data(raw)
-    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(raw)):
-        return dict(raw)
+    """The values with interpolations between keys resolved, and everything that runs code refused."""
+    require_data(values)
+    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(values)):
+        return dict(values)
     try:
-        return OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)  # type: ignore
+        return OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True, throw_on_missing=True)  # type: ignore
     except OmegaConfBaseException as error:
         raise ConfigError(keyed(error)) from None
 
@@ -164,6 +159,7 @@ def _require_addressable(config: Config) -> None:
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
         described: Any = source(values)
-        return {"name": described.name, **dataclasses.asdict(described)}
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    floats = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
+    return spelled({"name": described.name, **dataclasses.asdict(described)}, floats)

@@ -128,11 +128,7 @@ EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices
 
 
 def check(node: Any) -> Executor:
-    """The executor that Hydra's node of a launcher describes.
-
-    Raises:
-        ConfigError: there is no such executor, or a parameter that it does not have or whose value it does not take.
-    """
+    """The executor that Hydra's node of a launcher describes; a `ConfigError` where there is none."""
     if not isinstance(node, Mapping) or "executor" not in node:
         raise ConfigError(f"hydra/launcher: must be one of {', '.join(EXECUTORS)}; the suite uses no other one")
     name = node["executor"]

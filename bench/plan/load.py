@@ -143,11 +143,7 @@ for _name, _executor in executors.EXECUTORS.items():
 
 
 class Loader:
-    """Composes configurations of `conf/` and perhaps a folder of the user's.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
+    """Composes configurations of `conf/` and perhaps a folder of the user's, which must be there."""
 
     def __init__(self, folder: str | None = None) -> None:
         if folder is not None and not os.path.isdir(folder):
@@ -155,23 +151,14 @@ class Loader:
         self.folders = [] if folder is None else [_url(folder)]
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose a configuration, Hydra's own node included; nobody changes it.
-
-        Raises:
-            ConfigError: a file that cannot be read or is no data.
-            HydraException: an override or a choice that does not exist.
-        """
+        """Compose a configuration, Hydra's own node included; nobody changes it. What it raises, `explained` says."""
         arguments = tuple(self.arguments(overrides))
         if any(argument.startswith(SEARCHPATH) for argument in arguments):
             return _composed.__wrapped__(arguments, 0)
         return _composed(arguments, max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml")))
 
     def arguments(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides as Hydra gets them: with all folders of the user's, to be read as `SettingsFiles`.
-
-        Raises:
-            ConfigError: `hydra.searchpath` is no list of folders that are there.
-        """
+        """The overrides as Hydra gets them: with all folders of the user's, to be read as `SettingsFiles`."""
         folders, others = list(self.folders), []
         for override in overrides:
             if override.startswith(SEARCHPATH):

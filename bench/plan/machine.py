@@ -40,16 +40,13 @@ HERE = Path(__file__).parent
 class Resources:
     """Where cells will run, as far as their ids depend on it: this machine, or what a scheduler is asked for.
 
-    Attributes:
-        name: empty for this machine, whose facts are in the ids of its cells. No node is known when cells are planned
-            for a scheduler: ids hold what it is asked for, such as `slurm a100`, and records say which node it was.
-        cores: processors of a worker; None: all that this process may use.
-        gpus: whether workers elsewhere have one.
+    No node is known when cells are planned for a scheduler: ids hold what it is asked for, such as `slurm a100`, and
+    records say which node it was.
     """
 
-    name: str = ""
-    cores: int | None = None
-    gpus: bool = False
+    name: str = ""  # empty for this machine, whose facts are in the ids of its cells
+    cores: int | None = None  # processors of a worker; None: all that this process may use
+    gpus: bool = False  # whether workers elsewhere have one
 
 
 THIS_MACHINE = Resources()
@@ -75,8 +72,7 @@ def is_gpu(device: str) -> bool:
 def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means; N counts the GPUs of CUDA_VISIBLE_DEVICES.
 
-    Raises:
-        ConfigError: no such device, or none that the installed torch can use.
+    One that is not there, or that the installed torch cannot use, is a `ConfigError`.
     """
     if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
         raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
@@ -126,9 +122,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[str, Any]:
     """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
 
-    Args:
-        device: of a resolved configuration.
-        resources: of the cells, of which a worker here has some cores only.
+    With the `device` of a resolved configuration, and the `resources` of cells, of which a worker may have some cores.
     """
     used = gpu(device)
     return {
