@@ -25,12 +25,12 @@ from bench.tracking.tracker import Tracker
 __all__ = ["exit_code", "launch", "planned", "print_table", "run", "say_figures"]
 
 
-def run(overrides: Sequence[str] = ()) -> list[Record]:
-    """Run a sweep as `python -m bench OVERRIDES` does, and return the record of each cell.
+def run(overrides: Sequence[str] = (), config_dir: str | None = None) -> list[Record]:
+    """Run a sweep as `python -m bench --config-dir CONFIG_DIR OVERRIDES` does, and return the record of each cell.
 
     A configuration that cannot be run is a `ConfigError` before anything is measured.
     """
-    return launch(planned(Loader(), overrides))
+    return launch(planned(Loader(config_dir), overrides))
 
 
 def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:

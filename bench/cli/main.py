@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         given = {name: getattr(flags, name) for name in ("help", "hydra_help", "resolve", "cfg", "info", "package")}
         words = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
         typed = [name if value is True else f"{name}={value}" for name, value in words.items()]
-        return _show([*typed, *loader.arguments(flags.overrides)])
+        return _show([*typed, *loader.own, *flags.overrides])
     return measure(planned(loader, flags.overrides))
 
 

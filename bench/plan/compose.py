@@ -27,7 +27,7 @@ from bench.plan.data import require_no_secret, require_text, shown
 NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 # What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
-OF_HYDRA = ("hydra.searchpath", "hydra.launcher")
+OF_HYDRA = "hydra.launcher"
 LONGEST_ARGUMENT = 100_000
 MECHANISM = re.compile(r"attention=([A-Za-z_]\w*)", re.ASCII)
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
@@ -54,7 +54,7 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
         hydra, swept = override.is_hydra_override(), override.is_sweep_override()
         why = None
         if hydra and not override.key_or_group.replace("/", ".").startswith(OF_HYDRA):
-            why = f"not allowed, every command is a sweep; of Hydra's own: {', '.join(OF_HYDRA)}"
+            why = f"not allowed, every command is a sweep; of Hydra's own: {OF_HYDRA}"
         elif hydra and swept:
             why = "must have one value in a sweep"
         elif swept and not isinstance(override.value(), ChoiceSweep | RangeSweep):
@@ -103,13 +103,12 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
     `load` composes a configuration that includes Hydra's own node. It takes a tenth of a second, so it is called once
     for all mechanisms, and once for each choice of other groups; values are set on copies.
     """
-    search = [text for text in (jobs[0] if jobs else ()) if text.startswith("hydra.searchpath=")]
     found = [MECHANISM.fullmatch(text) for job in jobs for text in job]
     names = dict.fromkeys(name[1] for name in found if name)
     variants: dict[str, Any] = {}
     # What is wrong with one of them is said below, of that one.
     with contextlib.suppress(ConfigError, HydraException, OmegaConfBaseException, YAMLError):
-        together = load([*search, *(f"+attention@variants.{name}={name}" for name in names)])
+        together = load([f"+attention@variants.{name}={name}" for name in names])
         variants = _plain(together).get("variants", {})
     bases: dict[tuple[str, ...], tuple[dict[str, Any], Variant]] = {}
     composed = []
@@ -117,7 +116,7 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
         overrides = [(text, _parsed(text)) for text in job]
         choices = tuple(text for text, override in overrides if not _is_value(override))
         if choices not in bases:
-            bases[choices] = _base(load, choices, variants, search)
+            bases[choices] = _base(load, choices, variants)
         base, variant = bases[choices]
         values = [(override.key_or_group, override.value()) for _, override in overrides if _is_value(override)]
         config = copy.deepcopy(base)
@@ -128,9 +127,7 @@ def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[s
     return composed
 
 
-def _base(
-    load: Load, choices: Sequence[str], variants: Mapping[str, Any], search: Sequence[str]
-) -> tuple[dict[str, Any], Variant]:
+def _base(load: Load, choices: Sequence[str], variants: Mapping[str, Any]) -> tuple[dict[str, Any], Variant]:
     """What a choice of groups means, with the variant of its mechanism."""
     keys = {text: text.partition("=")[0] for text in choices}
     others = [text for text in choices if keys[text] != "attention"]
@@ -143,7 +140,7 @@ def _base(
     name = loaded.hydra.runtime.choices.get("attention")
     if name is None:
         raise ConfigError("attention: must be chosen, the name of a file in attention/")
-    own: Any = OmegaConf.to_container(load([*search, f"attention={name}"]).attention)
+    own: Any = OmegaConf.to_container(load([f"attention={name}"]).attention)
     return _plain(loaded), Variant(name, own)
 
 

@@ -107,7 +107,7 @@ class Slurm(Executor):
         for name, value in [*own.items(), *(self.additional_parameters or {}).items()]:
             key = name if name in own else f"additional_parameters.{name}"
             why = None
-            if not re.fullmatch(r"[a-z][a-z_-]*", name):
+            if not re.fullmatch(r"[a-z][a-z_-]*", str(name)):
                 why = "must have the name of an option of sbatch"
             elif name.replace("_", "-") in OURS:
                 why = "the suite says this itself"

@@ -38,7 +38,6 @@ from bench.plan.conf import CONF
 from bench.plan.data import require_data, shown
 
 NAME = "config"
-SEARCHPATH = "hydra.searchpath="
 # A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
 LARGEST_FILE = 100_000
 MOST_VALUES = 20_000
@@ -148,25 +147,15 @@ class Loader:
     def __init__(self, folder: str | None = None) -> None:
         if folder is not None and not os.path.isdir(folder):
             raise ConfigError(f"--config-dir {shown(folder)}: must be a folder that is there")
-        self.folders = [] if folder is None else [_url(folder)]
+        quoted = _url(folder or "").replace("'", "\\'")
+        self.own = [] if folder is None else [f"hydra.searchpath=['{quoted}']"]  # read as `SettingsFiles`
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
         """Compose a configuration, Hydra's own node included; nobody changes it. What it raises, `explained` says."""
-        arguments = tuple(self.arguments(overrides))
-        if any(argument.startswith(SEARCHPATH) for argument in arguments):
+        arguments = (*self.own, *overrides)
+        if self.own:
             return _composed.__wrapped__(arguments, 0)
         return _composed(arguments, max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml")))
-
-    def arguments(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides as Hydra gets them: with all folders of the user's, to be read as `SettingsFiles`."""
-        folders, others = list(self.folders), []
-        for override in overrides:
-            if override.startswith(SEARCHPATH):
-                folders += _searched(override)
-            else:
-                others.append(override)
-        quoted = ("'" + folder.replace("'", "\\'") + "'" for folder in folders)
-        return [*([f"{SEARCHPATH}[{','.join(quoted)}]"] if folders else []), *others]
 
 
 @functools.lru_cache(maxsize=512)
@@ -175,14 +164,11 @@ def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
             warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", "provider=.* is not available")
             config = compose(NAME, list(arguments), return_hydra_config=True)
-    except UserWarning as error:
-        raise ConfigError(f"{SEARCHPATH[:-1]}: {one_line(error)}") from None
     except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
         raise
     except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
-        typed = " ".join(argument for argument in arguments if not argument.startswith(SEARCHPATH))
+        typed = " ".join(argument for argument in arguments if not argument.startswith("hydra.searchpath="))
         raise ConfigError(f"{shown(typed or NAME)}: cannot be composed: {one_line(error)}") from error
     raw: Any = OmegaConf.to_container(config, resolve=False)
     _require_own(raw.pop("hydra"))
@@ -192,18 +178,6 @@ def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
 
 def _url(folder: str | Path) -> str:
     return f"{SettingsFiles.scheme()}://{os.path.abspath(folder)}"
-
-
-def _searched(override: str) -> list[str]:
-    """The entries of the user's `hydra.searchpath`: folders, or packages as Hydra has them."""
-    entries = OmegaConf.create(f"folders: {override.removeprefix(SEARCHPATH)}").folders
-    found = []
-    for entry in entries if OmegaConf.is_list(entries) else [None]:
-        folder = str(entry).removeprefix("file://")
-        if not isinstance(entry, str) or not (entry.startswith("pkg://") or os.path.isdir(folder)):
-            raise ConfigError(f"{override}: must be a list of folders that are there")
-        found.append(entry if entry.startswith("pkg://") else _url(folder))
-    return found
 
 
 def _read(file: Path) -> Any:

@@ -103,7 +103,7 @@ VALUES = {
     "hydra.launcher._target_": "null 5",
     "hydra/launcher": "nothing basic,cells",
     "hydra/sweeper": "nothing",
-    "hydra.searchpath": "5 x [5] [{dir}/missing] [pkg://nothing.at.all] [nothing://x]",
+    "hydra.searchpath": "[{dir}] [pkg://os]",
     "results_dir": "{dir}/file {dir}/file/below /dev/null /proc/1/nope null /sys/nope [x] {dir}/loop"
     " {dir}/dangling/below/file/x " + "y" * 300 + " " + "${dtype}" * 20,
 }
@@ -122,6 +122,7 @@ TYPED = {
     ("results_dir=" + "x" * 100_000,): "results_dir",
     ("x" * 100_000 + "=1",): "x" * 40,
     ("impl=" + "é" * 5_000,): "impl",
+    ("impl=\udce9",): "impl",
     ("seq_len=1000000000000000000", "tokens_per_batch=2000000000000000000"): "seq_len",
     ("seq_len=4611686018427387904", "batch_size=1"): "seq_len",
     ("batch_size=4611686018427387904",): "batch_size",

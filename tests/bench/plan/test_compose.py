@@ -218,8 +218,7 @@ def test_a_label_is_the_file_and_what_differs_from_it(typed):
 def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")
-    overrides = ["experiment=eighth", f"hydra.searchpath=[{tmp_path}]", "attention=polynomial,polynomial_p8"]
-    configs = composed(*overrides, loader=Loader())
+    configs = composed("experiment=eighth", "attention=polynomial,polynomial_p8", loader=Loader(str(tmp_path)))
     assert [make_cell(check(config), variant).config["label"] for config, variant in configs] == [
         "polynomial degree=8",
         "polynomial_p8",
