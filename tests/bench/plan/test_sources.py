@@ -1,5 +1,6 @@
 """A cell's id follows the code that it runs, and no other."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -109,49 +110,43 @@ def write(folder, files):
         (folder / name).write_text(text)
 
 
-def test_a_plugin_brings_what_it_imports_of_its_own(tmp_path, monkeypatch):
-    write(
-        tmp_path,
-        {
-            "a_plugin.py": "import torch\nimport a_helper\ntry:\n    import not_there\nexcept ImportError: pass\n",
-            "a_helper.py": "from a_package import tools as t",
-            "a_package/__init__.py": "",
-            "a_package/tools.py": "from . import deeper\nfrom .. import too_far",
-            "a_package/deeper.py": "",
-            "a_package/unused.py": "",
-            "another.py": "",
-        },
-    )
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    names = [source.name for source in sources.closure(("a_plugin",))]
-    assert names == ["a_helper.py", "a_package/__init__.py", "a_package/deeper.py", "a_package/tools.py", "a_plugin.py"]
+OUTSIDE = {
+    "a_plugin.py": "import torch\nimport a_helper\ntry:\n    import not_there\nexcept ImportError: pass\n",
+    "a_helper.py": "from a_package import tools as t",
+    "a_package/__init__.py": "",
+    "a_package/tools.py": "from . import deeper\nfrom .. import too_far",
+    "a_package/deeper.py": "import attention_zoo.checks",
+    "a_package/unused.py": "",
+    "another.py": "",
+}
 
 
-def test_an_installed_plugin_does_not_bring_its_neighbours(tmp_path, monkeypatch):
-    folder = tmp_path / "site-packages"
-    write(
-        folder,
-        {
-            "installed_plugin/__init__.py": "from installed_plugin import a\nimport installed_neighbour",
-            "installed_plugin/a.py": "import attention_zoo.checks",
-            "installed_neighbour.py": "",
-        },
-    )
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    names = [source.name for source in sources.closure(("installed_plugin.a",))]
-    assert {"installed_plugin/__init__.py", "installed_plugin/a.py", "attention_zoo/checks.py"} <= set(names)
-    assert "installed_neighbour.py" not in names
+@pytest.mark.parametrize(
+    ("folder", "root", "brought"),
+    [
+        (".", "a_plugin", "a_helper.py a_package/__init__.py a_package/deeper.py a_package/tools.py a_plugin.py"),
+        ("site-packages", "a_package.tools", "a_package/__init__.py a_package/deeper.py a_package/tools.py"),
+        ("site-packages", "a_plugin", "a_plugin.py"),  # its neighbours are packages of their own
+    ],
+)
+def test_a_plugin_brings_what_it_imports_of_its_own(folder, root, brought, tmp_path, monkeypatch):
+    write(tmp_path / folder, OUTSIDE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
+    sources.forget()
+    sources._folder.cache_clear()
+    names = [source.name for source in sources.closure((root,))]
+    assert [name for name in names if not name.startswith("attention_zoo")] == brought.split()
+    assert ("attention_zoo/checks.py" in names) == ("deeper" in brought)
 
 
-def test_a_file_that_is_changed_or_gone_is_named(tmp_path, monkeypatch):
-    write(tmp_path, {"first_part.py": "import second_part", "second_part.py": ""})
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    files = sources.closure(("first_part",))
+def test_a_file_that_is_changed_or_gone_is_named(tmp_path):
+    write(tmp_path, {"first.py": "", "second.py": ""})
+    files = [(name, str(tmp_path / name), hashlib.sha256(b"").hexdigest()) for name in ("first.py", "second.py")]
     assert sources.changed(files) is None
-    (tmp_path / "second_part.py").write_text("# edited")
-    assert sources.changed(files) == "second_part.py"
-    (tmp_path / "first_part.py").unlink()
-    assert sources.changed(files) == "first_part.py"
+    (tmp_path / "second.py").write_text("# edited")
+    assert sources.changed(files) == "second.py"
+    (tmp_path / "first.py").unlink()
+    assert sources.changed(files) == "first.py"
 
 
 def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_path, monkeypatch):
