@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.common import signals
@@ -32,31 +32,19 @@ weights (training/), and what is made from records again (MLflow's store, figure
 PLANS = "sweeps/*/plan.json.gz"
 
 
-@dataclass
-class Tally:
-    """What became of the records of the folders that were merged; `shared` are cells that had some and got another."""
-
-    added: int = 0
-    there: int = 0
-    conflicts: int = 0
-    skipped: int = 0
-    shared: set[str] = field(default_factory=set)
-
-    def __str__(self) -> str:
-        counts = {"were there": self.there, "in conflict": self.conflicts, "skipped": self.skipped}
-        parts = [f"{self.added} records added", *(f"{count} {what}" for what, count in counts.items() if count)]
-        if self.shared:
-            parts.append(f"{len(self.shared)} cells have new records beside others")
-        return ", ".join(parts)
+# What becomes of records, in the words of the last line.
+ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
+BESIDE = "cells have new records beside others"
 
 
-def merge(sources: Sequence[Path], into: Path) -> Tally:
-    """Add the records of results folders and archives to a results folder, in this order.
+def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
+    """Add the records of results folders and archives to a results folder, in this order, and count them.
 
     Where one of them is neither, that is a `ConfigError`, and nothing is written.
     """
     opened = [(source, _open(source, into)) for source in sources]
-    store, tally = Store(into), Tally()
+    store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED, BESIDE), 0))
+    beside: set[str] = set()
     try:
         own.claim(into, own.RESULTS, "INTO")
         store.records_dir.mkdir(exist_ok=True)
@@ -67,8 +55,9 @@ def merge(sources: Sequence[Path], into: Path) -> Tally:
         cells = {name[:16] for name in store.names()}
         for name in records.names():
             with _skipped(f"{source}: {name}", tally):
-                if _merge_record(source, records, name, store, tally) and name[:16] in cells:
-                    tally.shared.add(name[:16])
+                tally[became := _merge_record(source, records, name, store)] += 1
+                if became == ADDED and name[:16] in cells:
+                    beside.add(name[:16])
         for plan in source.glob(PLANS):
             # Two plans with one name have the same cells: the name is their hash.
             if not (copy := into / plan.relative_to(source)).exists():
@@ -76,36 +65,33 @@ def merge(sources: Sequence[Path], into: Path) -> Tally:
                     data = read_file(plan)
                     copy.parents[1].mkdir(exist_ok=True)
                     write_atomically(copy, data)
+    tally[BESIDE] = len(beside)
     return tally
 
 
 @contextmanager
-def _skipped(what: str, tally: Tally) -> Iterator[None]:
+def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
     """Name what is no record, and go on."""
     try:
         yield
     except RecordError as error:
-        tally.skipped += 1
+        tally[SKIPPED] += 1
         say(f"{bounded(what)}: skipped, {one_line(error)}")
 
 
-def _merge_record(source: Path, records: Store | Archive, name: str, store: Store, tally: Tally) -> bool:
-    """Whether it was added; raises `RecordError` if it is no record."""
+def _merge_record(source: Path, records: Store | Archive, name: str, store: Store) -> str:
+    """What becomes of it; a `RecordError` where it is no record."""
     path = store.records_dir / name
     if not os.path.lexists(path):
         records.decode(name)
         store.copy(records, name)
-        tally.added += 1
-        return True
-    data, same = records.read_record(name), False
+        return ADDED
+    data = records.read_record(name)
     with suppress(RecordError):
-        same = read_file(path) == data
-    if same:
-        tally.there += 1
-    else:
-        tally.conflicts += 1
-        say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
-    return False
+        if read_file(path) == data:
+            return THERE
+    say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
+    return CONFLICT
 
 
 def _open(source: Path, into: Path) -> Results | Archive:
@@ -135,8 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         say(f"error: {one_line(error)}")
         return 2 if isinstance(error, ConfigError) else 1
-    print(f"{options.into}: {tally}")
-    return int(tally.conflicts + tally.skipped > 0)
+    counts = ", ".join(f"{count} {what}" for what, count in tally.items() if count or what == ADDED)
+    print(f"{options.into}: {counts}")
+    return int(tally[CONFLICT] + tally[SKIPPED] > 0)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -88,7 +88,9 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         raise ConfigError(f"max_cells={shown(limit)}: must be an integer, at least 1")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in _grids(config):
-        kept = {key: value for key, value in grid.items() if not _replaced(str(key), grid, typed)}
+        others = "attention" in grid and "attention" in typed  # of another mechanism than the one that is typed
+        replaced = {key for key in grid if key in typed or (others and str(key).startswith("attention."))}
+        kept = {key: value for key, value in grid.items() if key not in replaced}
         together = [*parsed([f"{key}={'null' if value is None else value}" for key, value in kept.items()]), *overrides]
         count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
@@ -165,11 +167,6 @@ def _grids(config: DictConfig) -> list[dict[str, Any]]:
             if str(name).partition(".")[0] in OF_THE_GRIDS or str(name).startswith("hydra"):
                 raise ConfigError(f"{key}.{name}: must not be swept over")
     return of_size
-
-
-def _replaced(key: str, grid: Mapping[str, Any], typed: Collection[str]) -> bool:
-    """Whether the command line says otherwise than a grid's key, or has another mechanism than the one it is of."""
-    return key in typed or (key.startswith("attention.") and "attention" in grid and "attention" in typed)
 
 
 def _choices(override: Override) -> int:

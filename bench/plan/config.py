@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 import attention_zoo
 from bench import measures, models, tasks
 from bench.common import schema
-from bench.common.errors import ConfigError, keyed
+from bench.common.errors import ConfigError, one_line
 from bench.common.schema import DTYPES, checked, setting
 from bench.inputs import SOURCES, source
 from bench.plan.data import LARGEST, is_data, leaves, require_data, spelled
@@ -142,7 +142,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True, throw_on_missing=True)  # type: ignore
     except OmegaConfBaseException as error:
-        raise ConfigError(keyed(error)) from None
+        raise ConfigError(one_line(error)) from None
 
 
 def _require_addressable(config: Config) -> None:

@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from bench.common.errors import ConfigError, keyed, one_line
+from bench.common.errors import ConfigError, one_line
 from bench.common.schema import defaults
 from bench.plan import config as settings
 from bench.plan import executors
@@ -69,7 +69,7 @@ def _explain(error: Exception) -> str:
         return f"{found[1]}={found[2]}: {found[3]}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: {one_line(error)}"
-    return keyed(error)
+    return one_line(error)
 
 
 def _near(name: str, known: Sequence[str]) -> str:

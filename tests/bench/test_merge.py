@@ -7,7 +7,7 @@ import shutil
 import pytest
 from synthetic_records import everything
 
-from bench.merge import main, merge
+from bench.merge import ADDED, main, merge
 from bench.records import own
 from bench.records.archive import pack
 from bench.records.files import encode
@@ -95,7 +95,7 @@ def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
 def test_an_archive_is_a_source_too(records, tmp_path):
     source = folder_of(tmp_path / "from", records[:9])
     pack(source, tmp_path / "from.tgz")
-    assert merge([tmp_path / "from.tgz"], tmp_path / "into").added == 9
+    assert merge([tmp_path / "from.tgz"], tmp_path / "into")[ADDED] == 9
     assert contents(tmp_path / "into") == contents(source)
 
 

@@ -22,8 +22,8 @@ def said(monkeypatch, capsys, *arguments):
 def test_every_command_is_in_the_usage_and_has_a_module(monkeypatch, capsys):
     code, out, _ = said(monkeypatch, capsys)
     assert code == 0 and out == said(monkeypatch, capsys, "--help")[1]
-    for name, command in console.COMMANDS.items():
-        assert f"\n  {name} " in out and importlib.util.find_spec(command.module), name
+    for name, (module, _, _) in console.COMMANDS.items():
+        assert f"\n  {name} " in out and importlib.util.find_spec(module), name
 
 
 def test_the_variants_are_listed(monkeypatch, capsys):
