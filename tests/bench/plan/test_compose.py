@@ -45,16 +45,19 @@ def test_every_variant_has_its_name_as_label():
     assert [cell.config["label"] for cell in cells] == variants
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_a_file_repeats_no_default_and_its_defaults_can_be_set(file):
-    written, group = yaml.safe_load(file.read_text()), file.parent.name
-    own = written.get(group, written)
-    if "defaults" in own or group == "model":  # a size that a paper names is said even where it is the default
-        return
-    known = defaults(group, own.get("name"))
-    assert [key for key, value in own.items() if key != "name" and key in known and known[key] == value] == []
-    if group in ("attention", "bench", "inputs"):
-        assert composed(f"{group}={file.stem}")[0][0][group].keys() == {"name", *known}
+def test_a_file_repeats_no_default():
+    for file in FILES:
+        written, group = yaml.safe_load(file.read_text()), file.parent.name
+        own = written.get(group, written)
+        known = {} if group == "model" else defaults(group, own.get("name"))  # a size that a paper names is always said
+        assert [key for key, value in own.items() if key != "name" and key in known and known[key] == value] == [], file
+
+
+@pytest.mark.parametrize("group", ["attention", "bench", "inputs"])
+def test_every_default_can_be_set(group):
+    names = [file.stem for file in FILES if file.parent.name == group]
+    for config, _ in composed(f"{group}={','.join(names)}"):
+        assert config[group].keys() == {"name", *defaults(group, config[group]["name"])}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
