@@ -7,51 +7,38 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from bench.common.errors import one_line
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep, exit_code, plan, preview, require_any_supported, run_sweep
 from bench.plan import executors
 from bench.plan.compose import compose_jobs, expand, grid_choices
-from bench.plan.executors import Executor
-from bench.plan.explain import explained
-from bench.plan.load import Loader
+from bench.plan.load import Loader, explained
 from bench.records import plans
 from bench.records.record import Record
 from bench.records.table import crossovers, table
 from bench.tracking.tracker import Tracker
 
-__all__ = ["exit_code", "finish", "launch", "planned", "print_table", "run", "say_figures"]
+__all__ = ["exit_code", "launch", "planned", "print_table", "run", "say_figures"]
 
 
-def run(overrides: Sequence[str] = ()) -> list[Record]:
-    """Run a sweep as `python -m bench OVERRIDES` does, and return the record of each cell.
+def run(overrides: Sequence[str] = (), config_dir: str | None = None) -> list[Record]:
+    """Run a sweep as `python -m bench --config-dir CONFIG_DIR OVERRIDES` does, and return the record of each cell.
 
-    Raises:
-        ConfigError: a configuration that cannot be run, before anything is measured.
+    A configuration that cannot be run is a `ConfigError` before anything is measured.
     """
-    return launch(planned(Loader(), overrides))
+    return launch(planned(Loader(config_dir), overrides))
 
 
 def planned(loader: Loader, overrides: Sequence[str]) -> Sweep:
-    """The sweep that a command line asks for.
-
-    Raises:
-        ConfigError: a configuration that cannot be run.
-    """
+    """The sweep that a command line asks for; a `ConfigError` where it cannot be run."""
     with explained():
         config = loader.load(grid_choices(overrides))
         jobs = expand(config, overrides)
-        return plan(compose_jobs(loader.load, jobs), overrides, executor(config))
-
-
-def executor(config: DictConfig) -> Executor:
-    """What runs the cells: this process, where the launcher is one from elsewhere."""
-    launcher: Any = OmegaConf.to_container(config.hydra.launcher)
-    return executors.check(launcher) if "executor" in launcher else executors.Cells()
+        executor = executors.check(OmegaConf.to_container(config.hydra.launcher))
+        return plan(compose_jobs(loader.load, jobs), overrides, executor)
 
 
 def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda records: None) -> list[Record]:
@@ -65,22 +52,13 @@ def launch(sweep: Sweep, show: Callable[[Sequence[Record]], None] = lambda recor
     tracker = Tracker(sweep.settings)
     records = run_sweep(sweep, tracker.sync if tracker.mirror else None, tracker.follow)
     show(records)
-    finish(sweep, records, tracker)
+    figures = _figures(sweep, records) if tracker.wants_summary(records) else []
+    tracker.finish(sweep.sweep_id, records, figures)
     return records
 
 
-def finish(sweep: Sweep, records: Sequence[Record], tracker: Tracker) -> None:
-    """Draw the sweep's figures and mirror it as a whole."""
-    figures = _figures(sweep, records) if tracker.wants_summary(records) else []
-    tracker.finish(sweep.sweep_id, records, figures)
-
-
 def print_table(records: Sequence[Record]) -> None:
-    """Print a sweep's table and crossovers.
-
-    Raises:
-        ConfigError: the reason why none of its cells could be built.
-    """
+    """Print a sweep's table and crossovers; a `ConfigError` says why none of its cells could be built."""
     require_any_supported(records)
     print("\n".join([table(records), *crossovers(records)]), flush=True)
 

@@ -1,9 +1,176 @@
-"""`python -m bench.status [SWEEP]`: see `bench.cli.status`."""
+"""`python -m bench.status [SWEEP]`: what of a sweep is done, running, waiting and failed, whoever runs it.
 
+Exit code: 0 when all is measured and fine, 1 when all is measured and cells have failed, 2 when there is no such sweep,
+3 while cells wait or run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import shlex
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
 
-from bench.cli.status import main
 from bench.common import signals
+from bench.common.errors import Parser, bounded, named_path, one_line
+from bench.execution.locks import holder
+from bench.measures.progress import Progress
+from bench.records import plans
+from bench.records.plans import Durations, PlanError, SavedCell, SavedPlan, duration
+from bench.records.record import FAILED
+from bench.records.store import Store, latest
+from bench.records.summary import Results
+
+INTERVAL_S = 2.0
+# Running and failed cells beyond these are counted only.
+MOST = 20
+FINE, FAILURES, REFUSED, UNFINISHED = 0, 1, 2, 3
+
+
+class Running(NamedTuple):
+    """A cell that a process measures now, for how many seconds by the clock of its machine, and what is said of it."""
+
+    cell: SavedCell
+    seconds: float | None
+    text: str
+
+
+class State:
+    """A sweep at this moment."""
+
+    def __init__(self, store: Store, plan: SavedPlan) -> None:
+        self.plan = plan
+        self.running = list(_running(store, plan.cells))  # before the records: a cell that ends now is not waiting
+        standing = latest(store.of_cells(cell.cell_id for cell in plan.cells))
+        busy = {running.cell.cell_id for running in self.running}
+        idle = [cell for cell in plan.cells if cell.cell_id not in busy]
+        self.waiting = [cell for cell in idle if cell.cell_id not in standing]
+        self.ended = [(cell, standing[cell.cell_id]) for cell in idle if cell.cell_id in standing]
+        self.failed = [(cell, record) for cell, record in self.ended if record.status in FAILED]
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return UNFINISHED if self.waiting or self.running else FAILURES if self.failed else FINE
+
+    def counts(self) -> str:
+        """In one line."""
+        statuses = Counter(record.status for _, record in self.ended if record.status not in FAILED)
+        done = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+        return (
+            f"{len(self.plan.cells)} cells: {statuses.total()} done{f' ({done})' if done else ''},"
+            f" {len(self.failed)} failed, {len(self.running)} running, {len(self.waiting)} waiting"
+        )
+
+    def seconds_left(self) -> float | None:
+        """As long as cells took that are done: those of the same mechanism, benchmark and length, else alike ones."""
+        took = [(cell.config, record.duration_s) for cell, record in self.ended if record.status != "unsupported"]
+        if not self.running or not took:
+            return None
+        expected = Durations(took).expected
+        left = sum(expected(cell.config) or 0.0 for cell in self.waiting)
+        left += sum(max(0.0, (expected(each.cell.config) or 0.0) - (each.seconds or 0.0)) for each in self.running)
+        return left / len(self.running)
+
+
+def _running(store: Store, cells: Iterable[SavedCell]) -> Iterator[Running]:
+    """The cells that are being measured: they have a folder for that, and their lock is held."""
+    folder = store.root / "scratch"
+    with contextlib.suppress(OSError):
+        started = {path.name for path in folder.iterdir()}
+        for cell in cells:
+            name = cell.cell_id[:16]
+            if name in started and (held := holder(store.root / "locks" / f"{name}.lock")) is not None:
+                seconds, progress = None, ""
+                with contextlib.suppress(ValueError, TypeError):  # another user may have written anything
+                    began = datetime.fromisoformat(str(held.get("started")))
+                    seconds = max(0.0, (datetime.now(UTC) - began).total_seconds())
+                # It may not be there yet, or half of it.
+                with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+                    progress = Progress.decode((folder / name / "progress").read_text()).text
+                since = "" if seconds is None else f"for {duration(seconds)}"
+                where = f"{cell.title}: on {held.get('host', '?')}, process {held.get('pid', '?')}"
+                yield Running(cell, seconds, ", ".join(filter(None, (where, _job(held.get("job")), since, progress))))
+
+
+def _job(job: object) -> str:
+    """The number that a scheduler's own commands take."""
+    if not isinstance(job, Mapping):
+        return ""
+    number = f"{job['array']}_{job.get('task', '?')}" if "array" in job else job.get("id", job.get("task_id"))
+    return f"{job.get('scheduler')} job {number}"
+
+
+def report(state: State) -> str:
+    """What is printed of a sweep."""
+    command = shlex.join(["python", "-m", "bench", *state.plan.overrides])
+    lines = [f"sweep {state.plan.sweep_id}: {command}", state.counts()]
+    if state.code == UNFINISHED:
+        left = state.seconds_left()
+        lines.append(f"time left: {'unknown' if left is None else f'about {duration(left)}'}")
+    failed = [f"{cell.title}: {', '.join(filter(None, (r.status, r.reason)))}" for cell, r in state.failed]
+    for kind, each in {"running": [running.text for running in state.running], "failed": failed}.items():
+        lines += [f"{kind:8} {text}" for text in each[:MOST]]
+        if len(each) > MOST:
+            lines.append(f"{kind:8} ... and {len(each) - MOST} more")
+    return "\n".join(bounded(line, 1000) for line in lines)
+
+
+def find(results_dir: Path, wanted: str) -> SavedPlan:
+    """The plan of the sweep whose id begins so, of the newest where `wanted` is empty; else a `PlanError`."""
+    found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
+    if not found:
+        which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
+        raise PlanError(f"{which} in {results_dir / plans.FOLDER}")
+    if wanted and len(found) > 1:
+        raise PlanError(f"{wanted}: several sweeps begin so: {', '.join(sorted(found)[:10])}")
+    return plans.load(results_dir, found[0])
+
+
+def watch(store: Store, plan: SavedPlan, once: bool = False) -> int:
+    """Print how it goes until all is measured; into a log file, only what has changed. Returns the exit code."""
+    store.decode = functools.cache(store.decode)  # type: ignore[method-assign]  # no record ever changes
+    shown = ""
+    while True:
+        state = State(store, plan)
+        if sys.stdout.isatty() and not once:
+            print(f"\033[H\033[J{report(state)}", flush=True)
+        elif (counts := state.counts()) != shown:
+            print(report(state), flush=True)
+            shown = counts
+        if once or state.code != UNFINISHED:
+            return state.code
+        time.sleep(INTERVAL_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is asked for; returns the exit code."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m bench.status", description=__doc__, formatter_class=form)
+    parser.add_argument("sweep", nargs="?", default="", help="its id, or how that begins; default: the newest")
+    parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
+    parser.add_argument("--watch", action="store_true", help="until all is measured, every two seconds")
+    parser.add_argument("--all", action="store_true", help="the counts of all sweeps")
+    options = parser.parse_args(arguments)
+    try:
+        store = Results(options.results)
+        for sweep_id in plans.saved(store.root) if options.all else ():
+            try:
+                print(f"{sweep_id}  {State(store, plans.load(store.root, sweep_id)).counts()}")
+            except PlanError as error:
+                print(bounded(str(error)))
+        return FINE if options.all else watch(store, find(options.results, options.sweep), once=not options.watch)
+    except (PlanError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return REFUSED
+
 
 if __name__ == "__main__":
     sys.exit(signals.run(main))

@@ -47,8 +47,8 @@ def isolated(pack, program):
 @pytest.mark.commands
 def test_the_packed_project_runs_by_itself_and_names_its_commit(pack):
     head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    ran = isolated(pack, "from bench.plan import code; print(code.__file__, code.code_identity()['git_sha'])")
-    assert ran.stdout.split() == [str(pack / "project" / "bench" / "plan" / "code.py"), head], ran.stderr
+    ran = isolated(pack, "from bench.plan import machine as m; print(m.__file__, m.code_identity()['git_sha'])")
+    assert ran.stdout.split() == [str(pack / "project" / "bench" / "plan" / "machine.py"), head], ran.stderr
     ran = isolated(pack, "import runpy; sys.argv = ['bench', '--help']; runpy.run_module('bench', run_name='__main__')")
     assert ran.returncode == 0 and "h100_kernels" in ran.stdout, ran.stderr
     ran = isolated(pack, "from bench.plan.load import CONF; print(CONF)")

@@ -11,7 +11,8 @@ import pytest
 from synthetic_records import config, memory, record
 
 import analysis.__main__ as analysis
-from bench.cli import merge, status, wait
+from bench import merge, status
+from bench.cli import wait
 from bench.cli.main import guarded
 from bench.common import signals
 from bench.common.errors import ConfigError

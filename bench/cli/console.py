@@ -9,31 +9,23 @@ import importlib.metadata
 import os
 import runpy
 import sys
-from typing import NamedTuple
 
 from bench.plan.conf import CONF
 
 PACKAGES = ("attention_zoo", "bench", "analysis")
 
 
-class Command(NamedTuple):
-    """A module that is run with the command's own arguments, and what it needs beside torch."""
-
-    module: str
-    extra: str
-    says: str
-
-
+# A module that is run with the command's own arguments, what it needs beside torch, and what it does.
 COMMANDS = {
-    "bench": Command("bench", "bench", "measure: one cell, a sweep or an experiment"),
-    "figures": Command("analysis", "analysis", "draw all figures that the records support"),
-    "tables": Command("analysis", "analysis", "write the papers' tables that the records support"),
-    "ui": Command("bench.tracking.ui", "bench,tracking", "show the runs in MLflow, on this machine only"),
-    "status": Command("bench.status", "bench", "say how a sweep goes, whoever runs it"),
-    "wait": Command("bench.cli.wait", "bench", "wait for the jobs of a sweep"),
-    "merge": Command("bench.merge", "bench", "add the records of other folders to one"),
+    "bench": ("bench", "bench", "measure: one cell, a sweep or an experiment"),
+    "figures": ("analysis", "analysis", "draw all figures that the records support"),
+    "tables": ("analysis", "analysis", "write the papers' tables that the records support"),
+    "ui": ("bench.tracking.ui", "bench,tracking", "show the runs in MLflow, on this machine only"),
+    "status": ("bench.status", "bench", "say how a sweep goes, whoever runs it"),
+    "wait": ("bench.cli.wait", "bench", "wait for the jobs of a sweep"),
+    "merge": ("bench.merge", "bench", "add the records of other folders to one"),
 }
-_LINES = "\n".join(f"  {name:8} {command.says}" for name, command in COMMANDS.items())
+_LINES = "\n".join(f"  {name:8} {says}" for name, (_, _, says) in COMMANDS.items())
 USAGE = f"""usage: attention-zoo COMMAND ...
 
 Efficient attention mechanisms, and a benchmark suite that compares them honestly.
@@ -55,43 +47,37 @@ def main() -> int:
         print(USAGE)
     elif name == "--version":
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
-    elif name == "list" and rest:
-        return _refused(f"list {' '.join(rest)}: must be `list` alone")
-    elif name == "list":
+    elif name == "list" and not rest:
         print("\n".join(sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))))
-    elif name == "-sc":
-        _complete()
+    elif name == "-sc":  # the shell asks; Hydra knows programs without subcommands only
+        from bench.cli import main as application
+
+        os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
+        application.main()
     elif name in COMMANDS:
         return _run(name, rest)
     else:
-        return _refused(f"{name}: must be one of {', '.join((*COMMANDS, 'list'))}")
+        known = f"must be one of {', '.join((*COMMANDS, 'list'))}"
+        return _refused(f"list {' '.join(rest)}: must be `list` alone" if name == "list" else f"{name}: {known}")
     return 0
 
 
 def _run(name: str, rest: list[str]) -> int:
     """Run a command's module as `python -m` does; it ends the process."""
-    command = COMMANDS[name]
-    sys.argv = [sys.argv[0], *([name] if command.module == "analysis" else []), *rest]
+    module, extra, _ = COMMANDS[name]
+    sys.argv = [sys.argv[0], *([name] if module == "analysis" else []), *rest]
     try:
-        runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PACKAGES:
             raise
-        return _refused(f"{error.name}: not installed; pip install 'attention-zoo[{command.extra}]'")
+        return _refused(f"{error.name}: not installed; pip install 'attention-zoo[{extra}]'")
     return 0
 
 
 def _refused(why: str) -> int:
     print(f"error: {why}", file=sys.stderr)
     return 2
-
-
-def _complete() -> None:
-    """Answer the shell, for which Hydra knows programs without subcommands only."""
-    from bench.cli import main as application
-
-    os.environ["COMP_LINE"] = os.environ.get("COMP_LINE", "").replace(" bench ", " ", 1)
-    application.main()
 
 
 if __name__ == "__main__":

@@ -16,27 +16,18 @@ from bench.api import exit_code, launch, planned, print_table, say_figures
 from bench.common import signals
 from bench.common.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.execution.ranks import follows
-from bench.plan.compose import grid_choices, parsed
+from bench.execution.sweep import Sweep
+from bench.plan.compose import grid_choices
 from bench.plan.conf import CONF
-from bench.plan.explain import explained
-from bench.plan.load import NAME, Loader
+from bench.plan.load import NAME, Loader, explained
 
 if sys.version_info >= (3, 14):
     # Python reads the help of every flag there is; Hydra 1.3's of --shell-completion is no text before it is shown.
     argparse.ArgumentParser._check_help = lambda *_: None  # type: ignore[attr-defined]
 
-SWITCHES = ("help", "hydra-help", "resolve", "run", "multirun", "shell-completion")
-VALUES = ("package", "config-dir", "config-name", "config-path", "experimental-rerun")
-SHORT = {
-    "help": "h",
-    "run": "r",
-    "multirun": "m",
-    "shell-completion": "sc",
-    "package": "p",
-    "config-dir": "cd",
-    "config-name": "cn",
-    "config-path": "cp",
-}
+# Hydra's flags: those that take no value, and those that do.
+SWITCHES = ("--help -h", "--hydra-help", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc")
+VALUES = ("--package -p", "--config-dir -cd", "--config-name -cn", "--config-path -cp", "--experimental-rerun")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
@@ -55,10 +46,9 @@ def guarded(act: Callable[[], int]) -> int:
     try:
         with explained():
             return act()
-    except ConfigError as error:
-        return _say(error, 2)
-    except (OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
-        return _say(error, 1)
+    except (ConfigError, OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
+        print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         signals.answer(signal.SIG_IGN)  # another one would only break what ends
         print("interrupted: the same command goes on where it stopped", file=sys.stderr)
@@ -66,22 +56,22 @@ def guarded(act: Callable[[], int]) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what a command line says; returns the exit code.
-
-    Raises:
-        ConfigError: a configuration that cannot be run, before anything is measured.
-    """
+    """Do what a command line says; returns the exit code. What cannot be run is a `ConfigError` before it begins."""
     flags = parse_flags(arguments)
     if flags.shell_completion:
         return _show(arguments)
-    parsed(flags.overrides)  # what is refused is not shown either
     loader = Loader(flags.config_dir)
-    loader.load(grid_choices(flags.overrides))
     if flags.help or flags.hydra_help or flags.cfg or flags.info:
-        switches = [f"--{name}" for name in ("help", "hydra-help", "resolve") if getattr(flags, name.replace("-", "_"))]
-        values = [f"--{name}={getattr(flags, name)}" for name in ("cfg", "info", "package") if getattr(flags, name)]
-        return _show([*switches, *values, *loader.arguments(flags.overrides)])
-    sweep = planned(loader, flags.overrides)
+        loader.load(grid_choices(flags.overrides))  # what is refused is not shown either
+        given = {name: getattr(flags, name) for name in ("help", "hydra_help", "resolve", "cfg", "info", "package")}
+        words = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
+        typed = [name if value is True else f"{name}={value}" for name, value in words.items()]
+        return _show([*typed, *loader.own, *flags.overrides])
+    return measure(planned(loader, flags.overrides))
+
+
+def measure(sweep: Sweep) -> int:
+    """Run a sweep, with its table and the command that draws it in the end; returns the exit code."""
     records = launch(sweep, print_table)
     if records and not follows():
         say_figures(sweep)
@@ -89,17 +79,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """What was typed: Hydra's flags, in whatever order, and the overrides.
-
-    Raises:
-        ConfigError: a flag that is unknown or lacks its value; something that would not be a sweep.
-    """
+    """What was typed: Hydra's flags, in whatever order, and the overrides; a `ConfigError` where it is no sweep."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"attention-zoo {attention_zoo.__version__}")
-    for name in (*SWITCHES, *VALUES):
-        kind = {"action": "store_true"} if name in SWITCHES else {}
-        parser.add_argument(f"--{name}", *([f"-{SHORT[name]}"] if name in SHORT else []), **kind)  # type: ignore
+    for flag in SWITCHES:
+        parser.add_argument(*flag.split(), action="store_true")
+    for flag in VALUES:
+        parser.add_argument(*flag.split())
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     kinds = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     parser.add_argument("--info", "-i", const="all", nargs="?", choices=kinds)
@@ -124,8 +111,3 @@ def _show(arguments: Sequence[str]) -> int:
     sys.argv[1:] = arguments
     shown()
     return 0
-
-
-def _say(error: BaseException, code: int) -> int:
-    print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
-    return code

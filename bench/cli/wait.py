@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.api import exit_code, launch, print_table, say_figures
-from bench.cli.main import guarded
+from bench.api import exit_code, print_table, say_figures
+from bench.cli.main import guarded, measure
 from bench.common.errors import ConfigError, Parser, one_line
 from bench.execution.executors import remote
 from bench.execution.sweep import Sweep
@@ -24,22 +24,24 @@ from bench.records.summary import Results
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; returns the exit code.
-
-    Raises:
-        ConfigError: there is no such sweep, or nobody can wait for it.
-    """
+    """Do what the command line says; returns the exit code. A sweep without jobs is a `ConfigError`."""
     parser = Parser(prog="python -m bench.cli.wait", description=__doc__)
     parser.add_argument("sweep", help="the id that the sweep printed")
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)
-    sweep = planned(given.results, given.sweep)
-    if remote.round_file(Path(given.results), sweep.sweep_id).exists():
-        records = launch(sweep, print_table)
-        if records:
-            say_figures(sweep)
-        return exit_code(records)
-    standing = latest(Results(given.results).load())
+    results_dir = Path(given.results)
+    try:
+        plan = plans.load(results_dir, given.sweep)
+    except plans.PlanError as error:
+        raise ConfigError(one_line(error)) from None
+    executor = executors.check(plan.launcher)
+    if not executor.resources.name:
+        raise ConfigError(f"{given.sweep}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
+    settings = Config({}, {}, {}, **{**plan.settings, "results_dir": given.results})
+    sweep = Sweep(tuple(remote.plan_cells(plan)), settings, tuple(plan.overrides), executor)
+    if remote.round_file(results_dir, sweep.sweep_id).exists():
+        return measure(sweep)
+    standing = latest(Results(results_dir).load())
     records = [standing[cell.cell_id] for cell in sweep.cells if cell.cell_id in standing]
     if records:
         print_table(records)
@@ -47,23 +49,6 @@ def run(arguments: Sequence[str]) -> int:
     if missing := len(sweep.cells) - len(records):
         print(f"error: {missing} of {len(sweep.cells)} cells have no record, and no job", file=sys.stderr)
     return max(exit_code(records), int(missing > 0))
-
-
-def planned(results_dir: str, sweep_id: str) -> Sweep:
-    """The sweep that a saved plan describes.
-
-    Raises:
-        ConfigError: there is none, or its cells are run by the process that planned them.
-    """
-    try:
-        plan = plans.load(Path(results_dir), sweep_id)
-    except plans.PlanError as error:
-        raise ConfigError(one_line(error)) from None
-    executor = executors.check(plan.launcher)
-    if not executor.resources.name:
-        raise ConfigError(f"{sweep_id}: hydra/launcher={executor.name} has no jobs; the same command waits for it")
-    settings = Config({}, {}, {}, **{**plan.settings, "results_dir": results_dir})
-    return Sweep(tuple(remote.plan_cells(plan)), settings, tuple(plan.overrides), executor)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ def message(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, bounded; its type where there is none."""
-    return bounded((message(error).splitlines() or [type(error).__name__])[0].strip())
+    """The first line of an error's message, bounded; its type where there is none. OmegaConf's know their key."""
+    key, line = getattr(error, "full_key", None), (message(error).splitlines() or [type(error).__name__])[0].strip()
+    return bounded(f"{key}: {line}" if key else line)
 
 
 def say(line: str) -> None:
@@ -74,12 +75,6 @@ def bounded(text: str, longest: int = LONGEST_LINE) -> str:
 def in_cell(text: str) -> str:
     """A text for a cell of a Markdown table: one line, and nothing that Markdown or HTML would act upon."""
     return bounded(text).replace("|", "\\|").replace("<", "\\<")
-
-
-def keyed(error: BaseException) -> str:
-    """The first line of an error's message, after the configuration key that it is about."""
-    key = getattr(error, "full_key", None)
-    return f"{key}: {one_line(error)}" if key else one_line(error)
 
 
 def is_secret(key: str) -> bool:

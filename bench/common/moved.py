@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import warnings
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import ModuleType
 from typing import Any
 
 # Those that a tutorial or a document of version 0.1 names.
@@ -23,29 +22,18 @@ class OldNames(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The module's place; None for a name that was never one."""
-        if fullname not in MOVED:
+        new = importlib.util.find_spec(MOVED[fullname]) if fullname in MOVED else None
+        if new is None or new.origin is None:
             return None
-        new = MOVED[fullname]
-        warnings.warn(f"{fullname} is {new} now, and the old name goes in 0.3", FutureWarning, stacklevel=2)
-        return ModuleSpec(fullname, _Renamed(new), origin=new)
+        warnings.warn(f"{fullname} is {new.name} now, and the old name goes in 0.3", FutureWarning, stacklevel=2)
+        return ModuleSpec(fullname, _Renamed(fullname, new.origin), origin=new.origin)
 
 
-class _Renamed(InspectLoader):
-    def __init__(self, new: str) -> None:
-        self.new = new
-
+class _Renamed(SourceFileLoader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self.new)
+        module = importlib.import_module(MOVED[spec.name])
         self.spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        spec = importlib.util.find_spec(self.new)
-        assert spec is not None and isinstance(spec.loader, InspectLoader)
-        return spec.loader.get_code(self.new)
-
-    def get_source(self, fullname: str) -> str | None:
-        return None

@@ -29,9 +29,7 @@ from bench.execution.locks import hold, scheduler_job
 from bench.execution.ranks import follows
 from bench.measures.progress import Progress
 from bench.plan.cell import Cell
-from bench.plan.code import code_identity
-from bench.plan.machine import gpu, machine
-from bench.plan.resources import THIS_MACHINE, Resources
+from bench.plan.machine import THIS_MACHINE, Resources, code_identity, gpu, machine
 from bench.plan.sources import digest
 from bench.records.files import decode, encode
 from bench.records.outcomes import classify_exit, count_oom_kills

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
 from collections.abc import Mapping
@@ -17,9 +15,8 @@ from bench import inputs, measures, models, tasks
 from bench.common.errors import ConfigError, one_line
 from bench.plan import sources as code
 from bench.plan.config import Config
-from bench.plan.data import is_data
-from bench.plan.machine import choose_device, measuring_identity
-from bench.plan.resources import THIS_MACHINE, Resources
+from bench.plan.data import is_data, spelled
+from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed, measuring_identity
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
 
@@ -27,6 +24,7 @@ from bench.training.settings import require_parts
 # model that do.
 ENTRY = ("attention", "impl", "dtype", "model")
 NAMED = ("impl", "dtype")
+SIZES = ("seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "device", "impl", "seed", "repeats")
 # The mechanism that computes what another one approximates.
 EXACT = {"softmax": "flash", "polynomial": "polynomial"}
 
@@ -65,8 +63,7 @@ class Cell:
 def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACHINE) -> Cell:
     """Resolve a checked configuration into a cell that will run there. Nothing is built: that is for a child to try.
 
-    Raises:
-        ConfigError: a value that cannot be used, or two that contradict each other.
+    A `ConfigError` names a value that cannot be used, or two that contradict each other.
     """
     return _cell(_resolve(config, variant, resources), config.timeout, resources)
 
@@ -74,10 +71,8 @@ def make_cell(config: Config, variant: Variant, resources: Resources = THIS_MACH
 def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> list[Cell]:
     """Cells of a comparing benchmark that differ in mechanism, implementation, dtype and model only become one.
 
-    The first is the baseline. Equal ones under two labels stay two: that is how a comparison is itself tested.
-
-    Raises:
-        ConfigError: fewer than two to compare.
+    The first is the baseline; it is a `ConfigError` where nothing else is left. Equal ones under two labels stay two:
+    that is how a comparison is itself tested.
     """
     merged: list[Cell] = []
     groups: dict[str, list[Cell]] = {}
@@ -88,7 +83,11 @@ def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> li
         shared = {key: value for key, value in cell.config.items() if key not in ("label", *ENTRY)}
         groups.setdefault(json.dumps(shared, sort_keys=True), []).append(cell)
     for group in groups.values():
-        told = [_told(cell.config) for cell in group]
+        told = [
+            {key: cell.config[key] for key in NAMED}
+            | {f"model.{key}": value for key, value in cell.config.get("model", {}).items()}
+            for cell in group
+        ]
         named = [key for key in told[0] if len({json.dumps(each.get(key)) for each in told}) > 1]
         entries: dict[str, Cell] = {}
         for cell, each in zip(group, told, strict=True):
@@ -104,20 +103,14 @@ def merge_compared(cells: list[Cell], resources: Resources = THIS_MACHINE) -> li
     return merged
 
 
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a label of a comparison may have to name."""
-    model = {f"model.{key}": value for key, value in config.get("model", {}).items()}
-    return {**{key: config[key] for key in NAMED}, **model}
-
-
 def content_id(config: dict[str, Any], sources: tuple[Source, ...], resources: Resources = THIS_MACHINE) -> str:
     """The hash of what determines a measurement: configuration, code, device, library versions; labels do not."""
     content = {
         "config": _measured(config),
         "sources": {source.name: source.sha256 for source in sources},
-        "packages": {package: _version(package) for package in _packages(config)},
+        "packages": {info.package: installed(info.package) for info in _infos(config) if info.package},
         "machine": measuring_identity(config["device"], resources),
-        "inputs": _identity(json.dumps(config["inputs"])) if _takes_inputs(config) else {},
+        "inputs": _identity(json.dumps(config["inputs"])) if "task" not in config else {},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -134,11 +127,6 @@ def _cell(config: dict[str, Any], timeout: float, resources: Resources) -> Cell:
         return Cell(config, content_id(config, sources, resources), timeout, sources=sources)
     except ValueError as error:  # what inputs are read from is not there
         raise ConfigError(one_line(error)) from None
-
-
-def _takes_inputs(config: dict[str, Any]) -> bool:
-    """Whether a cell takes queries, keys and values from `inputs`; what trains reads its task."""
-    return "task" not in config
 
 
 @functools.cache
@@ -165,34 +153,23 @@ def _measured(config: dict[str, Any]) -> dict[str, Any]:
 
 def _sources(config: dict[str, Any]) -> tuple[Source, ...]:
     """The code that a measurement runs: child process, benchmark, inputs, and every mechanism that these call."""
-    names = _mechanisms(config)
+    names = {info.name for info in _infos(config)}
     suite = ["bench.execution.child", measures.get(config["bench"]["name"]).__module__]
     through: frozenset[str] = frozenset()
-    if _takes_inputs(config):
+    if "task" not in config:  # what trains reads its task
         source = inputs.source(config["inputs"])
         suite, through = [*suite, type(source).__module__], source.mechanisms()
     if calls(closure(tuple(suite)), "exact"):
-        functions = {attention_zoo.info(name).approximates for name in names}
+        functions = {info.approximates for info in _infos(config)}
         names |= {exact for function, exact in EXACT.items() if function in functions}
     modules = {attention_zoo.attention_class(name).__module__ for name in names | through}
     return closure((*suite, *sorted(modules)))
 
 
-def _mechanisms(config: dict[str, Any]) -> set[str]:
+def _infos(config: dict[str, Any]) -> list[attention_zoo.AttentionInfo]:
+    """What is known of the mechanisms of a cell."""
     mechanisms = [config["attention"], *(other["attention"] for other in config["bench"].get("against", ()))]
-    return {mechanism["name"] for mechanism in mechanisms}
-
-
-def _packages(config: dict[str, Any]) -> set[str]:
-    return {info.package for info in map(attention_zoo.info, _mechanisms(config)) if info.package}
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return [attention_zoo.info(mechanism["name"]) for mechanism in mechanisms]
 
 
 def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str, Any]:
@@ -202,7 +179,7 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
     except ValueError as error:
         raise ConfigError(one_line(error)) from None
     label = _label(variant, attention)
-    bench = {key: _plain(value) for key, value in config.bench.items()}
+    bench = spelled(config.bench)
     if "num_features" in bench:
         asked = bench["num_features"]
         if size is not None and asked is not None:
@@ -211,46 +188,26 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
             attention[size] = asked
         elif not measures.get(bench["name"]).compares:  # there, others of the cell may have what was asked for
             bench["num_features"] = None if size is None else attention[size]  # None: one cell, whatever is asked for
-    if config.batch_size is None and config.tokens_per_batch < config.seq_len:
+    sizes = {key: getattr(config, key) for key in SIZES}
+    sizes["batch_size"] = config.batch_size or config.tokens_per_batch // config.seq_len
+    if not sizes["batch_size"]:
         raise ConfigError(
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
         )
-    trained = _resolve_training(config, attention)
-    return {
-        "label": label,
-        "attention": attention,
-        "bench": bench,
-        "inputs": config.inputs if trained else _complete_inputs(config.inputs),
-        "seq_len": config.seq_len,
-        "batch_size": config.batch_size or config.tokens_per_batch // config.seq_len,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
-        "dtype": config.dtype,
-        "causal": config.causal,
-        "device": choose_device(config.device, resources),
-        "impl": config.impl,
-        "seed": config.seed,
-        "repeats": config.repeats,
-        **trained,
-    }
-
-
-def _resolve_training(config: Config, attention: dict[str, Any]) -> dict[str, Any]:
-    """What a cell that trains has beside the others', none of it where nothing trains."""
-    if config.model is None or config.task is None or config.training is None:
-        return {}
-    sizes = {key: getattr(config, key) for key in ("seq_len", "num_heads", "head_dim", "causal")}
-    models.require_fits({**sizes, "model": config.model, "attention": attention})
-    tasks.require_fits({**sizes, "task": config.task})
-    require_parts(config.training, config.batch_size or config.tokens_per_batch // config.seq_len)
-    return {"model": config.model, "task": config.task, "training": config.training}
+    trained = {}
+    if config.training is not None:
+        trained = {"model": config.model, "task": config.task, "training": config.training}
+        models.require_fits({**sizes, **trained, "attention": attention})
+        tasks.require_fits({**sizes, **trained})
+        require_parts(config.training, sizes["batch_size"])
+    sizes["device"] = choose_device(config.device, resources)
+    return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}
 
 
 def _complete(attention: Mapping[str, Any]) -> dict[str, Any]:
     """A mechanism with all its hyperparameters, each value in one spelling: `scale=1` is 1.0 however written."""
-    defaults, takes_float = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
-    values = {**defaults, **attention}
-    return {key: _plain(value, key in takes_float) for key, value in {"name": None, **values}.items()}
+    defaults, floats = _hyperparameters(attention_zoo.attention_class(attention["name"]))  # type: ignore[arg-type]
+    return spelled({"name": None, **defaults, **attention}, floats)
 
 
 @functools.cache
@@ -262,27 +219,12 @@ def _hyperparameters(mechanism: type[attention_zoo.Attention]) -> tuple[dict[str
     return {key: value for key, value in defaults.items() if is_data(value)}, frozenset(floats)
 
 
-def _complete_inputs(values: dict[str, Any]) -> dict[str, Any]:
-    described: Any = inputs.source(values)
-    takes_float = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
-    return {key: _plain(value, key in takes_float) for key, value in values.items()}
-
-
-def _plain(value: Any, takes_float: bool = False) -> Any:
-    """A list for a tuple, 1.0 for 1 where a float is meant, 0.0 for -0.0."""
-    if isinstance(value, list | tuple):
-        return [_plain(item, takes_float) for item in value]
-    if isinstance(value, float) or (takes_float and type(value) is int):
-        return float(value) + 0.0
-    return value
-
-
 def _label(variant: Variant, attention: dict[str, Any]) -> str:
     """The variant's name and the hyperparameters that it has not from its file."""
     own = {**_complete({**variant.attention, "name": attention["name"]}), "name": variant.attention.get("name")}
-    changes = {key: value for key, value in attention.items() if key not in own or own[key] != value}
     words = (
         f"{key}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'), default=str)}"
-        for key, value in changes.items()
+        for key, value in attention.items()
+        if key not in own or own[key] != value
     )
     return " ".join([variant.name, *words])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from bench.common.errors import ConfigError, one_line
 from bench.plan.cell import Variant
@@ -23,39 +27,47 @@ from bench.plan.data import require_no_secret, require_text, shown
 NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 # What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
-OF_HYDRA = ("hydra.searchpath", "hydra.launcher")
+OF_HYDRA = "hydra.launcher"
 LONGEST_ARGUMENT = 100_000
+MECHANISM = re.compile(r"attention=([A-Za-z_]\w*)", re.ASCII)
+GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+
+Load = Callable[[list[str]], DictConfig]
 
 
 def parsed(arguments: Sequence[str]) -> list[Override]:
-    """The overrides of a command line or of a grid.
-
-    Raises:
-        ConfigError: one cannot be read, is not to be stored, or is no data.
-    """
-    overrides = [_checked(argument) for argument in arguments]
-    for override in overrides:
-        key = override.key_or_group.replace("/", ".")
-        if override.is_hydra_override() and not key.startswith(OF_HYDRA):
-            allowed = ", ".join(OF_HYDRA)
-            raise ConfigError(
-                f"{override.input_line}: not allowed, every command is a sweep; of Hydra's own: {allowed}"
-            )
-        if override.is_sweep_override() and override.is_hydra_override():
-            raise ConfigError(f"{override.input_line}: must have one value in a sweep")
-        if override.is_sweep_override() and not isinstance(override.value(), ChoiceSweep | RangeSweep):
-            raise ConfigError(f"{override.input_line}: must name its values, as in a,b or range(1,4)")
+    """The overrides of a command line or of a grid; a `ConfigError` names one that cannot be read or is no data."""
+    overrides = []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if not key.strip(" +~"):
+            raise ConfigError(f"{shown(argument)}: must be key=value")
+        require_no_secret(key)
+        require_text("a key of the command line", key)
+        require_text(key, value, LONGEST_ARGUMENT)
+        try:
+            override = _parsed(argument)
+        except RecursionError:
+            raise ConfigError(f"{shown(argument)}: nested too deeply") from None
+        except (HydraException, ValueError, OverflowError) as error:
+            raise ConfigError(f"{shown(argument).strip(chr(39))}: {one_line(error)}") from None
+        hydra, swept = override.is_hydra_override(), override.is_sweep_override()
+        why = None
+        if hydra and not override.key_or_group.replace("/", ".").startswith(OF_HYDRA):
+            why = f"not allowed, every command is a sweep; of Hydra's own: {OF_HYDRA}"
+        elif hydra and swept:
+            why = "must have one value in a sweep"
+        elif swept and not isinstance(override.value(), ChoiceSweep | RangeSweep):
+            why = "must name its values, as in a,b or range(1,4)"
+        if why:
+            raise ConfigError(f"{override.input_line}: {why}")
+        overrides.append(override)
     return overrides
 
 
 def grid_choices(arguments: Sequence[str]) -> list[str]:
-    """The overrides that decide which grids there are and how they are run; the rest belong to the jobs.
-
-    Raises:
-        ConfigError: several experiments or sizes are asked for, or something that is no data.
-    """
-    overrides = parsed(arguments)
-    choices = [o for o in overrides if o.key_or_group.partition(".")[0] in OF_THE_GRIDS or o.is_hydra_override()]
+    """The overrides that decide which grids there are and how they are run, each with one value; others are of jobs."""
+    choices = [o for o in parsed(arguments) if o.key_or_group.split(".")[0] in OF_THE_GRIDS or o.is_hydra_override()]
     for choice in choices:
         several = choice.is_sweep_override() or isinstance(choice.value(), list)
         if several and not choice.is_hydra_override():
@@ -67,11 +79,8 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     """The overrides of every job: each grid of `config.grids[config.size]`, crossed with the command line.
 
     A key on the command line replaces the grid's; a mechanism also replaces the settings that the grid gives its own.
-
-    Raises:
-        ConfigError: the experiment has no such size, several experiments or sizes are asked for, or too many jobs.
+    A size that the experiment does not have, and too many jobs, are a `ConfigError`.
     """
-    grid_choices(arguments)
     overrides = parsed(arguments)
     typed = {override.key_or_group for override in overrides}
     limit = config.max_cells
@@ -79,7 +88,9 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
         raise ConfigError(f"max_cells={shown(limit)}: must be an integer, at least 1")
     jobs: dict[tuple[str, ...], None] = {}  # grids that the command line made equal give a job once
     for grid in _grids(config):
-        kept = {key: value for key, value in grid.items() if not _replaced(str(key), grid, typed)}
+        others = "attention" in grid and "attention" in typed  # of another mechanism than the one that is typed
+        replaced = {key for key in grid if key in typed or (others and str(key).startswith("attention."))}
+        kept = {key: value for key, value in grid.items() if key not in replaced}
         together = [*parsed([f"{key}={'null' if value is None else value}" for key, value in kept.items()]), *overrides]
         count = len(jobs) + math.prod(map(_choices, together))
         if count > limit:
@@ -88,36 +99,51 @@ def expand(config: DictConfig, arguments: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in jobs]
 
 
-def compose_jobs(
-    load: Callable[[list[str]], DictConfig], jobs: Sequence[Sequence[str]]
-) -> list[tuple[dict[str, Any], Variant]]:
+def compose_jobs(load: Load, jobs: Sequence[Sequence[str]]) -> list[tuple[dict[str, Any], Variant]]:
     """The configuration of every job, as plain data, with the variant of its mechanism.
 
     `load` composes a configuration that includes Hydra's own node. It takes a tenth of a second, so it is called once
-    for each choice of groups, and values are set on copies.
+    for all mechanisms, and once for each choice of other groups; values are set on copies.
     """
+    found = [MECHANISM.fullmatch(text) for job in jobs for text in job]
+    names = dict.fromkeys(name[1] for name in found if name)
+    variants: dict[str, Any] = {}
+    # What is wrong with one of them is said below, of that one.
+    with contextlib.suppress(ConfigError, HydraException, OmegaConfBaseException, YAMLError):
+        together = load([f"+attention@variants.{name}={name}" for name in names])
+        variants = _plain(together).get("variants", {})
     bases: dict[tuple[str, ...], tuple[dict[str, Any], Variant]] = {}
-    variants: dict[str, Variant] = {}
     composed = []
     for job in jobs:
         overrides = [(text, _parsed(text)) for text in job]
         choices = tuple(text for text, override in overrides if not _is_value(override))
         if choices not in bases:
-            loaded = load(list(choices))
-            name = loaded.hydra.runtime.choices.get("attention")
-            if name is None:
-                raise ConfigError("attention: must be chosen, the name of a file in attention/")
-            if name not in variants:
-                # An experiment, or a key added beside the groups, may change what the variant's own file says.
-                alone = all(map(_is_choice, map(_parsed, choices))) and not loaded.hydra.runtime.choices.experiment
-                own = (loaded if alone else load([*_searchpath(choices), f"attention={name}"])).attention
-                variants[name] = Variant(name, OmegaConf.to_container(own))  # type: ignore[arg-type]
-            bases[choices] = _plain(loaded), variants[name]
+            bases[choices] = _base(load, choices, variants)
         base, variant = bases[choices]
         values = [(override.key_or_group, override.value()) for _, override in overrides if _is_value(override)]
+        config = copy.deepcopy(base)
+        if not all(_set(config, key, value) for key, value in values):
+            config = _plain(load([*job]))
         keys = frozenset(override.key_or_group for _, override in overrides)
-        composed.append((_with(base, values), dataclasses.replace(variant, overridden=keys)))
+        composed.append((config, dataclasses.replace(variant, overridden=keys)))
     return composed
+
+
+def _base(load: Load, choices: Sequence[str], variants: Mapping[str, Any]) -> tuple[dict[str, Any], Variant]:
+    """What a choice of groups means, with the variant of its mechanism."""
+    keys = {text: text.partition("=")[0] for text in choices}
+    others = [text for text in choices if keys[text] != "attention"]
+    name = "".join(text.partition("=")[2] for text in choices if text not in others)
+    if "name" in variants.get(name, ()) and not any("attention" in keys[text] for text in others):
+        config = _plain(load([*others, "attention=[]"]))
+        if "attention" not in config:  # only the file of the mechanism says what it is
+            return {**config, "attention": variants[name]}, Variant(name, variants[name])
+    loaded = load([*choices])
+    name = loaded.hydra.runtime.choices.get("attention")
+    if name is None:
+        raise ConfigError("attention: must be chosen, the name of a file in attention/")
+    own: Any = OmegaConf.to_container(load([f"attention={name}"]).attention)
+    return _plain(loaded), Variant(name, own)
 
 
 def _grids(config: DictConfig) -> list[dict[str, Any]]:
@@ -141,11 +167,6 @@ def _grids(config: DictConfig) -> list[dict[str, Any]]:
             if str(name).partition(".")[0] in OF_THE_GRIDS or str(name).startswith("hydra"):
                 raise ConfigError(f"{key}.{name}: must not be swept over")
     return of_size
-
-
-def _replaced(key: str, grid: Mapping[str, Any], typed: Collection[str]) -> bool:
-    """Whether the command line says otherwise than a grid's key, or has another mechanism than the one it is of."""
-    return key in typed or (key.startswith("attention.") and "attention" in grid and "attention" in typed)
 
 
 def _choices(override: Override) -> int:
@@ -173,22 +194,6 @@ def _alternatives(overrides: Sequence[Override]) -> Iterable[list[str]]:
     return alternatives.values()
 
 
-def _checked(argument: str) -> Override:
-    """An override that may be stored, and can be read."""
-    key, _, value = argument.partition("=")
-    if not key.strip(" +~"):
-        raise ConfigError(f"{shown(argument)}: must be key=value")
-    require_no_secret(key)
-    require_text("a key of the command line", key)
-    require_text(key, value, LONGEST_ARGUMENT)
-    try:
-        return _parsed(argument)
-    except RecursionError:
-        raise ConfigError(f"{shown(argument)}: nested too deeply") from None
-    except (HydraException, ValueError, OverflowError) as error:
-        raise ConfigError(f"{shown(argument).strip(chr(39))}: {one_line(error)}") from None
-
-
 @functools.cache
 def _parser() -> OverridesParser:
     return OverridesParser.create()
@@ -199,26 +204,10 @@ def _parsed(override: str) -> Override:
     return _parser().parse_override(override)
 
 
-@functools.cache
-def _groups() -> frozenset[str]:
-    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
-
-
 def _is_value(override: Override) -> bool:
     """Whether it sets a value that is there, as opposed to choosing a file, adding or deleting something."""
-    return _is_plain(override) and override.key_or_group not in _groups()
-
-
-def _is_choice(override: Override) -> bool:
-    return _is_plain(override) and override.key_or_group in _groups()
-
-
-def _is_plain(override: Override) -> bool:
-    return override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
-
-
-def _searchpath(choices: Sequence[str]) -> list[str]:
-    return [choice for choice in choices if choice.startswith("hydra.searchpath=")]
+    is_plain = override.type == OverrideType.CHANGE and override.package is None and not override.is_hydra_override()
+    return is_plain and override.key_or_group not in GROUPS
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -227,20 +216,8 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in container.items() if key not in NOT_OF_A_CELL}
 
 
-def _with(base: dict[str, Any], values: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A copy with values set, as Hydra would set them."""
-    config = copy.deepcopy(base)
-    if all(_set(config, key, value) for key, value in values):
-        return config
-    merged = OmegaConf.create(base)
-    OmegaConf.set_struct(merged, True)
-    for key, value in values:
-        OmegaConf.update(merged, key, value, merge=True)
-    return _plain(merged)
-
-
 def _set(config: dict[str, Any], key: str, value: Any) -> bool:
-    """Replace a plain value that is there; what takes more than that is left to OmegaConf, twenty times slower."""
+    """Replace a plain value that is there; what takes more than that is left to Hydra, a thousand times slower."""
     *path, last = key.split(".")
     node: Any = config
     for name in path:

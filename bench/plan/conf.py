@@ -2,13 +2,7 @@
 
 from pathlib import Path
 
-
-def _folder() -> Path:
-    """`conf/`, which an installed package has inside it and everything else beside it."""
-    package = Path(__file__).parents[1]
-    inside = package / "conf"
-    # In a checkout a folder of that name may hold files that git does not know, from when all of it was there.
-    return inside if (inside / "config.yaml").is_file() else package.parent / "conf"
-
-
-CONF = _folder()
+_PACKAGE = Path(__file__).parents[1]
+# An installed package has them inside it, everything else beside it: in a checkout, a folder of that name inside may
+# hold files that git does not know, from when all of it was there.
+CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if (folder / "config.yaml").is_file())

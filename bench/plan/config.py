@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import attention_zoo
 from bench import measures, models, tasks
 from bench.common import schema
-from bench.common.errors import ConfigError, keyed
+from bench.common.errors import ConfigError, one_line
 from bench.common.schema import DTYPES, checked, setting
 from bench.inputs import SOURCES, source
-from bench.plan.data import LARGEST, is_data, leaves, require_data
+from bench.plan.data import LARGEST, is_data, leaves, require_data, spelled
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
@@ -33,9 +33,6 @@ class Tracking:
     name: str = setting("mlflow", choices=("mlflow", "none"))
     experiment: str = "attention-zoo"
     uri: str | None = None  # of an MLflow store; None: SQLite in results_dir
-
-
-TRACKERS = {"mlflow": Tracking}
 
 
 @dataclass
@@ -81,29 +78,33 @@ def defaults(group: str, name: Any) -> dict[str, Any]:
         return {key: value for key, value in given.items() if is_data(value)}
     if group == "inputs":
         return _inputs({"name": name}) if name in SOURCES else {}
-    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": TRACKERS}
+    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": {"mlflow": Tracking}}
     found = measures.find(name) if group == "bench" else described.get(group, {}).get(name)
     return schema.defaults(found) if found else {}
 
 
 def check(values: Mapping[str, Any]) -> Config:
-    """Validate a composed configuration: types, names, bounds.
-
-    Raises:
-        ConfigError: naming the key, its value and what is allowed.
-    """
+    """Validate a composed configuration; a `ConfigError` names the key, its value and what is allowed."""
     config = checked(Config, _plain(values))
     if not config.results_dir.strip() or re.match(r"\w+://", config.results_dir):
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
     _require_addressable(config)
     config.bench = measures.check(config.bench)
-    if measures.get(config.bench["name"]).trains:
-        _check_training(config)
+    bench, trains = config.bench["name"], measures.get(config.bench["name"]).trains
+    given = _inputs(config.inputs)
+    if trains:
+        _check_training(config, bench)
+        _require_default(
+            "inputs", {**given, **config.inputs}, _inputs({"name": "gaussian"}), f"bench={bench} reads a task"
+        )
+        config.inputs = {"name": config.task["name"]}  # type: ignore[index]
     else:
-        _refuse_training(config)
-        config.inputs = _inputs(config.inputs)
-    tracking = {"name": "mlflow", **config.tracking}
-    config.tracking = dataclasses.asdict(checked(Tracking, tracking, "tracking."))
+        for key in ("model", "task"):
+            if getattr(config, key) is not None:
+                raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={bench} reads none")
+        _require_default("training", config.training or {}, training.check({}), f"bench={bench} does not train")
+        config.training, config.inputs = None, given
+    config.tracking = dataclasses.asdict(checked(Tracking, {"name": "mlflow", **config.tracking}, "tracking."))
     if not config.tracking["experiment"].strip():
         raise ConfigError("tracking.experiment='': must be a name")
     if not isinstance(config.attention.get("name"), str):
@@ -111,37 +112,23 @@ def check(values: Mapping[str, Any]) -> Config:
     return config
 
 
-def _check_training(config: Config) -> None:
+def _check_training(config: Config, bench: str) -> None:
     """What a benchmark that trains reads instead of inputs."""
-    bench = config.bench["name"]
     for key, example in (("model", "transformer_tiny"), ("task", "reversal"), ("training", "default")):
         if getattr(config, key) is None:
             raise ConfigError(f"{key}=null: bench={bench} needs one, such as {key}={example}")
     assert config.model is not None and config.task is not None and config.training is not None
     if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
         raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
-    _require_default("inputs", _inputs(config.inputs), _inputs({"name": "gaussian"}), f"bench={bench} reads a task")
     config.model, config.task = models.check(config.model), tasks.check(config.task)
     config.training = training.check(config.training)
-    config.inputs = {"name": config.task["name"]}
-
-
-def _refuse_training(config: Config) -> None:
-    bench = config.bench["name"]
-    for key in ("model", "task"):
-        if getattr(config, key) is not None:
-            raise ConfigError(f"{key}={getattr(config, key).get('name')}: bench={bench} reads none")
-    if config.training is not None:
-        _require_default("training", config.training, training.check({}), f"bench={bench} does not train")
-    config.training = None
 
 
 def _require_default(group: str, given: Mapping[str, Any], default: Mapping[str, Any], why: str) -> None:
     """Refuse a group's settings that would be ignored, by the first one that somebody has set."""
     for key, value in given.items():
         if key not in default or value != default[key]:
-            what = group if key == "name" else f"{group}.{key}"
-            raise ConfigError(f"{what}={value}: {why}, leave it out")
+            raise ConfigError(f"{group if key == 'name' else f'{group}.{key}'}={value}: {why}, leave it out")
 
 
 def split(config: Config) -> list[Config]:
@@ -150,26 +137,22 @@ def split(config: Config) -> list[Config]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain containers, with interpolations between keys resolved and everything that runs code refused."""
-    raw: Any = OmegaConf.to_container(values, resolve=False) if isinstance(values, DictConfig) else values
-    require_data(raw)
-    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(raw)):
-        return dict(raw)
+    """The values with interpolations between keys resolved, and everything that runs code refused."""
+    require_data(values)
+    if not any(isinstance(value, str) and ("${" in value or value == "???") for _, value in leaves(values)):
+        return dict(values)
     try:
-        return OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)  # type: ignore
+        return OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True, throw_on_missing=True)  # type: ignore
     except OmegaConfBaseException as error:
-        raise ConfigError(keyed(error)) from None
+        raise ConfigError(one_line(error)) from None
 
 
 def _require_addressable(config: Config) -> None:
     """Refuse sizes of which no machine can hold one tensor."""
-    batch_size = config.batch_size or max(1, config.tokens_per_batch // config.seq_len)
-    sizes = {
-        "seq_len": config.seq_len,
-        "batch_size" if config.batch_size else "tokens_per_batch": batch_size,
-        "num_heads": config.num_heads,
-        "head_dim": config.head_dim,
-    }
+    batch = "batch_size" if config.batch_size else "tokens_per_batch"
+    sizes = {key: getattr(config, key) for key in ("seq_len", batch, "num_heads", "head_dim")}
+    if not config.batch_size:
+        sizes[batch] = max(1, config.tokens_per_batch // config.seq_len)
     if math.prod(sizes.values()) * 8 > LARGEST:
         key = max(sizes, key=lambda key: sizes[key])
         raise ConfigError(f"{key}={getattr(config, key)}: too large, no machine can address query, key and value")
@@ -178,6 +161,7 @@ def _require_addressable(config: Config) -> None:
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
         described: Any = source(values)
-        return {"name": described.name, **dataclasses.asdict(described)}
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    floats = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
+    return spelled({"name": described.name, **dataclasses.asdict(described)}, floats)

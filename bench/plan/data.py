@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from bench.common.errors import ConfigError, is_secret, one_line, without_credentials
+from bench.common.errors import ConfigError, is_secret, without_credentials
 
 LARGEST = 2**63 - 1
 LONGEST = 4096
@@ -24,49 +24,49 @@ def shown(value: Any) -> str:
 
 
 def require_data(values: Mapping[str, Any]) -> None:
-    """Refuse what is no data, cannot be stored, or must not be.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Refuse what is no data, cannot be stored, or must not be, in a `ConfigError` that names the key."""
     interpolations = characters = 0
     for key, value in leaves(values):
-        _require_leaf(key, value)
-        if isinstance(value, str):
+        require_no_secret(key)
+        why = None
+        if key.startswith("_") or "._" in key:
+            why = "keys that start with _ are not allowed, configs are data"
+        elif isinstance(value, bytes):
+            why = "must not be bytes"
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            why = "must fit into 64 bits"
+        elif isinstance(value, str):
+            require_text(key, value)
             interpolations += value.count("${")
             characters += len(value)
-        if interpolations > MOST_INTERPOLATIONS:
-            raise ConfigError(f"{key}={shown(value)}: a configuration must have at most {MOST_INTERPOLATIONS} ${{...}}")
-        if characters > MOST_CHARACTERS:
-            raise ConfigError(f"{key}={shown(value)}: a configuration must have at most {MOST_CHARACTERS} characters")
+            if "${" in value and ":" in value:
+                why = "must not use a resolver"
+            elif interpolations > MOST_INTERPOLATIONS:
+                why = f"a configuration must have at most {MOST_INTERPOLATIONS} ${{...}}"
+            elif characters > MOST_CHARACTERS:
+                why = f"a configuration must have at most {MOST_CHARACTERS} characters"
+        if why:
+            raise ConfigError(f"{key}={shown(value)}: {why}")
 
 
 def require_text(key: str, text: str, longest: int = LONGEST) -> None:
-    """Refuse text that cannot be stored, or must not be, without repeating it.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Refuse text that cannot be stored, or must not be, without repeating it."""
+    why = None
     if len(text) > longest:
-        raise ConfigError(f"{key}={shown(text)}: must have at most {longest:,} characters")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{key}={shown(text)}: must be Unicode: {one_line(error)}") from None
-    if "\0" in text:
-        raise ConfigError(f"{key}={shown(text)}: must not have a NUL character")
+        why = f"must have at most {longest:,} characters"
+    elif text != text.encode(errors="replace").decode():
+        why = "must be Unicode"
+    elif "\0" in text:
+        why = "must not have a NUL character"
+    if why:
+        raise ConfigError(f"{key}={shown(text)}: {why}")
     if "://" in text and without_credentials(text) != text:
-        raise ConfigError(
-            f"{key}: must not hold credentials, records keep it; for MLflow set MLFLOW_TRACKING_USERNAME and _PASSWORD"
-        )
+        why = "must not hold credentials, records keep it; for MLflow set MLFLOW_TRACKING_USERNAME and _PASSWORD"
+        raise ConfigError(f"{key}: {why}")
 
 
 def require_no_secret(key: str) -> None:
-    """Refuse a key whose value is nobody's business: command lines are kept in records.
-
-    Raises:
-        ConfigError: naming the key, without its value.
-    """
+    """Refuse a key whose value is private, without repeating it: command lines are kept in records."""
     if is_secret(key):
         raise ConfigError(f"{key.lstrip('+~')}: looks like a secret, and records keep it; use an environment variable")
 
@@ -83,20 +83,17 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def _require_leaf(key: str, value: Any) -> None:
-    require_no_secret(key)
-    if key.startswith("_") or "._" in key:
-        raise ConfigError(f"{key}={shown(value)}: keys that start with _ are not allowed, configs are data")
-    if isinstance(value, str):
-        require_text(key, value)
-        if "${" in value and ":" in value:
-            raise ConfigError(f"{key}={shown(value)}: must not use a resolver")
-    elif isinstance(value, bytes):
-        raise ConfigError(f"{key}={shown(value)}: must not be bytes")
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        raise ConfigError(f"{key}={shown(value)}: must fit into 64 bits")
-
-
 def is_data(value: Any) -> bool:
     """Whether a default can be written into a configuration."""
     return value is None or isinstance(value, bool | int | float | str | list | tuple)
+
+
+def spelled(values: Mapping[str, Any], floats: Collection[str] = ()) -> dict[str, Any]:
+    """The same values in one spelling: a list for a tuple, 1.0 for 1 where a float is meant, 0.0 for -0.0."""
+
+    def one(value: Any, is_float: bool) -> Any:
+        if isinstance(value, list | tuple):
+            return [one(item, is_float) for item in value]
+        return float(value) + 0.0 if isinstance(value, float) or (is_float and type(value) is int) else value
+
+    return {key: one(value, key in floats) for key, value in values.items()}

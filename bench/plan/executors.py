@@ -6,14 +6,14 @@ Parameters have the names that users of Hydra's own launchers know.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bench.common.errors import ConfigError
 from bench.common.schema import checked, setting
 from bench.plan.data import shown
-from bench.plan.resources import THIS_MACHINE, Resources
+from bench.plan.machine import THIS_MACHINE, Resources
 
 
 @dataclass
@@ -102,22 +102,19 @@ class Slurm(Executor):
 
     def __post_init__(self) -> None:
         """Refuse what would end a line of the batch script, which goes on as shell there."""
-        for key, value in self._options():
-            prefix = f"hydra.launcher.{key}={value!r}"
-            name = key.removeprefix("additional_parameters.")
-            if not re.fullmatch(r"[a-z][a-z_-]*", name):
-                raise ConfigError(f"{prefix}: must have the name of an option of sbatch")
-            if name != key and name.replace("_", "-") in OURS:
-                raise ConfigError(f"{prefix}: the suite says this itself")
-            if not isinstance(value, str | int | float) or not str(value).isprintable():
-                raise ConfigError(f"{prefix}: must be a number, true or one line of text")
-
-    def _options(self) -> Iterator[tuple[str, Any]]:
         texts = ("partition", "qos", "account", "constraint", "exclude", "gres")
-        yield from ((key, getattr(self, key)) for key in texts if getattr(self, key) is not None)
-        yield from (
-            (f"additional_parameters.{key}", value) for key, value in (self.additional_parameters or {}).items()
-        )
+        own = {key: getattr(self, key) for key in texts if getattr(self, key) is not None}
+        for name, value in [*own.items(), *(self.additional_parameters or {}).items()]:
+            key = name if name in own else f"additional_parameters.{name}"
+            why = None
+            if not re.fullmatch(r"[a-z][a-z_-]*", str(name)):
+                why = "must have the name of an option of sbatch"
+            elif name.replace("_", "-") in OURS:
+                why = "the suite says this itself"
+            elif not isinstance(value, str | int | float) or not str(value).isprintable():
+                why = "must be a number, true or one line of text"
+            if why:
+                raise ConfigError(f"hydra.launcher.{key}={value!r}: {why}")
 
     @property
     def resources(self) -> Resources:
@@ -131,11 +128,7 @@ EXECUTORS: dict[str, type[Executor]] = {cls.name: cls for cls in (Cells, Devices
 
 
 def check(node: Any) -> Executor:
-    """The executor that Hydra's node of a launcher describes.
-
-    Raises:
-        ConfigError: there is no such executor, or a parameter that it does not have or whose value it does not take.
-    """
+    """The executor that Hydra's node of a launcher describes; a `ConfigError` where there is none."""
     if not isinstance(node, Mapping) or "executor" not in node:
         raise ConfigError(f"hydra/launcher: must be one of {', '.join(EXECUTORS)}; the suite uses no other one")
     name = node["executor"]

@@ -6,12 +6,14 @@ what is no data. Files hold presets: it adds the defaults of the class that a fi
 
 from __future__ import annotations
 
-import copy
+import difflib
 import functools
 import itertools
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from bench.common.errors import ConfigError, one_line
@@ -36,12 +38,44 @@ from bench.plan.conf import CONF
 from bench.plan.data import require_data, shown
 
 NAME = "config"
-SEARCHPATH = "hydra.searchpath="
 # A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
 LARGEST_FILE = 100_000
 MOST_VALUES = 20_000
+# Names that a message lists.
+MANY = 15
 # Of Hydra's own node: what Hydra writes itself, and what a command line may say.
 WRITTEN = ("overrides", "runtime", "searchpath", "launcher")
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn every mistake in a configuration into a `ConfigError`: one line with key, value and what is allowed."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return f"{group}={name}: unknown; {_near(name, error.options)}"
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
+    if isinstance(error, MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+    if found := re.match(r"In '(.+)/(.+)': \w+ raised while composing config:\n(.+)", str(error)):
+        return f"{found[1]}={found[2]}: {found[3]}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {one_line(error)}"
+    return one_line(error)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    if near := difflib.get_close_matches(name, known, n=3, cutoff=0.5):
+        return f"did you mean {', '.join(near)}?"
+    return f"known are {', '.join(known)}" if len(known) <= MANY else "`python -m bench --help` lists what there is"
 
 
 class SettingsFiles(ConfigSource):
@@ -53,11 +87,7 @@ class SettingsFiles(ConfigSource):
         return "settings"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """What a file says.
-
-        Raises:
-            ConfigError: it is no data, or no file in a group.
-        """
+        """What a file says; raises `ConfigError` where it is no data, or no file in a group."""
         group, _, name = config_path.rpartition("/")
         if ".." in Path(config_path).parts:
             raise ConfigError(f"{group.partition('/')[0]}={name}: must be the name of a file in {group}/")
@@ -66,7 +96,7 @@ class SettingsFiles(ConfigSource):
         file = self._path(f"{config_path}.yaml")
         if not file.is_file():
             raise ConfigLoadError(f"Config not found: {file}")
-        config = copy.deepcopy(_read(file, file.stat().st_mtime_ns))
+        config = _read(file)
         header = self._get_header_dict(file.read_text(encoding="utf-8")[:512])
         if isinstance(config, DictConfig):
             config = _completed(config, group or NAME, header["package"] == "_global_")
@@ -86,10 +116,10 @@ class SettingsFiles(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of the files and folders in a group."""
-        folder = self._path(config_path)
-        kinds = {ObjectType.CONFIG: [p.stem for p in folder.glob("*.yaml") if p.is_file()]}
-        kinds[ObjectType.GROUP] = [p.name for p in folder.iterdir() if p.is_dir()]
-        return sorted({name for kind, names in kinds.items() if results_filter in (None, kind) for name in names})
+        paths = sorted(self._path(config_path).iterdir())
+        groups = [p.name for p in paths if p.is_dir() and results_filter in (None, ObjectType.GROUP)]
+        files = [p.stem for p in paths if p.suffix == ".yaml" and p.is_file()]
+        return groups + (files if results_filter in (None, ObjectType.CONFIG) else [])
 
     def _path(self, config_path: str) -> Path:
         return Path(os.path.realpath(Path(self.path, config_path)))
@@ -112,66 +142,33 @@ for _name, _executor in executors.EXECUTORS.items():
 
 
 class Loader:
-    """Composes configurations of `conf/` and perhaps a folder of the user's.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
+    """Composes configurations of `conf/` and perhaps a folder of the user's, which must be there."""
 
     def __init__(self, folder: str | None = None) -> None:
         if folder is not None and not os.path.isdir(folder):
             raise ConfigError(f"--config-dir {shown(folder)}: must be a folder that is there")
-        self.folders = [] if folder is None else [_url(folder)]
+        quoted = _url(folder or "").replace("'", "\\'")
+        self.own = [] if folder is None else [f"hydra.searchpath=['{quoted}']"]  # read as `SettingsFiles`
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose a configuration, Hydra's own node included; nobody changes it.
-
-        Raises:
-            ConfigError: a file that cannot be read or is no data.
-            HydraException: an override or a choice that does not exist.
-        """
-        return _composed(tuple(self.arguments(overrides)), _state())
-
-    def arguments(self, overrides: Sequence[str]) -> list[str]:
-        """The overrides as Hydra gets them: with all folders of the user's, to be read as `SettingsFiles`.
-
-        Raises:
-            ConfigError: `hydra.searchpath` is no list of folders that are there.
-        """
-        folders, others = list(self.folders), []
-        for override in overrides:
-            if override.startswith(SEARCHPATH):
-                folders += _searched(override)
-            else:
-                others.append(override)
-        quoted = ("'" + folder.replace("'", "\\'") + "'" for folder in folders)
-        return [*([f"{SEARCHPATH}[{','.join(quoted)}]"] if folders else []), *others]
-
-
-def _state() -> int:
-    """Another number after an edit in `conf/`."""
-    return max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml"))
-
-
-def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
-    """What Hydra composes: kept, unless a user's folder takes part, for it takes a tenth of a second."""
-    kept = not any(argument.startswith(SEARCHPATH) for argument in arguments)
-    return (_compose if kept else _compose.__wrapped__)(arguments, state)
+        """Compose a configuration, Hydra's own node included; nobody changes it. What it raises, `explained` says."""
+        arguments = (*self.own, *overrides)
+        if self.own:
+            return _composed.__wrapped__(arguments, 0)
+        return _composed(arguments, max(file.stat().st_mtime_ns for file in CONF.glob("*/*.yaml")))
 
 
 @functools.lru_cache(maxsize=512)
-def _compose(arguments: tuple[str, ...], state: int) -> DictConfig:
+def _composed(arguments: tuple[str, ...], state: int) -> DictConfig:
+    """What Hydra composes: kept until `conf/` has another state, for it takes a tenth of a second."""
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
             warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", "provider=.* is not available")
             config = compose(NAME, list(arguments), return_hydra_config=True)
-    except UserWarning as error:
-        raise ConfigError(f"{SEARCHPATH[:-1]}: {one_line(error)}") from None
     except (ConfigError, HydraException, OmegaConfBaseException, YAMLError):
         raise
     except Exception as error:  # a list where a mapping is meant, and whatever else Hydra does not expect
-        typed = " ".join(argument for argument in arguments if not argument.startswith(SEARCHPATH))
+        typed = " ".join(argument for argument in arguments if not argument.startswith("hydra.searchpath="))
         raise ConfigError(f"{shown(typed or NAME)}: cannot be composed: {one_line(error)}") from error
     raw: Any = OmegaConf.to_container(config, resolve=False)
     _require_own(raw.pop("hydra"))
@@ -183,24 +180,8 @@ def _url(folder: str | Path) -> str:
     return f"{SettingsFiles.scheme()}://{os.path.abspath(folder)}"
 
 
-def _searched(override: str) -> list[str]:
-    """The entries of the user's `hydra.searchpath`: folders, or packages as Hydra has them."""
-    value = OmegaConf.create(f"folders: {override.removeprefix(SEARCHPATH)}").folders
-    entries = list(value) if OmegaConf.is_list(value) else [None]
-    found = []
-    for entry in entries:
-        if isinstance(entry, str) and entry.startswith("pkg://"):
-            found.append(entry)
-        elif isinstance(entry, str) and os.path.isdir(folder := entry.removeprefix("file://")):
-            found.append(_url(folder))
-        else:
-            raise ConfigError(f"{override}: must be a list of folders that are there")
-    return found
-
-
-@functools.lru_cache(maxsize=512)
-def _read(file: Path, changed: int) -> Any:
-    """What a file holds, as OmegaConf has it; read again when it was changed."""
+def _read(file: Path) -> Any:
+    """What a file holds, as OmegaConf has it."""
     if file.stat().st_size > LARGEST_FILE:
         raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
     try:

@@ -1,11 +1,10 @@
-"""The machine that a record comes from, without importing torch or touching a GPU."""
+"""Where a record comes from: the machine, without touching a GPU, and the version of the code."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from packaging.version import Version
 
 from bench.common.errors import ConfigError
-from bench.plan.resources import THIS_MACHINE, Resources
 
 LIBRARIES = ("torch", "triton", "numpy", "flash-attn", "fla-core", "xformers", "retention", "transformers")
 ON_CPU = ("cpu_model", "cpu_count", "omp_num_threads", "torch")
@@ -31,11 +30,31 @@ MISCOMPILES = (
 )
 # What nobody knows of a node before a scheduler has chosen it.
 OF_A_NODE = ("cpu_model", "gpu_name", "gpu_driver")
+# Records may be tracked too: a new one changes nothing that is measured.
+MEASURING = (":/attention_zoo", ":/bench", ":/conf")
+# `git archive` writes the commit into `commit.txt` here, for machines that have neither git nor a checkout.
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Where cells will run, as far as their ids depend on it: this machine, or what a scheduler is asked for.
+
+    No node is known when cells are planned for a scheduler: ids hold what it is asked for, such as `slurm a100`, and
+    records say which node it was.
+    """
+
+    name: str = ""  # empty for this machine, whose facts are in the ids of its cells
+    cores: int | None = None  # processors of a worker; None: all that this process may use
+    gpus: bool = False  # whether workers elsewhere have one
+
+
+THIS_MACHINE = Resources()
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it."""
+    """A GPU as its driver names it; `part_of` is the UUID of the one that it is a part of (MIG)."""
 
     index: str
     uuid: str
@@ -43,7 +62,6 @@ class Gpu:
     memory: str
     driver: str
     part_of: str | None = None
-    """The UUID of the GPU that it is a part of (MIG)."""
 
 
 def is_gpu(device: str) -> bool:
@@ -54,33 +72,25 @@ def is_gpu(device: str) -> bool:
 def choose_device(setting: str, resources: Resources = THIS_MACHINE) -> str:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means; N counts the GPUs of CUDA_VISIBLE_DEVICES.
 
-    Raises:
-        ConfigError: no such device, or none that the installed torch can use.
+    One that is not there, or that the installed torch cannot use, is a `ConfigError`.
     """
     if setting != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", setting):
         raise ConfigError(f"device={setting!r}: must be one of auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if resources.name:
-        return _elsewhere(setting, resources)
-    gpus = visible_gpus() if torch_cuda() else ()
-    if setting == "cpu" or (setting == "auto" and not gpus):
+    if resources.name:  # a worker there sees one GPU, or none
+        count, reason = int(resources.gpus), f"{resources.name} is asked for no GPU; hydra.launcher says for how many"
+    elif torch_cuda():
+        count, reason = len(visible_gpus()), "this machine shows no GPU; must be auto or cpu"
+    else:
+        count, reason = 0, "the installed torch has no CUDA; must be auto or cpu"
+    if setting == "cpu" or (setting == "auto" and not count):
         return "cpu"
-    if not gpus:
-        reason = "this machine shows no GPU" if torch_cuda() else "the installed torch has no CUDA"
-        raise ConfigError(f"device={setting!r}: {reason}; must be auto or cpu")
-    index = int(setting.partition(":")[2] or 0)
-    if index >= len(gpus):
-        names = ", ".join(f"cuda:{number}" for number in range(len(gpus)))
+    if not count:
+        raise ConfigError(f"device={setting!r}: {reason}")
+    index = 0 if resources.name else int(setting.partition(":")[2] or 0)
+    if index >= count:
+        names = ", ".join(f"cuda:{number}" for number in range(count))
         raise ConfigError(f"device={setting!r}: there is no such GPU; must be auto, cpu, cuda or one of {names}")
     return f"cuda:{index}"
-
-
-def _elsewhere(setting: str, resources: Resources) -> str:
-    """The device of a worker that sees one GPU, or none."""
-    if setting == "cpu" or (setting == "auto" and not resources.gpus):
-        return "cpu"
-    if not resources.gpus:
-        raise ConfigError(f"device={setting!r}: {resources.name} is asked for no GPU; hydra.launcher says for how many")
-    return "cuda:0"
 
 
 def gpu(device: str) -> Gpu | None:
@@ -112,9 +122,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[str, Any]:
     """Facts about this machine: processor, memory, operating system, the versions of what computes, and the GPU used.
 
-    Args:
-        device: of a resolved configuration.
-        resources: of the cells, of which a worker here has some cores only.
+    With the `device` of a resolved configuration, and the `resources` of cells, of which a worker may have some cores.
     """
     used = gpu(device)
     return {
@@ -124,16 +132,14 @@ def machine(device: str = "cpu", resources: Resources = THIS_MACHINE) -> dict[st
         "gpu_name": used and used.name,
         "gpu_memory": used and used.memory,
         "gpu_driver": used and used.driver,
-        "triton_miscompiles": miscompiles(_version("triton")) if used else None,
+        "triton_miscompiles": _miscompiles(installed("triton")) if used else None,
     }
 
 
-def miscompiles(triton: str | None) -> str | None:
+def _miscompiles(triton: str | None) -> str | None:
     """What this version of Triton is known to compile wrongly; None where nothing is known of it."""
-    if triton is None:
-        return None
-    known = [what for first, after, what in MISCOMPILES if Version(first) <= Version(triton) < Version(after)]
-    return "; ".join(known) or None
+    version = Version(triton or "0")
+    return "; ".join(what for first, after, what in MISCOMPILES if Version(first) <= version < Version(after)) or None
 
 
 def measuring_identity(device: str, resources: Resources = THIS_MACHINE) -> dict[str, Any]:
@@ -141,8 +147,7 @@ def measuring_identity(device: str, resources: Resources = THIS_MACHINE) -> dict
     names = ON_GPU if is_gpu(device) else ON_CPU
     if resources.name:  # the nodes there have what is installed here
         facts = {**_host(), **_processors(resources)}
-        known = {name: facts[name] for name in names if name not in OF_A_NODE}
-        return {"place": resources.name, **known}
+        return {"place": resources.name, **{name: facts[name] for name in names if name not in OF_A_NODE}}
     facts = machine(device, resources)
     return {name: facts[name] for name in names}
 
@@ -154,15 +159,9 @@ def _processors(resources: Resources) -> dict[str, Any]:
     return {"cpu_count": resources.cores, "omp_num_threads": str(resources.cores)}
 
 
-@functools.cache
 def torch_cuda() -> str | None:
     """The CUDA version that the installed torch was built for; None for a build without CUDA."""
-    spec = importlib.util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", (Path(folder) / "version.py").read_text(), re.MULTILINE)
-        if match:
-            return match[1]
-    return None
+    return torch.version.cuda
 
 
 @functools.cache
@@ -175,14 +174,16 @@ def _host() -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch_cuda": cuda,
-        "cudnn": _version(f"nvidia-cudnn-cu{cuda.partition('.')[0]}") if cuda else None,
-        **{library: _version(library) for library in LIBRARIES},
+        "cudnn": installed(f"nvidia-cudnn-cu{cuda.partition('.')[0]}") if cuda else None,
+        **{library: installed(library) for library in LIBRARIES},
     }
 
 
-def _version(library: str) -> str | None:
+@functools.cache
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     try:
-        return importlib.metadata.version(library)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -197,8 +198,8 @@ def _cpu_model() -> str:
 
 @functools.cache
 def _all_gpus() -> tuple[Gpu, ...]:
-    rows = _ask("--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader")
-    fields = [[part.strip() for part in row.split(",")] for row in rows]
+    rows = _ask("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader")
+    fields = [[part.strip() for part in row.split(",")] for row in (rows or "").splitlines()]
     return tuple(Gpu(*row) for row in fields if len(row) == 5)
 
 
@@ -206,7 +207,7 @@ def _all_gpus() -> tuple[Gpu, ...]:
 def _slices() -> tuple[Gpu, ...]:
     """What GPUs are cut into (MIG): each slice is a device of a model of its own."""
     slices, whole = [], None
-    for row in _ask("-L"):
+    for row in (_ask("nvidia-smi", "-L") or "").splitlines():
         if match := re.match(r"GPU (\d+):", row):
             whole = next((g for g in _all_gpus() if g.index == match[1]), None)
         elif whole and (match := re.search(r"MIG (\S+) .*UUID: (MIG-[^)]+)", row)):
@@ -215,9 +216,25 @@ def _slices() -> tuple[Gpu, ...]:
     return tuple(slices)
 
 
-def _ask(*arguments: str) -> list[str]:
+@functools.cache
+def code_identity() -> dict[str, Any]:
+    """The package's version, its commit and, in a git checkout, whether what measures was changed since."""
+    identity = {"suite_version": installed("attention-zoo")}
+    archived = (HERE / "commit.txt").read_text().strip() if (HERE / "commit.txt").exists() else ""
+    if re.fullmatch("[0-9a-f]{40}", archived):
+        return {**identity, "git_sha": archived, "git_dirty": None}
+    git = ("git", "-C", str(HERE))
+    status = _ask(*git, "status", "--porcelain", "--untracked-files=no", "--", *MEASURING)
+    return {
+        **identity,
+        "git_sha": _ask(*git, "rev-parse", "HEAD"),
+        "git_dirty": None if status is None else bool(status),
+    }
+
+
+def _ask(*command: str) -> str | None:
+    """What a program prints; None where it is not there or fails."""
     try:
-        answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return []
-    return answer.stdout.splitlines()
+        return None

@@ -42,7 +42,7 @@ def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
     packages = {*PACKAGES, *map(_top, roots)}
     beside = {_folder(top) for top in packages.difference(PACKAGES)}
     beside = {folder for folder in beside if folder is not None and folder.name not in INSTALLED}
-    files: dict[str, Path] = {}
+    files: dict[str, Source] = {}
     pending = list(roots)
     while pending:
         module = pending.pop()
@@ -50,12 +50,12 @@ def closure(roots: tuple[str, ...]) -> tuple[Source, ...]:
             continue
         if _top(module) not in packages and _folder(_top(module)) not in beside:
             continue
-        file = _file(module)
-        if file is not None:
-            files[module] = file
-            pending += [*_parents(module), *_imported(file, module)]
-    sources = (_source(file, module) for module, file in files.items())
-    return tuple(sorted(sources))
+        if source := _source(module):
+            files[module] = source
+            parts = module.split(".")
+            pending += [".".join(parts[:length]) for length in range(1, len(parts))]
+            pending += _imported(Path(source.path), module)
+    return tuple(sorted(files.values()))
 
 
 def forget() -> None:
@@ -87,19 +87,18 @@ def calls(sources: tuple[Source, ...], method: str) -> bool:
     return any(f".{method}(".encode() in _content(Path(source.path)) for source in sources)
 
 
-def _source(file: Path, module: str) -> Source:
+def _source(module: str) -> Source | None:
+    """The file of a module; None for a name that is none."""
     folder = _folder(_top(module))
-    assert folder is not None
-    return Source(file.relative_to(folder).as_posix(), str(file), hashlib.sha256(_content(file)).hexdigest())
+    base = module.replace(".", "/")
+    for name in (f"{base}/__init__.py", f"{base}.py"):
+        if folder is not None and (file := folder / name).is_file():
+            return Source(name, str(file), hashlib.sha256(_content(file)).hexdigest())
+    return None
 
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
-
-
-def _parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:length]) for length in range(1, len(parts))]
 
 
 @functools.cache
@@ -112,14 +111,6 @@ def _folder(top: str) -> Path | None:
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).parent
     return Path(spec.origin).parent if spec is not None and spec.has_location and spec.origin else None
-
-
-def _file(module: str) -> Path | None:
-    folder = _folder(_top(module))
-    if folder is None:
-        return None
-    base = folder.joinpath(*module.split("."))
-    return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
 
 
 @functools.cache

@@ -13,24 +13,16 @@ from attention_zoo import register
 from attention_zoo.v_mean import VMean
 
 
-def _fake(name, ending):
-    class Fake(VMean):
-        info = replace(VMean.info, name=name)
-
-        def _attend(self, query, key, value, padding):
-            return ending(super()._attend(query, key, value, padding))
-
-    Fake.__qualname__ = name
-    return register(Fake)
-
-
-def _fake_at_birth(name, constructor):
+def _fake(name, ending=lambda out: out, constructor=lambda: None):
     class Fake(VMean):
         info = replace(VMean.info, name=name)
 
         def __init__(self, **common):
             super().__init__(**common)
             constructor()
+
+        def _attend(self, query, key, value, padding):
+            return ending(super()._attend(query, key, value, padding))
 
     Fake.__qualname__ = name
     return register(Fake)
@@ -46,8 +38,8 @@ def _hang_with_grandchild(out):
     time.sleep(600)
 
 
-def _raise(out):
-    raise ValueError("a mistake in the mechanism")
+def _raise(error):
+    raise error
 
 
 def _start_daemon(out):
@@ -95,11 +87,6 @@ def _count(out):
     return out
 
 
-def _count_and_exit(out):
-    _count(out)
-    os._exit(3)
-
-
 ENDINGS = {
     "fake_fine": lambda out: out,
     "fake_segfault": lambda out: os.kill(os.getpid(), signal.SIGSEGV),
@@ -108,7 +95,7 @@ ENDINGS = {
     "fake_grandchild": _hang_with_grandchild,
     "fake_daemon": _start_daemon,
     "fake_chdir": _change_directory,
-    "fake_error": _raise,
+    "fake_error": lambda out: _raise(ValueError("a mistake in the mechanism")),
     "fake_oom": lambda out: torch.zeros(2**50),
     "fake_nan": lambda out: out * float("nan"),
     "fake_wrong": lambda out: out * 1.01,
@@ -116,38 +103,20 @@ ENDINGS = {
     "fake_logged": _log,
     "fake_placed_beside": lambda out: _log_place(out, _wait_for_another),
     "fake_counted": _count,
-    "fake_counted_exit": _count_and_exit,
+    "fake_counted_exit": lambda out: (_count(out), os._exit(3)),
+}
+CONSTRUCTORS = {
+    "fake_init_refuses": lambda: _raise(ValueError("pitch=3: must be even")),
+    "fake_init_prints": lambda: print("{}", flush=True),
+    "fake_init_hang": lambda: time.sleep(600),
+    "fake_init_segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "fake_init_dies": lambda: os._exit(0),
+    "fake_init_interrupts": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "fake_init_error": lambda: _raise(RuntimeError("a mistake in the constructor")),
+    "fake_init_exit": lambda: _raise(SystemExit(0)),
+    "fake_init_oom": lambda: torch.zeros(2**50),
 }
 for _name, _ending in ENDINGS.items():
     _fake(_name, _ending)
-
-
-def _exit(code):
-    raise SystemExit(code)
-
-
-def _raise_at_birth():
-    raise RuntimeError("a mistake in the constructor")
-
-
-def _refuse():
-    raise ValueError("pitch=3: must be even")
-
-
-def _segfault():
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-CONSTRUCTORS = {
-    "fake_init_refuses": _refuse,
-    "fake_init_prints": lambda: print("{}", flush=True),
-    "fake_init_hang": lambda: time.sleep(600),
-    "fake_init_segfault": _segfault,
-    "fake_init_dies": lambda: os._exit(0),
-    "fake_init_interrupts": lambda: os.kill(os.getpid(), signal.SIGINT),
-    "fake_init_error": _raise_at_birth,
-    "fake_init_exit": lambda: _exit(0),
-    "fake_init_oom": lambda: torch.zeros(2**50),
-}
 for _name, _constructor in CONSTRUCTORS.items():
-    _fake_at_birth(_name, _constructor)
+    _fake(_name, constructor=_constructor)

@@ -33,30 +33,23 @@ def fail(*args, **kwargs):
     raise ValueError("Axis limits cannot be NaN or Inf\nand more")
 
 
-def warnings_in(stderr):
-    """Beside them it says that it waits for MLflow, on a slow machine."""
-    return [line.removeprefix("warning: ") for line in stderr.splitlines() if line.startswith("warning: ")]
-
-
-def test_a_figure_that_cannot_be_drawn_costs_a_warning(finished, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("owner", "name", "warning", "drawn"),
+    [
+        (analysis, "draw", "figures of the sweep: Axis limits cannot be NaN or Inf; the records are safe", [[]]),
+        (Mirror, "summary", "Axis limits cannot be NaN or Inf", []),
+    ],
+)
+def test_what_cannot_be_drawn_or_mirrored_costs_a_warning(owner, name, warning, drawn, finished, monkeypatch, capsys):
     sweep, records, summaries = finished
-    monkeypatch.setattr(analysis, "draw", fail)
-    assert api.launch(sweep, api.print_table) == records
-    assert summaries == [[]]
-    printed = capsys.readouterr()
-    assert warnings_in(printed.err) == ["figures of the sweep: Axis limits cannot be NaN or Inf; the records are safe"]
-    assert printed.out.startswith("| status")
-
-
-def test_a_summary_that_cannot_be_written_costs_a_warning(finished, monkeypatch, capsys):
-    sweep, records, _ = finished
     monkeypatch.setattr(analysis, "draw", lambda *args: [])
-    monkeypatch.setattr(Mirror, "summary", fail)
+    monkeypatch.setattr(owner, name, fail)
     assert api.launch(sweep, api.print_table) == records
+    assert summaries == drawn
     printed = capsys.readouterr()
-    (warning,) = warnings_in(printed.err)
-    assert "Axis limits" in warning
-    assert printed.out.startswith("| status")
+    # Beside them it says that it waits for MLflow, on a slow machine.
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("warning: ")]
+    assert warning in line and printed.out.startswith("| status")
 
 
 def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch):
@@ -68,21 +61,17 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
     assert cell_ids == {record.cell_id for record in records}
 
 
-def loaded_by(module):
+@pytest.mark.parametrize(
+    ("module", "needs", "neither"),
+    [
+        ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
+        ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
+    ],
+)
+def test_execution_knows_no_figures_and_the_child_no_planner(module, needs, neither):
     code = f"import sys, {module}; print(*sys.modules)"
-    result = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment()
     )
-    return set(result.stdout.split())
-
-
-def test_execution_knows_neither_mlflow_nor_figures():
-    loaded = loaded_by("bench.execution.sweep")
-    assert "torch" in loaded
-    assert not {"bench.tracking.mirror", "mlflow", "analysis", "matplotlib"} & loaded
-
-
-def test_the_child_imports_neither_the_planner_nor_hydra():
-    loaded = loaded_by("bench.execution.child")
-    assert "bench.measures.context" in loaded
-    assert not {module for module in loaded if module.startswith(("bench.plan.co", "bench.plan.cell", "hydra"))}
+    loaded = ran.stdout.split()
+    assert needs in loaded and not [name for name in loaded if name.startswith(neither)]

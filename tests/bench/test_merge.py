@@ -7,7 +7,7 @@ import shutil
 import pytest
 from synthetic_records import everything
 
-from bench.cli.merge import main, merge
+from bench.merge import ADDED, main, merge
 from bench.records import own
 from bench.records.archive import pack
 from bench.records.files import encode
@@ -29,22 +29,13 @@ def folder_of(path, records):
 
 
 def contents(folder):
-    return {
-        path.relative_to(folder): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.parent.name in ("records", "samples")
-    }
-
-
-def another_attempt(record, machine):
-    return dataclasses.replace(
-        record, record_id=record.record_id[::-1], machine=record.machine | {"cpu_model": machine}
-    )
+    paths = [path for kind in ("records", "samples") for path in folder.glob(f"{kind}/*")]
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
 def test_two_machines_and_what_they_share_are_together_once(records, tmp_path, capsys):
     mine, both, theirs = records[:20], records[20:30], records[30:50]
-    again = [another_attempt(record, "another") for record in mine[:3]]
+    again = [dataclasses.replace(record, record_id=record.record_id[::-1]) for record in mine[:3]]
     one = folder_of(tmp_path / "one", [*mine, *both])
     other = folder_of(tmp_path / "other", [*both, *theirs, *again])
     assert main([str(one), str(other), str(tmp_path / "all")]) == 0
@@ -87,42 +78,30 @@ def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys
 
 
 def test_plans_come_along_and_what_is_derived_does_not(records, tmp_path):
-    source = folder_of(tmp_path / "from", records[:1])
-    for name in (
-        "sweeps/ab/plan.json.gz",
-        "sweeps/ab/latency.png",
-        "sweeps/cd/plan.json.gz",
-        "training/x/model",
-        "mlflow.db",
-    ):
+    source, into = folder_of(tmp_path / "from", records[:1]), tmp_path / "into"
+    plans = ["sweeps/ab/plan.json.gz", "sweeps/cd/plan.json.gz"]
+    for name in (*plans, "sweeps/ab/latency.png", "training/x/model", "mlflow.db"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("theirs")
-    own.claim(tmp_path / "into", own.RESULTS, "INTO")
-    (tmp_path / "into" / "sweeps" / "cd").mkdir(parents=True)
-    (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").write_text("mine")
-    merge([source], tmp_path / "into")
-    files = {str(path.relative_to(tmp_path / "into")) for path in (tmp_path / "into").rglob("*") if path.is_file()}
-    assert {name for name in files if not name.startswith(("records/", "samples/"))} == {
-        own.MARKER,
-        "sweeps/ab/plan.json.gz",
-        "sweeps/cd/plan.json.gz",
-    }
-    assert (tmp_path / "into" / "sweeps" / "cd" / "plan.json.gz").read_text() == "mine"
-    merge([source], tmp_path / "new")
-    assert (tmp_path / "new" / "sweeps" / "cd" / "plan.json.gz").read_text() == "theirs"
+    own.claim(into, own.RESULTS, "INTO")
+    (into / "sweeps" / "cd").mkdir(parents=True)
+    (into / plans[1]).write_text("mine")
+    merge([source], into)
+    files = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
+    assert {name for name in files if not name.startswith(("records/", "samples/"))} == {own.MARKER, *plans}
+    assert [(into / plan).read_text() for plan in plans] == ["theirs", "mine"]
 
 
 def test_an_archive_is_a_source_too(records, tmp_path):
     source = folder_of(tmp_path / "from", records[:9])
     pack(source, tmp_path / "from.tgz")
-    assert merge([tmp_path / "from.tgz"], tmp_path / "into").added == 9
+    assert merge([tmp_path / "from.tgz"], tmp_path / "into")[ADDED] == 9
     assert contents(tmp_path / "into") == contents(source)
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "itself", "a link to itself", "no archive", "into a file"])
 def test_what_cannot_be_merged_is_one_line_before_anything_is_written(kind, records, tmp_path, capsys):
-    good, into = folder_of(tmp_path / "good", records[:2]), tmp_path / "into"
-    source = tmp_path / "from"
+    good, into, source = folder_of(tmp_path / "good", records[:2]), tmp_path / "into", tmp_path / "from"
     if kind == "empty":
         source.mkdir()
     elif kind == "no archive":
@@ -131,15 +110,11 @@ def test_what_cannot_be_merged_is_one_line_before_anything_is_written(kind, reco
         shutil.copytree(good, source)
         into.write_text("text")
     elif kind != "missing":
-        folder_of(into, records[2:3])
-        source = into
-        if kind == "a link to itself":
-            source = tmp_path / "from"
-            source.symlink_to(into)
-    before = contents(into) if into.is_dir() else into.exists()
+        source.symlink_to(folder_of(into, records[2:3]))
+        source = source if kind == "a link to itself" else into
+    before = contents(into)
     assert main([str(good), str(source), str(into)]) == 2
     out, err = capsys.readouterr()
-    key = "INTO" if kind == "into a file" else "FROM"
-    assert out == "" and err.startswith(f"error: {key}={str(into if key == 'INTO' else source)!r}: ")
-    assert err.count("\n") == 1
-    assert (contents(into) if into.is_dir() else into.exists()) == before
+    named = f"INTO={str(into)!r}" if kind == "into a file" else f"FROM={str(source)!r}"
+    assert out == "" and err.startswith(f"error: {named}: ") and err.count("\n") == 1
+    assert contents(into) == before and (into.is_file() or not into.exists() or before)

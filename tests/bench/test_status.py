@@ -8,7 +8,7 @@ import pytest
 from command import ROOT, environment
 from synthetic_records import memory
 
-from bench.cli import status
+from bench import status
 from bench.execution.locks import hold
 from bench.measures.progress import Progress
 from bench.records import plans
@@ -40,25 +40,27 @@ def test_it_counts_and_says_why_cells_failed(tmp_path, capsys):
     planned(tmp_path, ["ok", "oom", "crash"])
     code, told = ask(capsys, tmp_path, "ab")
     assert code == 1 and "3 cells: 2 done (1 ok, 1 oom), 1 failed, 0 running, 0 waiting" in told.out
-    assert (
-        "failed   latency flash seed=2: crash, synthetic crash" in told.out and "python -m bench seed=1,2" in told.out
-    )
+    assert "failed   latency flash seed=2: crash, synthetic crash" in told.out
+    assert "python -m bench seed=1,2" in told.out
     assert ask(capsys, tmp_path, "--watch")[0] == 1
 
 
-def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys):
+def test_it_says_what_runs_and_how_long_the_rest_takes(tmp_path, capsys, monkeypatch):
     plan = planned(tmp_path, ["ok", None, None])
     name = plan.cells[1].cell_id[:16]
     scratch = tmp_path / "scratch" / name
     scratch.mkdir(parents=True)
     assert "0 running, 2 waiting" in ask(capsys, tmp_path)[1].out  # of a sweep that was killed
     (scratch / "progress").write_text(Progress("sample 3 of 10").encode())
+    for key, value in {"JOB_ID": "14", "ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
     with hold(tmp_path / "locks" / f"{name}.lock", "x", print):
         code, told = ask(capsys, tmp_path)
-    assert code == 3 and "1 running, 1 waiting" in told.out and "sample 3 of 10" in told.out
+    assert code == status.UNFINISHED and "1 running, 1 waiting" in told.out and "sample 3 of 10" in told.out
+    assert ", slurm job 12_3, for " in told.out
     assert "time left: about 2 s" in told.out or "time left: about 1 s" in told.out
     code, told = ask(capsys, tmp_path)
-    assert code == 3 and "time left: unknown" in told.out
+    assert code == status.UNFINISHED and "time left: unknown" in told.out
 
 
 @pytest.mark.parametrize("wanted", ["cd", "ab"])
@@ -68,6 +70,7 @@ def test_what_is_not_there_is_one_line(wanted, tmp_path, capsys):
         (tmp_path / "sweeps" / ("ab" * 8) / "plan.json.gz").write_bytes(b"torn")
     code, told = ask(capsys, tmp_path, wanted)
     assert code == 2 and told.out == "" and told.err.startswith("error: ") and told.err.count("\n") == 1
+    assert ask(capsys, tmp_path, "--all")[0] == 0
 
 
 def test_it_starts_without_what_measures():
@@ -81,14 +84,3 @@ def test_many_cells_cost_little(tmp_path):
     state = status.State(Store(tmp_path), plans.load(tmp_path, plan.sweep_id))
     status.report(state)
     assert len(state.waiting) == MANY and time.process_time() - began < 2.0
-
-
-def test_the_line_of_a_running_cell_names_its_job(tmp_path, monkeypatch, capsys):
-    plan = planned(tmp_path, [None])
-    name = plan.cells[0].cell_id[:16]
-    (tmp_path / "scratch" / name).mkdir(parents=True)
-    for name_of, value in {"JOB_ID": "14", "ARRAY_JOB_ID": "12", "ARRAY_TASK_ID": "3"}.items():
-        monkeypatch.setenv(f"SLURM_{name_of}", value)
-    with hold(tmp_path / "locks" / f"{name}.lock", "latency", print):
-        assert status.main(["--results", str(tmp_path)]) == status.UNFINISHED
-    assert ", slurm job 12_3, for " in capsys.readouterr().out

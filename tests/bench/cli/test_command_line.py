@@ -21,10 +21,9 @@ def planned(*overrides):
     return api.planned(Loader(), [*SIZES, *overrides])
 
 
-@pytest.mark.parametrize("bench", ["latency", "memory"])
-def test_one_value_of_a_list_is_a_list_of_one(bench):
+def test_one_value_of_a_list_is_a_list_of_one():
     passes = ("forward", "[forward]", "forward,forward_backward", "[forward,forward_backward]")
-    sweeps = [planned(f"bench={bench}", f"bench.passes={value}") for value in passes]
+    sweeps = [planned(f"bench.passes={value}") for value in passes]
     assert [len(sweep.cells) for sweep in sweeps] == [1, 1, 2, 2]
     assert sweeps[0].sweep_id == sweeps[1].sweep_id and sweeps[2].sweep_id == sweeps[3].sweep_id
 
@@ -47,9 +46,8 @@ def test_cells_take_as_long_as_those_that_have_the_most_in_common():
     assert durations.expected(config("flash", {"name": "flops"}, 64)) == 4.0
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (99, "99 s"), (600, "10 min"), (7260, "2 h 1 min")])
-def test_durations_are_for_people(seconds, words):
-    assert duration(seconds) == words
+def test_durations_are_for_people():
+    assert [duration(seconds) for seconds in (0.4, 99, 600, 7260)] == ["0 s", "99 s", "10 min", "2 h 1 min"]
 
 
 def test_a_dry_run_says_what_is_missing_and_writes_nothing(tmp_path):
@@ -80,3 +78,13 @@ def test_a_log_has_lines_only_and_the_last_one_draws_the_sweep(tmp_path):
     (sweep_id,) = re.findall("^sweep ([0-9a-f]{16}): 2 cells", swept.stderr)
     last = swept.stdout.splitlines()[-1]
     assert last == f"figures: python -m analysis figures --results {tmp_path} --sweep {sweep_id}"
+
+
+@pytest.mark.commands
+def test_help_lists_the_mechanisms_and_a_mistake_is_one_line(tmp_path):
+    helped = bench("--help")
+    assert helped.returncode == 0
+    assert "polysketch_learned_local_r32" in helped.stdout and "spectral_norm" in helped.stdout
+    refused = bench("attention=polynomial", "attention.degree=3", f"results_dir={tmp_path}", *TINY)
+    assert (refused.returncode, refused.stdout) == (2, "") and not list(tmp_path.iterdir())
+    assert refused.stderr == "error: attention.degree=3: must be even, so that weights are not negative\n"

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 from command import command, environment
-from hostile import IN_PROCESS, PLUGINS
+from hostile import PLUGINS, UNSUPPORTED, WITHOUT_A_RECORD
 
 from bench.__main__ import main
 from bench.common import signals
@@ -28,9 +28,8 @@ def handlers():
         signal.signal(number, handler)
 
 
-def name(case):
-    family, hostile = case
-    return f"{family}: {' '.join(hostile.typed)[:60]}".encode("unicode_escape").decode()
+def name(hostile):
+    return " ".join(hostile.typed)[:60].encode("unicode_escape").decode()
 
 
 def prepared(hostile, folder):
@@ -46,9 +45,8 @@ def prepared(hostile, folder):
             file.write_bytes(content)
     typed = [word.replace("{dir}", str(folder)) for word in hostile.typed]
     keys = {word.partition("=")[0] for word in typed}
-    own = [f"results_dir={folder}/runs"] if "results_dir" not in keys else []
-    own += ["tracking=none"] if not any(key.startswith(("tracking", "~tracking")) for key in keys) else []
-    return [*own, *typed]
+    own = [] if "results_dir" in keys else [f"results_dir={folder}/runs"]
+    return [*own, *([] if any("tracking" in key for key in keys) else ["tracking=none"]), *typed]
 
 
 def processor_time():
@@ -75,9 +73,13 @@ def require_one_line(hostile, code, out, err):
     assert "hunter2" not in err
 
 
-@pytest.mark.parametrize("case", IN_PROCESS, ids=name)
-def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
-    _, hostile = case
+def new_files(folder, before):
+    """What appeared beside the results folder."""
+    return [path for path in tree(folder) if path not in before and not path.startswith(str(folder / "runs"))]
+
+
+@pytest.mark.parametrize("hostile", [*WITHOUT_A_RECORD, *UNSUPPORTED], ids=name)
+def test_it_is_one_line(hostile, tmp_path, monkeypatch, capsys):
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
     real = Runner.run_cell
@@ -90,8 +92,7 @@ def test_it_is_one_line(case, tmp_path, monkeypatch, capsys):
         main()
     printed = capsys.readouterr()
     require_one_line(hostile, ended.value.code, printed.out, printed.err)
-    runs = str(tmp_path / "runs")
-    assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
+    assert new_files(tmp_path, before) == []
 
 
 def test_a_way_to_start_children_that_nobody_knows_is_one_line(tmp_path, monkeypatch, capsys):
@@ -104,19 +105,12 @@ def test_a_way_to_start_children_that_nobody_knows_is_one_line(tmp_path, monkeyp
     assert tree(tmp_path) == []
 
 
-def test_there_are_many():
-    assert len({tuple(hostile.typed) for _, hostile in IN_PROCESS}) >= 250
-
-
-WITHOUT_A_RECORD = [case for case in IN_PROCESS if case[0] != "unsupported"]
-
-
 def require_one_line_of_the_command(hostile, tmp_path):
     """Runs the command in a process of its own; the seconds of processor time that it took."""
     typed = prepared(hostile, tmp_path)
     before = tree(tmp_path)
-    more = {"ATTENTION_ZOO_PLUGINS": hostile.plugins} if hostile.plugins else {}
     path = os.pathsep.join([environment()["PYTHONPATH"], str(tmp_path)])
+    more = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "ATTENTION_ZOO_PLUGINS": hostile.plugins or ""}
     began, used = time.monotonic(), processor_time()
     process = subprocess.Popen(
         command(*typed),
@@ -124,7 +118,7 @@ def require_one_line_of_the_command(hostile, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=environment(**more) | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment() | more,
     )
     children = set()
     while process.poll() is None and time.monotonic() - began < 6 * LONGEST_S:  # a shared machine may be slow
@@ -136,24 +130,22 @@ def require_one_line_of_the_command(hostile, tmp_path):
     out, err = process.communicate()
     require_one_line(hostile, process.returncode, out, err)
     took = processor_time() - used
-    assert took < LONGEST_S
-    assert not children
-    runs = str(tmp_path / "runs")
-    assert [path for path in tree(tmp_path) if path not in before and not path.startswith(runs)] == []
+    assert took < LONGEST_S and not children
+    assert new_files(tmp_path, before) == []
     return took
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize("case", PLUGINS, ids=name)
-def test_a_plugin_that_cannot_be_imported_is_one_line(case, tmp_path):
-    require_one_line_of_the_command(case[1], tmp_path)
+@pytest.mark.parametrize("hostile", PLUGINS, ids=lambda hostile: hostile.plugins)
+def test_a_plugin_that_cannot_be_imported_is_one_line(hostile, tmp_path):
+    require_one_line_of_the_command(hostile, tmp_path)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("case", WITHOUT_A_RECORD[::4], ids=name)
-def test_the_real_command_says_one_line(case, tmp_path, promise):
+@pytest.mark.parametrize("hostile", WITHOUT_A_RECORD[::4], ids=name)
+def test_the_real_command_says_one_line(hostile, tmp_path, promise):
     """A mistake in a configuration, a folder or a flag is one line with its key and exit code 2, before a cell starts;
     nothing is written outside the results folder
     """
-    took = require_one_line_of_the_command(case[1], tmp_path)
+    took = require_one_line_of_the_command(hostile, tmp_path)
     promise(commands=1, processor_time=took, none="tracebacks cells_started")

@@ -37,9 +37,15 @@ def test_after_a_sweep_there_is_something_to_end():
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize("moment", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("number", signals.TO_END)
-@pytest.mark.parametrize("command", [["bench"], ["bench.cli.console", "bench"]], ids="-".join)
+@pytest.mark.parametrize(
+    ("command", "number", "moment"),
+    [
+        (["bench"], signal.SIGINT, 0.5),
+        (["bench"], signal.SIGTERM, 1.0),
+        (["bench"], signal.SIGHUP, 2.0),
+        (["bench.cli.console", "bench"], signal.SIGINT, 1.0),
+    ],
+)
 def test_before_a_sweep_begins_a_signal_ends_the_command_in_one_line(command, number, moment, tmp_path):
     typed = [f"results_dir={tmp_path / 'runs'}", "seq_len=64", "tracking=none"]
     process = subprocess.Popen(

@@ -17,7 +17,7 @@ from bench.execution.runner import Runner
 from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
-from bench.plan.resources import Resources
+from bench.plan.machine import Resources
 from bench.records.store import Store
 
 

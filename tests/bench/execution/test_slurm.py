@@ -26,7 +26,7 @@ from bench.execution.runner import Runner
 from bench.execution.sweep import save_plan
 from bench.plan.executors import check
 from bench.plan.load import Loader
-from bench.plan.resources import Resources
+from bench.plan.machine import Resources
 from bench.records.store import Store
 
 SWEEP = "0123456789abcdef"

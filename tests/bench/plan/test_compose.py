@@ -2,10 +2,11 @@
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
-from bench import api
 from bench.common.errors import ConfigError
 from bench.execution import sweep
+from bench.plan import load
 from bench.plan.cell import _measured, make_cell, merge_compared
 from bench.plan.compose import compose_jobs, expand, grid_choices
 from bench.plan.conf import CONF
@@ -34,22 +35,29 @@ def compared(*overrides):
     return merge_compared(made("bench=compare", *overrides))
 
 
+def entries_of(cell):
+    return [cell.config, *cell.config["bench"]["against"]]
+
+
 def test_every_variant_has_its_name_as_label():
     variants = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
     cells = made(f"attention={','.join(variants)}", "causal=true", "dtype=bfloat16", "bench.passes=forward")
     assert [cell.config["label"] for cell in cells] == variants
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_a_file_repeats_no_default_and_its_defaults_can_be_set(file):
-    written, group = yaml.safe_load(file.read_text()), file.parent.name
-    own = written.get(group, written)
-    if "defaults" in own or group == "model":  # a size that a paper names is said even where it is the default
-        return
-    known = defaults(group, own.get("name"))
-    assert [key for key, value in own.items() if key != "name" and key in known and known[key] == value] == []
-    if group in ("attention", "bench", "inputs"):
-        assert composed(f"{group}={file.stem}")[0][0][group].keys() == {"name", *known}
+def test_a_file_repeats_no_default():
+    for file in FILES:
+        written, group = yaml.safe_load(file.read_text()), file.parent.name
+        own = written.get(group, written)
+        known = {} if group == "model" else defaults(group, own.get("name"))  # a size that a paper names is always said
+        assert [key for key, value in own.items() if key != "name" and key in known and known[key] == value] == [], file
+
+
+@pytest.mark.parametrize("group", ["attention", "bench", "inputs"])
+def test_every_default_can_be_set(group):
+    names = [file.stem for file in FILES if file.parent.name == group]
+    for config, _ in composed(f"{group}={','.join(names)}"):
+        assert config[group].keys() == {"name", *defaults(group, config[group]["name"])}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -83,20 +91,8 @@ def test_what_a_grid_sets_of_whatever_mechanism_stays():
     assert {config["attention"]["sketch"] for config in configs} == {"gaussian", "srht", "learned"}
 
 
-@pytest.mark.parametrize("key", ["experiment=demo,decode", "size=laptop,paper"])
-def test_python_refuses_several_experiments_or_sizes_as_the_command_line_does(key):
-    with pytest.raises(ConfigError, match=f"{key}: must have one value"):
-        api.run(["tracking=none", key])
-
-
 def test_values_set_on_copies_are_what_hydra_composes():
-    job = [
-        "attention=polysketch_learned_r64",
-        "attention.degree=8",
-        "seq_len=77",
-        "bench.passes=[backward]",
-        "dtype=bfloat16",
-    ]
+    job = ["attention=polysketch_learned_r64", "attention.degree=8", "seq_len=77", "bench.passes=[backward]"]
     config, variant = composed(*job)[0]
     assert config == {key: value for key, value in LOADER.load(job).items() if key not in ("grids", "hydra")}
     assert variant.name == "polysketch_learned_r64" and variant.overridden == {o.partition("=")[0] for o in job}
@@ -115,20 +111,35 @@ def test_the_number_of_features_is_what_each_mechanism_means():
     assert cells[4].cell_id == cells[5].cell_id
 
 
-def test_a_comparison_is_one_cell_per_setting_and_the_first_is_the_baseline():
-    cells = compared("attention=flash,v_mean,softmax", "seq_len=64,128")
+COMPARED = {
+    "attention=flash,v_mean,softmax": ["flash", "v_mean", "softmax"],
+    "attention=flash,flash_flash impl=reference,fused": [
+        *("flash impl=reference", "flash impl=fused", "flash_flash impl=reference", "flash_flash impl=fused")
+    ],
+    "attention=flash,polysketch dtype=float32,bfloat16 causal=true": [
+        *("flash dtype=float32", "flash dtype=bfloat16", "polysketch dtype=float32", "polysketch dtype=bfloat16")
+    ],
+    "attention=flash,v_mean dtype=bfloat16 impl=reference": ["flash", "v_mean"],
+    "attention=polynomial,polynomial_p4,polynomial": ["polynomial", "polynomial_p4"],
+}
+
+
+@pytest.mark.parametrize("typed", COMPARED)
+def test_a_comparison_is_one_cell_per_setting_and_its_labels_name_what_differs(typed):
+    cells = compared(*typed.split(), "seq_len=64,128")
     assert [cell.config["seq_len"] for cell in cells] == [64, 128]
     for cell in cells:
-        assert cell.config["label"] == "flash"
-        assert [other["label"] for other in cell.config["bench"]["against"]] == ["v_mean", "softmax"]
+        entries = entries_of(cell)
+        assert [entry["label"] for entry in entries] == COMPARED[typed]
+        said = [word.split("=") for entry in entries for word in entry["label"].split()[1:]]
+        assert said == [[key, entry[key]] for entry in entries for key in ("impl", "dtype") if key in entry["label"]]
 
 
 def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs():
     common = ["bench=compare_train_step", "task=language_modelling", "seq_len=64", "batch_size=2"]
     grids = [["attention=flash,softmax", "model=transformer_small"], ["attention=flash", "model=transformer_small_13"]]
     (cell,) = merge_compared([cell for grid in grids for cell in made(*common, *grid)])
-    entries = [cell.config, *cell.config["bench"]["against"]]
-    assert [(entry["label"], entry["model"]["layers"]) for entry in entries] == [
+    assert [(entry["label"], entry["model"]["layers"]) for entry in entries_of(cell)] == [
         ("flash model.layers=12", 12),
         ("softmax model.layers=12", 12),
         ("flash model.layers=13", 13),
@@ -138,47 +149,41 @@ def test_a_comparison_of_training_steps_has_every_model_and_names_what_differs()
 
 
 SAME = [
-    (["attention=polynomial"], ["attention=polynomial_p4"]),
-    (["attention=performer_2048"], ["attention=performer", "attention.num_features=2048"]),
-    (["attention=performer_2048"], ["attention=performer_2048", "++attention.num_features=2048"]),
-    (["attention=polynomial", "attention.scale=1"], ["attention=polynomial", "attention.scale=1.0"]),
-    (["attention=softmax", "attention.scale=1"], ["attention=softmax", "attention.scale=1.0"]),
-    (["attention=softmax", "attention.dropout=-0.0"], ["attention=softmax"]),
-    (["attention=linear"], ["attention=linear", "~attention.eps"]),
+    ("seq_len='64' causal=1 timeout=7", "seq_len=64 causal=true timeout=7.0"),
+    ("seq_len=64 batch_size=${seq_len}", "seq_len=64 batch_size=64"),
+    ("attention=polynomial", "attention=polynomial_p4"),
+    ("attention=performer_2048", "attention=performer attention.num_features=2048"),
+    ("attention=performer_2048", "attention=performer_2048 ++attention.num_features=2048"),
+    ("attention=polynomial attention.scale=1", "attention=polynomial attention.scale=1.0"),
+    ("attention=softmax attention.dropout=-0.0", "attention=softmax"),
+    ("attention=linear", "attention=linear ~attention.eps"),
     (
-        ["attention=polynomial_square", "attention.coefficients=[1,2]"],
-        ["attention=polynomial_square", "attention.coefficients=[1.0,2.0]"],
+        "attention=polynomial_square attention.coefficients=[1,2]",
+        "attention=polynomial_square attention.coefficients=[1.0,2.0]",
     ),
-    (["inputs.score_scale=2"], ["inputs.score_scale=2.0"]),
-    (["bench.min_sample_ms=0"], ["bench.min_sample_ms=-0.0"]),
-    (["tokens_per_batch=2048"], ["batch_size=2"]),
-    (["device=auto"], [f"device={choose_device('auto')}"]),
+    ("inputs.score_scale=2", "inputs.score_scale=2.0"),
+    ("bench.min_sample_ms=0", "bench.min_sample_ms=-0.0"),
+    ("tokens_per_batch=2048", "batch_size=2"),
+    ("device=auto", f"device={choose_device('auto')}"),
     (
-        ["bench=flops", "attention=performer", "bench.num_features=64"],
-        ["bench=flops", "attention=performer", "attention.num_features=64"],
+        "bench=flops attention=performer bench.num_features=64",
+        "bench=flops attention=performer attention.num_features=64",
     ),
-    (["timeout=7", "results_dir=elsewhere", "rerun=all", "tracking=none"], []),
+    ("timeout=7 results_dir=elsewhere rerun=all tracking=none", ""),
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), SAME, ids=str)
+@pytest.mark.parametrize(("one", "other"), SAME)
 def test_what_is_measured_alike_is_one_cell_however_it_was_written(one, other):
-    assert ids(*one) == ids(*other)
+    assert ids(*one.split()) == ids(*other.split())
 
 
-CHANGES = ["seq_len=512", "seed=1", "dtype=bfloat16", "causal=true", "repeats=3", "num_heads=3", "impl=reference"]
-CHANGES += [
-    "attention.scale=0.5",
-    "attention=flash_flash",
-    "inputs.score_scale=2",
-    "bench=memory",
-    "bench.min_sample_ms=1",
-]
+CHANGES = "seq_len=512 seed=1 dtype=bfloat16 causal=true repeats=3 num_heads=3 impl=reference attention.scale=0.5"
+CHANGES += " attention=flash_flash inputs.score_scale=2 bench=memory bench.min_sample_ms=1"
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_id_follows_what_is_measured(change):
-    assert ids(change) != ids()
+def test_the_id_follows_what_is_measured():
+    assert [change for change in CHANGES.split() if ids(change) == ids()] == []
 
 
 def test_the_machine_says_which_gpu_and_the_configuration_that_it_is_one():
@@ -193,95 +198,51 @@ def test_a_sweep_measures_a_cell_of_two_names_once():
     assert len(cells) == len(sweep.plan(composed("attention=polynomial"), []).cells)
 
 
-LABELS = [
-    (["attention=polysketch_learned_r64", "attention.degree=8"], ["polysketch_learned_r64 degree=8"]),
-    (["attention=polynomial", "attention.degree=2,4"], ["polynomial degree=2", "polynomial"]),
-    (["attention=polynomial", "++attention.degree=4,8"], ["polynomial", "polynomial degree=8"]),
-    (["attention=polynomial", "attention.scale=1,2"], ["polynomial", "polynomial scale=2.0"]),
-    (
-        ["attention=polysketch", "attention.qk_layernorm=false", "attention.block_size=64", "attention.sketch=learned"],
-        ["polysketch sketch=learned block_size=64 qk_layernorm=false"],
-    ),
-    (["bench=flops", "attention=polysketch", "bench.num_features=16,64"], ["polysketch"] * 2),
-    (["bench=flops", "attention=polysketch", "attention.sketch_size=64"], ["polysketch sketch_size=64"]),
-    (
-        ["bench=flops", "attention=polysketch", "attention.sketch_size=64", "bench.num_features=64"],
-        ["polysketch sketch_size=64"],
-    ),
-    (["attention=polynomial_square", "attention.coefficients=[1,2]"], ["polynomial_square coefficients=[1.0,2.0]"]),
-]
+LABELS = {
+    "attention=polysketch_learned_r64 attention.degree=8": ["polysketch_learned_r64 degree=8"],
+    "attention=polynomial attention.degree=2,4": ["polynomial degree=2", "polynomial"],
+    "attention=polynomial ++attention.degree=4,8": ["polynomial", "polynomial degree=8"],
+    "attention=polynomial attention.scale=1,2": ["polynomial", "polynomial scale=2.0"],
+    "attention=polysketch attention.qk_layernorm=false attention.block_size=64 attention.sketch=learned": [
+        "polysketch sketch=learned block_size=64 qk_layernorm=false"
+    ],
+    "bench=flops attention=polysketch bench.num_features=16,64": ["polysketch"] * 2,
+    "bench=flops attention=polysketch attention.sketch_size=64": ["polysketch sketch_size=64"],
+    "bench=flops attention=polysketch attention.sketch_size=64 bench.num_features=64": ["polysketch sketch_size=64"],
+    "attention=polynomial_square attention.coefficients=[1,2]": ["polynomial_square coefficients=[1.0,2.0]"],
+}
 
 
-@pytest.mark.parametrize(("typed", "labels"), LABELS, ids=str)
-def test_a_label_is_the_file_and_what_differs_from_it(typed, labels):
-    assert [cell.config["label"] for cell in made(*typed)] == labels
+@pytest.mark.parametrize("typed", LABELS)
+def test_a_label_is_the_file_and_what_differs_from_it(typed):
+    assert [cell.config["label"] for cell in made(*typed.split())] == LABELS[typed]
 
 
 def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")
-    overrides = ["experiment=eighth", f"hydra.searchpath=[{tmp_path}]", "attention=polynomial,polynomial_p8"]
-    configs = composed(*overrides, loader=Loader())
+    configs = composed("experiment=eighth", "attention=polynomial,polynomial_p8", loader=Loader(str(tmp_path)))
     assert [make_cell(check(config), variant).config["label"] for config, variant in configs] == [
         "polynomial degree=8",
         "polynomial_p8",
     ]
 
 
-def test_a_comparison_may_be_between_implementations():
-    (cell,) = compared("attention=flash,flash_flash", "impl=reference,fused", "seq_len=64")
-    against = cell.config["bench"]["against"]
-    assert cell.config["label"] == "flash impl=reference" and cell.config["impl"] == "reference"
-    assert [(other["label"], other["impl"]) for other in against] == [
-        ("flash impl=fused", "fused"),
-        ("flash_flash impl=reference", "reference"),
-        ("flash_flash impl=fused", "fused"),
-    ]
-
-
-def test_a_comparison_may_be_between_dtypes():
-    cells = compared("attention=flash,polysketch_random_r32", "dtype=float32,bfloat16", "seq_len=64,128", "causal=true")
-    assert [cell.config["seq_len"] for cell in cells] == [64, 128]
-    for cell in cells:
-        assert (cell.config["label"], cell.config["dtype"]) == ("flash dtype=float32", "float32")
-        assert [(other["label"], other["dtype"]) for other in cell.config["bench"]["against"]] == [
-            ("flash dtype=bfloat16", "bfloat16"),
-            ("polysketch_random_r32 dtype=float32", "float32"),
-            ("polysketch_random_r32 dtype=bfloat16", "bfloat16"),
-        ]
-
-
 def test_a_comparison_gives_every_mechanism_that_has_one_the_size_asked_for():
     cells = compared("attention=flash,skeinformer,linformer,reformer", "bench.num_features=32,64")
     assert [cell.config["bench"]["num_features"] for cell in cells] == [32, 64]
     for cell, size in zip(cells, (32, 64), strict=True):
-        _, skeinformer, linformer, reformer = [cell.config, *cell.config["bench"]["against"]]
+        _, skeinformer, linformer, reformer = entries_of(cell)
         assert skeinformer["attention"]["num_features"] == linformer["attention"]["projection_dim"] == size
         assert reformer["label"] == "reformer" and f"d={size}" in cell.title
     (own,) = compared("attention=flash,skeinformer,polysketch_random_r32")
     assert [other["attention"].get("num_features") for other in own.config["bench"]["against"]] == [256, None]
     assert own.config["bench"]["against"][1]["attention"]["sketch_size"] == 32
     # Asked for or not, it is what it is.
-    assert compared("attention=flash,skeinformer")[0].cell_id == ask(256).cell_id != ask(64).cell_id
+    asked = [compared("attention=flash,skeinformer", f"bench.num_features={size}")[0].cell_id for size in (256, 64)]
+    assert compared("attention=flash,skeinformer")[0].cell_id == asked[0] != asked[1]
     with pytest.raises(ConfigError, match=r"^attention.num_features=8: contradicts bench.num_features=64$"):
         compared("attention=skeinformer,informer", "attention.num_features=8", "bench.num_features=64")
-
-
-def ask(size):
-    (cell,) = compared("attention=flash,skeinformer", f"bench.num_features={size}")
-    return cell
-
-
-def test_a_label_of_a_comparison_names_what_occurs_several_times_only():
-    (alike,) = compared("attention=flash,v_mean", "dtype=bfloat16", "impl=reference")
-    assert [alike.config["label"], *(other["label"] for other in alike.config["bench"]["against"])] == [
-        "flash",
-        "v_mean",
-    ]
-    assert [other["dtype"] for other in alike.config["bench"]["against"]] == ["bfloat16"]
-    (both,) = compared("attention=flash", "dtype=float32,bfloat16", "impl=reference,fused")
-    assert both.config["label"] == "flash impl=reference dtype=float32"
-    assert len(both.config["bench"]["against"]) == 3
 
 
 def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_their_names():
@@ -297,8 +258,33 @@ def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_thei
     assert len(set(dtypes)) == 3
 
 
-def test_equal_mechanisms_compare_under_two_names_only():
-    (cell,) = compared("attention=polynomial,polynomial_p4,polynomial")
-    assert [other["label"] for other in cell.config["bench"]["against"]] == ["polynomial_p4"]
+def test_equal_mechanisms_under_one_name_are_no_comparison():
     with pytest.raises(ConfigError, match="needs two or more"):
         compared("attention=polynomial", "attention.scale=1,1.0")
+
+
+def test_a_group_of_the_users_own_may_have_a_package(tmp_path):
+    for name, text in (
+        ("attention/mine", "causal: true\nattention: {name: flash, scale: 0.5}"),
+        ("more/x", "seq_len: 77"),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    configs = composed("attention=mine,flash", "+more=x", loader=Loader(str(tmp_path)))
+    assert [(variant.name, config["causal"], config["seq_len"]) for config, variant in configs] == [
+        ("mine", True, 77),
+        ("flash", False, 77),
+    ]
+
+
+def test_a_cell_more_costs_no_call_that_takes_long(monkeypatch):
+    calls = []
+    for owner, name in ((load, "_composed"), (OmegaConf, "merge"), (OmegaConf, "create")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, real=real, **more: calls.append(args) or real(*args, **more))
+    costs = []
+    for seeds in (3, 3, 300):  # files are composed once in a process
+        before = len(calls)
+        assert len(composed(f"seed=range({seeds})", "attention=flash,softmax")) == 2 * seeds
+        costs.append(len(calls) - before)
+    assert costs[1] == costs[2] <= costs[0]

@@ -1,5 +1,6 @@
 """A cell's id follows the code that it runs, and no other."""
 
+import hashlib
 import os
 import shutil
 import sys
@@ -26,40 +27,20 @@ CELLS = {
     "error of polysketch": ["bench=spectral_norm", "attention=polysketch"],
     "comparison": ["bench=compare", "attention=flash,polysketch"],
 }
-EVERY = set(CELLS)
-EDITS = {
-    "attention_zoo/ops/deep/kernel.py": {"latency of v_mean", "latency of informer", "error of informer"},
-    "attention_zoo/v_mean.py": {"latency of v_mean", "latency of informer", "error of informer"},
-    "attention_zoo/softmax.py": {"latency of flash", "error of informer", "comparison"},
-    "attention_zoo/polynomial.py": {"error of polysketch"},
-    "attention_zoo/flash.py": {"latency of flash", "error of informer", "comparison"},
-    "attention_zoo/polysketch.py": {"latency of polysketch", "error of polysketch", "comparison"},
-    "attention_zoo/informer.py": {"latency of informer", "error of informer"},
-    "attention_zoo/base.py": EVERY,
-    "bench/measures/spectral_norm.py": {"error of informer", "error of polysketch"},
-    "bench/measures/compare.py": {"comparison"},
-    "bench/measures/correctness.py": EVERY,
-    "bench/measures/context.py": EVERY,
-    "bench/execution/child.py": EVERY,
-    "bench/inputs/__init__.py": EVERY,
-    "bench/inputs/base.py": EVERY,
-    "bench/inputs/gaussian.py": EVERY,
-    "bench/training/saved.py": EVERY,
-    "bench/inputs/pretrained.py": set(),
-    "bench/training/inputs.py": set(),
-    "bench/models/__init__.py": set(),
-    "bench/tasks/__init__.py": set(),
-    "attention_zoo/linformer.py": set(),
-    "attention_zoo/hf/masks.py": set(),
-    "bench/measures/memory.py": set(),
-    "bench/records/table.py": set(),
-    "bench/records/store.py": set(),
-    "bench/execution/sweep.py": set(),
-    "bench/execution/runner.py": set(),
-    "bench/tracking/mirror.py": set(),
-    "bench/plan/config.py": set(),
-    "bench/common/errors.py": set(),
-    "bench/__init__.py": set(),
+# Files, and the cells that run them.
+RUN_BY = {
+    "ops/deep/kernel.py v_mean.py": "latency of v_mean, latency of informer, error of informer",
+    "softmax.py flash.py": "latency of flash, error of informer, comparison",
+    "polysketch.py": "latency of polysketch, error of polysketch, comparison",
+    "informer.py": "latency of informer, error of informer",
+    "polynomial.py": "error of polysketch",
+    "linformer.py hf/masks.py": "",
+    "measures/spectral_norm.py": "error of informer, error of polysketch",
+    "measures/compare.py": "comparison",
+    "base.py measures/correctness.py measures/context.py execution/child.py inputs/__init__.py inputs/base.py"
+    " inputs/gaussian.py training/saved.py": ", ".join(CELLS),
+    "inputs/pretrained.py training/inputs.py models/__init__.py tasks/__init__.py measures/memory.py records/table.py"
+    " records/store.py execution/sweep.py execution/runner.py tracking/mirror.py plan/config.py common/errors.py": "",
 }
 
 
@@ -73,10 +54,7 @@ def checkout(tmp_path, monkeypatch):
     (deep / "__init__.py").touch()
     (deep / "kernel.py").touch()
     append(tmp_path / "attention_zoo" / "v_mean.py", "def later():\n    from .ops.deep import kernel\n")
-    append(
-        tmp_path / "bench" / "measures" / "correctness.py",
-        "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n",
-    )
+    append(tmp_path / "bench/measures/correctness.py", "if TYPE_CHECKING:\n    from attention_zoo.hf import masks\n")
     monkeypatch.setattr(sources, "_folder", lambda top: tmp_path if top in sources.PACKAGES else None)
     sources.forget()
     yield tmp_path
@@ -87,13 +65,9 @@ def append(file, text):
     file.write_text(file.read_text() + "\n" + text)
 
 
-def planned(*overrides):
-    return api.planned(LOADER, overrides)
-
-
 @pytest.fixture(scope="module")
 def configs():
-    return {name: planned(*overrides, *TINY[:4]).cells[0].config for name, overrides in CELLS.items()}
+    return {name: api.planned(LOADER, [*overrides, *TINY[:4]]).cells[0].config for name, overrides in CELLS.items()}
 
 
 def ids(configs):
@@ -101,12 +75,17 @@ def ids(configs):
     return {name: cell.content_id(config, cell._sources(config)) for name, config in configs.items()}
 
 
-@pytest.mark.parametrize("file", EDITS)
-def test_an_edit_changes_the_ids_of_the_cells_that_run_the_file(file, checkout, configs):
+def test_an_edit_changes_the_ids_of_the_cells_that_run_the_file(checkout, configs):
+    run = {name: {source.name for source in cell._sources(config)} for name, config in configs.items()}
+    for files, cells in RUN_BY.items():
+        for file in files.split():
+            (name,) = (f"{top}/{file}" for top in sources.PACKAGES if (checkout / top / file).is_file())
+            assert ", ".join(cell for cell in CELLS if name in run[cell]) == cells, name
     before = ids(configs)
-    append(checkout / file, "# edited\n")
+    append(checkout / "attention_zoo/informer.py", "# edited\n")
+    append(checkout / "bench/plan/config.py", "# edited\n")
     after = ids(configs)
-    assert {name for name in CELLS if before[name] != after[name]} == EDITS[file]
+    assert {name for name in CELLS if before[name] != after[name]} == {"latency of informer", "error of informer"}
 
 
 def test_two_checkouts_agree(checkout, configs, tmp_path_factory, monkeypatch):
@@ -131,54 +110,48 @@ def write(folder, files):
         (folder / name).write_text(text)
 
 
-def test_a_plugin_brings_what_it_imports_of_its_own(tmp_path, monkeypatch):
-    write(
-        tmp_path,
-        {
-            "a_plugin.py": "import torch\nimport a_helper\ntry:\n    import not_there\nexcept ImportError: pass\n",
-            "a_helper.py": "from a_package import tools as t",
-            "a_package/__init__.py": "",
-            "a_package/tools.py": "from . import deeper\nfrom .. import too_far",
-            "a_package/deeper.py": "",
-            "a_package/unused.py": "",
-            "another.py": "",
-        },
-    )
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    names = [source.name for source in sources.closure(("a_plugin",))]
-    assert names == ["a_helper.py", "a_package/__init__.py", "a_package/deeper.py", "a_package/tools.py", "a_plugin.py"]
+OUTSIDE = {
+    "a_plugin.py": "import torch\nimport a_helper\ntry:\n    import not_there\nexcept ImportError: pass\n",
+    "a_helper.py": "from a_package import tools as t",
+    "a_package/__init__.py": "",
+    "a_package/tools.py": "from . import deeper\nfrom .. import too_far",
+    "a_package/deeper.py": "import attention_zoo.checks",
+    "a_package/unused.py": "",
+    "another.py": "",
+}
 
 
-def test_an_installed_plugin_does_not_bring_its_neighbours(tmp_path, monkeypatch):
-    folder = tmp_path / "site-packages"
-    write(
-        folder,
-        {
-            "installed_plugin/__init__.py": "from installed_plugin import a\nimport installed_neighbour",
-            "installed_plugin/a.py": "import attention_zoo.checks",
-            "installed_neighbour.py": "",
-        },
-    )
-    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    names = [source.name for source in sources.closure(("installed_plugin.a",))]
-    assert {"installed_plugin/__init__.py", "installed_plugin/a.py", "attention_zoo/checks.py"} <= set(names)
-    assert "installed_neighbour.py" not in names
+@pytest.mark.parametrize(
+    ("folder", "root", "brought"),
+    [
+        (".", "a_plugin", "a_helper.py a_package/__init__.py a_package/deeper.py a_package/tools.py a_plugin.py"),
+        ("site-packages", "a_package.tools", "a_package/__init__.py a_package/deeper.py a_package/tools.py"),
+        ("site-packages", "a_plugin", "a_plugin.py"),  # its neighbours are packages of their own
+    ],
+)
+def test_a_plugin_brings_what_it_imports_of_its_own(folder, root, brought, tmp_path, monkeypatch):
+    write(tmp_path / folder, OUTSIDE)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / folder), *sys.path])
+    sources.forget()
+    sources._folder.cache_clear()
+    names = [source.name for source in sources.closure((root,))]
+    assert [name for name in names if not name.startswith("attention_zoo")] == brought.split()
+    assert ("attention_zoo/checks.py" in names) == ("deeper" in brought)
 
 
-def test_a_file_that_is_changed_or_gone_is_named(tmp_path, monkeypatch):
-    write(tmp_path, {"first_part.py": "import second_part", "second_part.py": ""})
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    files = sources.closure(("first_part",))
+def test_a_file_that_is_changed_or_gone_is_named(tmp_path):
+    write(tmp_path, {"first.py": "", "second.py": ""})
+    files = [(name, str(tmp_path / name), hashlib.sha256(b"").hexdigest()) for name in ("first.py", "second.py")]
     assert sources.changed(files) is None
-    (tmp_path / "second_part.py").write_text("# edited")
-    assert sources.changed(files) == "second_part.py"
-    (tmp_path / "first_part.py").unlink()
-    assert sources.changed(files) == "first_part.py"
+    (tmp_path / "second.py").write_text("# edited")
+    assert sources.changed(files) == "second.py"
+    (tmp_path / "first.py").unlink()
+    assert sources.changed(files) == "first.py"
 
 
 def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_path, monkeypatch):
     def plan():
-        return planned("attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY)
+        return api.planned(LOADER, ["attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY])
 
     def record(cell, status="oom", **_):
         times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00+00:00") | {"duration_s": 1.0}

@@ -52,7 +52,7 @@ def text(**changes):
         (refused(["reversal"]), "task.name=['reversal']: must be one of"),
         (refused(noise=3), "task.noise=3: unknown; known are examples, num_tokens, alphabet"),
         (refused(num_tokens=0), "task.num_tokens=0: must be a number of at least 1"),
-        (refused(num_tokens="many"), "task.num_tokens='many': Value 'many'"),
+        (refused(num_tokens="many"), "task.num_tokens='many': must be an integer"),
         (refused(alphabet=3), "task.alphabet=3: must be a number of at least 4"),
         (refused(examples=0), "task.examples=0: must be a number of at least 1"),
         (refused(seq_len=31), "seq_len=31: must be at least 32, twice task.num_tokens=16"),
