@@ -1,9 +1,9 @@
 import math
 from functools import partial
 
-import performer_pytorch
 import pytest
 import torch
+from performer_pytorch import performer_pytorch
 from small import HEADS, H, assert_close, maker, sized
 
 from attention_zoo.ops.sketches import orthogonal_features
