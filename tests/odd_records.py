@@ -22,7 +22,7 @@ from synthetic_records import (
     under,
 )
 
-from bench.records.files import LARGEST, compress
+from bench.records.disk import LARGEST, compress
 
 SKETCH, LABELS = "polysketch_random_r32", ("flash", "polysketch_random_r32", "performer")
 

@@ -12,8 +12,7 @@ from bench.common.errors import ConfigError, Parser, bounded, named_path, one_li
 from bench.measures.summary import Results
 from bench.records import own
 from bench.records.archive import Archive, ArchiveError
-from bench.records.disk import write_atomically
-from bench.records.files import read_file
+from bench.records.disk import read_file, write_atomically
 from bench.records.record import RecordError
 from bench.records.store import Store
 
@@ -84,7 +83,7 @@ def merge(sources: Sequence[Path], into: Path) -> Tally:
     return tally
 
 
-def _merge_record(source: Path, records: Store | Archive, name: str, store: Store, tally: Tally) -> bool:
+def _merge_record(source: Path, records: Store, name: str, store: Store, tally: Tally) -> bool:
     """Whether it was added; raises `RecordError` if it is no record."""
     path = store.records_dir / name
     if not os.path.lexists(path):
@@ -110,7 +109,7 @@ def _skip(what: str, error: RecordError, tally: Tally) -> None:
     say(f"{bounded(what)}: skipped, {one_line(error)}")
 
 
-def _open(source: Path, into: Path) -> Results | Archive:
+def _open(source: Path, into: Path) -> Store:
     """A source's records."""
     if source.is_file():
         try:

@@ -29,9 +29,8 @@ from bench.plan.code import code_identity
 from bench.plan.machine import gpu, machine
 from bench.plan.resources import THIS_MACHINE, Resources
 from bench.plan.sources import digest
-from bench.records.files import decode, encode
 from bench.records.record import Record, RecordError
-from bench.records.store import Store, latest
+from bench.records.store import Store, decode, encode, latest
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.disk import write_atomically
-from bench.records.files import compress, decompress, read_file
+from bench.records.disk import compress, decompress, read_file, write_atomically
 from bench.records.record import RecordError
 
 FOLDER, FILE = "sweeps", "plan.json.gz"

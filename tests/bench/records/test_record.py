@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from bench.records import files, store
-from bench.records.files import READABLE, decode, encode
+from bench.records import store
 from bench.records.record import Record, RecordError
-from bench.records.store import Store, latest
+from bench.records.store import READABLE, Store, decode, encode, latest
 
 FINE = Record(
     record_id="0" * 32,
@@ -151,7 +150,7 @@ def test_whole_numbers_and_fields_that_are_left_out_are_fine():
 
 
 def test_lists_and_what_fits_stand_on_one_line(monkeypatch):
-    monkeypatch.setattr(files, "WIDTH", 30)
+    monkeypatch.setattr(store, "WIDTH", 30)
     record = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
     lines = encode(record)[0].decode().splitlines()
     start = lines.index(' "measurements": {')
