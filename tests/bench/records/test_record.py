@@ -6,29 +6,15 @@ import json
 import math
 
 import pytest
+from odd_records import with_value
+from synthetic_records import config, record
 
 from bench.records import store
-from bench.records.record import Record, RecordError
+from bench.records.record import RecordError
 from bench.records.store import READABLE, Store, decode, encode, latest
 
-FINE = Record(
-    record_id="0" * 32,
-    cell_id="c" * 64,
-    sweep_id="s" * 16,
-    attempt=1,
-    status="ok",
-    config={
-        "label": "flash",
-        "attention": {"name": "flash"},
-        "bench": {"name": "latency"},
-        "inputs": {"name": "gaussian"},
-        "seq_len": 64,
-        "batch_size": 2,
-    },
-    started="2026-01-01T00:00:00+00:00",
-    ended="2026-01-01T00:00:01+00:00",
-    duration_s=1.0,
-    measurements={"samples": [1.5, 2.5]},
+FINE = dataclasses.replace(
+    record(config("flash", {"name": "latency"}, 64), {"samples": [1.5, 2.5]}), record_id="0" * 32, cell_id="c" * 64
 )
 TEXT = encode(FINE)[0].decode()
 LONG = {"curve": {"loss": [math.sqrt(k) for k in range(READABLE + 1)], "step": 10}, "norms": [[1.0] * 12] * 8, "n": [7]}
@@ -44,15 +30,15 @@ def read(text):
 
 @pytest.mark.parametrize("measurements", [{"samples": [1.5, 2.5]}, LONG, {}])
 def test_round_trip(tmp_path, measurements):
-    record = changed(measurements=measurements, overrides=("a=1", "b"))
-    Store(tmp_path).write(record)
-    assert Store(tmp_path).load() == [record]
+    source = changed(measurements=measurements, overrides=("a=1", "b"))
+    Store(tmp_path).write(source)
+    assert Store(tmp_path).load() == [source]
 
 
 def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_path):
     path = Store(tmp_path).write(changed(measurements=LONG))
     text = path.read_text()
-    assert len(text.splitlines()) < 60 and max(map(len, text.splitlines())) <= 120
+    assert len(text.splitlines()) < 70 and max(map(len, text.splitlines())) <= 120
     assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
     samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
     assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
@@ -61,17 +47,17 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
 
 
 def test_samples_that_an_older_version_did_not_compress_are_read_and_copied(tmp_path):
-    record, old, new = changed(measurements=LONG), Store(tmp_path / "old"), Store(tmp_path / "new")
-    compressed = old.samples_file(old.write(record).name)
+    source, old, new = changed(measurements=LONG), Store(tmp_path / "old"), Store(tmp_path / "new")
+    compressed = old.samples_file(old.write(source).name)
     compressed.with_suffix("").write_bytes(gzip.decompress(compressed.read_bytes()))
     compressed.unlink()
-    assert old.load() == [record]
-    new.copy(old, record.file_name)
-    assert new.load() == [record]
-    old.write(record)
-    assert new.samples_file(record.file_name).read_bytes() == compressed.read_bytes()
+    assert old.load() == [source]
+    new.copy(old, source.file_name)
+    assert new.load() == [source]
+    old.write(source)
+    assert new.samples_file(source.file_name).read_bytes() == compressed.read_bytes()
     old.clear_leftovers()
-    assert old.load() == [record]
+    assert old.load() == [source]
 
 
 def test_samples_that_are_gone_or_not_the_records_make_it_unreadable(tmp_path, capsys):
@@ -114,45 +100,17 @@ def test_non_finite_numbers_are_refused_both_ways(value):
         read(TEXT.replace("2.5", "1e999"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "not strict JSON"),
-        ("[]", "not a JSON object"),
-        ("[" * 100_000, "nested too deeply"),
-        ("{}", "schema"),
-        (TEXT.replace('"schema": 2', '"schema": 1'), "schema=1"),
-        (TEXT.replace('"phase"', '"fase"'), "unknown fields"),
-        (TEXT.replace('"status": "ok"', '"status": "fine"'), "status='fine'"),
-        (TEXT.replace('"status": "ok"', '"status": "oom"'), "carries no measurements"),
-    ],
-)
-def test_what_is_no_record_is_refused(text, message):
-    with pytest.raises(RecordError, match=message):
-        read(text)
-
-
-def with_value(path, value):
-    """The text of a record with one value replaced, or removed if it is `...`."""
-    fields = json.loads(TEXT)
-    *parents, name = path.split(".")
-    node = fields
-    for parent in parents:
-        node = node[parent]
-    node.pop(name) if value is ... else node.update({name: value})
-    return json.dumps(fields)
-
-
-def test_whole_numbers_and_fields_that_are_left_out_are_fine():
-    assert read(with_value("duration_s", 1)) == FINE
-    assert read(with_value("stderr_tail", ...)) == FINE
-    assert read(with_value("reason", None)) == FINE
+def test_whole_numbers_and_fields_that_are_left_out_are_fine(tmp_path):
+    path = Store(tmp_path).write(FINE)
+    for name, value in (("duration_s", 1), ("stderr_tail", ...), ("reason", None)):
+        with_value(name, value)(path)
+    assert Store(tmp_path).load() == [FINE]
 
 
 def test_lists_and_what_fits_stand_on_one_line(monkeypatch):
     monkeypatch.setattr(store, "WIDTH", 30)
-    record = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
-    lines = encode(record)[0].decode().splitlines()
+    source = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
+    lines = encode(source)[0].decode().splitlines()
     start = lines.index(' "measurements": {')
     assert lines[start + 1 : start + 6] == [
         '  "curve": {',

@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from synthetic_records import everything
+from synthetic_records import memory
 
 from bench.records import disk
 from bench.records.disk import write_atomically
@@ -30,7 +30,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_unfinished_file(tmp_pat
 
 def a_store_with_leftovers(folder):
     results = Store(folder)
-    whole = results.write(everything()[0]).name
+    whole = results.write(memory("flash", 512)).name
     results.samples_dir.mkdir(exist_ok=True)
     for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.gz.2f.tmp"):
         path.write_text("{")
