@@ -92,16 +92,8 @@ def config(label, bench, seq_len, attention=None, **changes):
         "attention": attention or dict(ATTENTIONS[label][0]),
         "bench": bench,
         "inputs": dict(GAUSSIAN),
-        "seq_len": seq_len,
-        "batch_size": max(1, 32768 // seq_len),
-        "num_heads": 12,
-        "head_dim": 64,
-        "dtype": "float32",
-        "causal": True,
-        "device": "cpu",
-        "impl": "auto",
-        "seed": 0,
-        "repeats": 20,
+        **{"seq_len": seq_len, "batch_size": max(1, 32768 // seq_len), "num_heads": 12, "head_dim": 64},
+        **{"dtype": "float32", "causal": True, "device": "cpu", "impl": "auto", "seed": 0, "repeats": 20},
         **changes,
     }
 
@@ -212,9 +204,7 @@ def decode(label, seq_len, rng, status="ok", **changes):
     measured = {
         **TIMING,
         "samples": noisy(rng, 1e5 + (20 * seq_len if cached else 2e5)),
-        "steps": 16,
-        "context": seq_len,
-        "batch_size": 1,
+        **{"steps": 16, "context": seq_len, "batch_size": 1},
         "state_bytes": 12 * 65 * 4 * (2 * seq_len if cached else 1024),
         "error": 1e-6,
     }
@@ -306,13 +296,8 @@ def train_step(label, seq_len, rng, status="ok", task="language_modelling", toke
     shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "step": 1.0}
     measured = {
         "parts": {name: {**TIMING, "samples": noisy(rng, share * step)} for name, share in shares.items()},
-        "pieces": 1,
-        "tokens": tokens,
-        "parameters": 10**8,
-        "model_bytes": 4 * 10**8,
-        "optimizer_bytes": 8 * 10**8,
-        "peak_bytes": 10**5 * tokens,
-        "memory_method": "cpu allocator events",
+        **{"pieces": 1, "tokens": tokens, "parameters": 10**8, "model_bytes": 4 * 10**8, "optimizer_bytes": 8 * 10**8},
+        **{"peak_bytes": 10**5 * tokens, "memory_method": "cpu allocator events"},
     }
     return record(cell, measured, status)
 

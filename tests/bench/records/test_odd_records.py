@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import tarfile
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -219,18 +218,3 @@ def test_odd_records_are_not_packed_and_are_named(results, tmp_path, capsys):
     assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 0
     loaded, lines = said(Store(tmp_path / "home").load)
     assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in good()}
-
-
-@pytest.mark.parametrize("kind", ["fifo", "dangling link", "cut in the middle", "another name", "samples are others"])
-def test_an_archive_of_an_odd_record_is_refused_in_one_line_and_nothing_is_written(kind, tmp_path, capsys):
-    store = Store(tmp_path / "runs")
-    store.write(base("a good one"))
-    spoil(store, kind)
-    with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
-        for folder in ("samples", "records"):
-            for path in sorted((store.root / folder).iterdir()):
-                tar.add(path, f"{folder}/{path.name}", recursive=False)
-    assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 2
-    (error,) = messages(capsys)
-    assert error.startswith("error: ")
-    assert not (tmp_path / "home").exists()

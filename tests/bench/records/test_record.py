@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import json
 import math
 
@@ -10,22 +11,16 @@ from odd_records import with_value
 from synthetic_records import config, record
 
 from bench.records import store
-from bench.records.record import RecordError
-from bench.records.store import READABLE, Store, decode, encode, latest
+from bench.records.store import READABLE, Store, encode, latest
 
 FINE = dataclasses.replace(
     record(config("flash", {"name": "latency"}, 64), {"samples": [1.5, 2.5]}), record_id="0" * 32, cell_id="c" * 64
 )
-TEXT = encode(FINE)[0].decode()
 LONG = {"curve": {"loss": [math.sqrt(k) for k in range(READABLE + 1)], "step": 10}, "norms": [[1.0] * 12] * 8, "n": [7]}
 
 
 def changed(**fields):
     return dataclasses.replace(FINE, **fields)
-
-
-def read(text):
-    return decode(FINE.file_name, text.encode(), lambda: pytest.fail("it has no samples"))
 
 
 @pytest.mark.parametrize("measurements", [{"samples": [1.5, 2.5]}, LONG, {}])
@@ -60,20 +55,6 @@ def test_samples_that_an_older_version_did_not_compress_are_read_and_copied(tmp_
     assert old.load() == [source]
 
 
-def test_samples_that_are_gone_or_not_the_records_make_it_unreadable(tmp_path, capsys):
-    other = changed(record_id="1" * 32)
-    path = Store(tmp_path).write(changed(measurements=LONG))
-    Store(tmp_path).write(other)
-    samples = Store(tmp_path).samples_file(path.name)
-    whole = samples.read_bytes()
-    others = gzip.compress(gzip.decompress(whole).replace(b"1.0", b"2.0", 1))
-    for damage in (whole[:-1], b"", others, None):
-        samples.unlink() if damage is None else samples.write_bytes(damage)
-        assert Store(tmp_path).load() == [other]
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and error.startswith(f"{path}: skipped, its samples")
-
-
 def test_a_writer_that_is_killed_leaves_no_record_without_its_samples(tmp_path, monkeypatch):
     real, written = store.write_atomically, []
 
@@ -89,15 +70,10 @@ def test_a_writer_that_is_killed_leaves_no_record_without_its_samples(tmp_path, 
     assert written == ["samples"] and Store(tmp_path).load() == []
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_numbers_are_refused_both_ways(value):
-    for count in (1, READABLE + 1):
+def test_non_finite_numbers_are_not_written():
+    for value, count in itertools.product((math.nan, math.inf, -math.inf), (1, READABLE + 1)):
         with pytest.raises(ValueError):
             encode(changed(measurements={"samples": [value] * count}))
-    with pytest.raises(RecordError, match="not JSON"):
-        read(TEXT.replace("2.5", json.dumps(value)))
-    with pytest.raises(RecordError, match="1e999 is too large a number"):
-        read(TEXT.replace("2.5", "1e999"))
 
 
 def test_whole_numbers_and_fields_that_are_left_out_are_fine(tmp_path):

@@ -156,6 +156,7 @@ def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
     ("module", "heavy"),
     [
         ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("bench.tracking.mirror", ("torch", "mlflow", "pandas")),
         ("analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
         ("analysis.__main__", ("torch", "bench.measures", "hydra", "mlflow")),
     ],

@@ -452,11 +452,6 @@ def run_python(code, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_importing_it_imports_neither_mlflow_nor_torch():
-    done = run_python("import sys, bench.tracking.mirror; print({'mlflow', 'torch', 'pandas'} & set(sys.modules))")
-    assert done.stdout == "set()\n", done.stderr
-
-
 @pytest.mark.commands
 def test_it_is_quiet_and_stays_off_the_network(tmp_path):
     Store(tmp_path).write(a_record())
