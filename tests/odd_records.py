@@ -329,20 +329,16 @@ def unusable():
 TEXTS = {
     "mathtext": r"$\frac",
     "mathtext of a file": "v$_{$.yaml",
-    "mathtext, escaped": r"a\$b\$ $x$",
     "lone surrogate": "a\ud800b",
     "escapes": "\x1b[31mred\x1b[0m\x07",
     "new lines": "one\ntwo\r\nthree\u2028four",
     "null character": "nul\0l",
-    "pipes": "a|b||c",
     "HTML": "<script>alert(1)</script><!--",
     "right to left": "\u202eabc",
     "underscore": "_hidden",
-    "blank": "  ",
     "empty": "",
     "10^5 characters": "x" * 10**5,
-    "braces": "{}%s%(a)s{0}",
-    "Markdown": "**a** [b](c) `d` # e",
+    "Markdown": "**a** [b](c) | `d` || # e",
     "emoji": "\N{PILE OF POO}",
 }
 
@@ -379,8 +375,7 @@ SKETCHED = ("measurements.kernel_error", "measurements.sketch_error")
 EXPECTED_BY_NOBODY = {
     "latency": {
         "immense times": [(TIMED, [1e149, 1e149, 1e148])],
-        "one time": [(TIMED, [1.0])],
-        "whole numbers": [(TIMED, [1, 2, 3])],
+        "one time, whole": [(TIMED, [1])],
         "no heads": [(f"config.{key}", ...) for key in ("num_heads", "head_dim", "dtype", "causal", "device", "impl")],
         "null settings": [(f"config.{key}", None) for key in ("num_heads", "causal", "seed", "impl")],
         "an unknown mechanism": [("config.attention", {"name": "who", "passes": [[]]}), ("config.inputs", {})],
@@ -388,7 +383,6 @@ EXPECTED_BY_NOBODY = {
         "year 9999": [("ended", "9999-12-31T23:59:59.999999+00:00")],
         "ended before it started": [("started", "2099-01-01T00:00:00+00:00"), ("duration_s", -1.0)],
         "a host of text": [("host_state", {"during": "long", "disturbed": None})],
-        "no duration": [("duration_s", 0.0), ("seconds", {"check": 0.0})],
         "text for a hyperparameter": [("config.attention", {"name": "skeinformer", "num_features": "64"})],
     },
     "decode": {
@@ -401,14 +395,12 @@ EXPECTED_BY_NOBODY = {
         "one trial of one head": [("measurements.sequences", 1), *((path, [1.0]) for path in ERRORS)],
         "immense errors": [("measurements.sequences", 1), *((path, [[1e149, 1.0]]) for path in ERRORS)],
         **{f"size {size!r}": [("measurements.features", size)] for size in (0, "64", 2**62, 10**30, 64.5)},
-        "a list for a hyperparameter": [("config.attention", {"name": "skeinformer", "num_features": [64]})],
     },
     "sketch_error": {
         "a sketch without error": [(path, TRIALS) for path in SKETCHED],
         "a sketch of one trial": [("measurements.sequences", 1), *((path, [[1.0]]) for path in SKETCHED)],
         "an unknown sketch": [("config.attention", {"name": "polysketch", "sketch": "x", "degree": "y"})],
         "an expectation of zero": [("measurements.kernel_expected", TRIALS)],
-        "no size of a sketch": [("measurements.features", None)],
     },
     "compare": {
         "unknown labels": [
@@ -425,8 +417,7 @@ EXPECTED_BY_NOBODY = {
     "memory": {"no peak": [("measurements.passes", {"forward": {"peak_bytes": 0}})]},
     "flops": {
         "no FLOPs": [("measurements.analytic", 0), ("measurements.counted", 1)],
-        "immense FLOPs": [("measurements.analytic", 10**100)],
-        "another kind of FLOPs": [("measurements.counted", 5.5)],
+        "immense FLOPs": [("measurements.analytic", 10**100), ("measurements.counted", 5.5)],
     },
     "roofline": {"no masks under a roof": [("config.causal", ...), ("config.head_dim", ...)]},
     "train": {
@@ -434,7 +425,6 @@ EXPECTED_BY_NOBODY = {
         "settings of text": [("config.model", "a"), ("config.task", 5), ("config.training", [])],
         "settings of lists": [("config.model", {"layers": [2]}), ("config.task", {"text": []})],
         "a rate of text": [("config.training.learning_rate", "high")],
-        "an immense rate": [("config.training.learning_rate", 1e149)],
         "no seed": [("config.seed", None)],
         "a source of a list": [("measurements.source", ["kjv"])],
         "a loss of zero": [("measurements.test.loss", 0.0)],

@@ -78,11 +78,8 @@ def under(record, *disturbed):
 
 def _facts(cell):
     name = cell["attention"]["name"]
-    return {
-        "approximates": "polynomial" if name.startswith("poly") else "softmax",
-        "exact": name in ("softmax", "flash", "polynomial", "xformers_memory_efficient"),
-        "size": SIZES.get(name),
-    }
+    exact = name in ("softmax", "flash", "polynomial", "xformers_memory_efficient")
+    return {"approximates": "polynomial" if "poly" in name else "softmax", "exact": exact, "size": SIZES.get(name)}
 
 
 def config(label, bench, seq_len, attention=None, **changes):

@@ -26,11 +26,7 @@ class ArchiveError(ValueError):
 
 
 class Archive(Store):
-    """The records in an archive, in memory.
-
-    Raises:
-        ArchiveError: it is no archive, is torn, or holds something that is no record.
-    """
+    """The records in an archive, in memory; raises `ArchiveError` where it is torn or holds something else."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -73,11 +69,8 @@ class Archive(Store):
 def pack(results_dir: Path, path: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
-    A file that is no record is named on stderr and left out.
-
-    Raises:
-        ArchiveError: something else is at the archive's path.
-        ConfigError: the folder is not one of results, or lacks records that an earlier archive of that name has.
+    A file that is no record is named on stderr and left out. Raises ArchiveError where something else is at the
+    archive's path, ConfigError where the folder is not one of results or lacks records that the archive has.
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
@@ -106,13 +99,9 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpack(path: Path, results_dir: Path) -> tuple[int, int]:
-    """Add an archive's records to a results folder; those that are there stay as they are.
+    """Add an archive's records to a results folder; returns how many were added, and how many were there and stay.
 
-    Returns:
-        How many were added, and how many were there.
-
-    Raises:
-        ArchiveError: it is no archive of records; nothing is written then.
+    Raises ArchiveError where it is no archive of records; nothing is written then.
     """
     archive = Archive(path)
     own.claim(results_dir, own.RESULTS, "--results")

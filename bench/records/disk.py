@@ -33,10 +33,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[BufferedRandom]:
     """A file to write and read. It becomes `path` when the block ends without an error, else it is removed.
 
-    Its folder is made, but not the folders above: a results folder that was unmounted may come back.
-
-    Raises:
-        OSError: something is at `path` that is no regular file, or the file cannot be written.
+    Its folder is made, but not the folders above: a results folder that was unmounted may come back. Raises OSError
+    where it cannot be written, or something is at `path` that is no regular file.
     """
     path.parent.mkdir(exist_ok=True)
     require_file(path)

@@ -102,11 +102,9 @@ def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
 def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Ratio:
     """How many times faster b is than a, from the times that both took in the same rounds.
 
-    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms,
-    so that exchanging a and b inverts the answer exactly.
-
-    Raises:
-        ValueError: the rounds do not pair up, are none, or a time is not positive.
+    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms, so that
+    exchanging a and b inverts the answer exactly. Raises ValueError: the rounds do not pair up, are none, or a time is
+    not positive.
     """
     a, b = _times("a", a), _times("b", b)
     if len(a) != len(b):
@@ -125,12 +123,9 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike], seed: int =
     than `FEWEST` it is the range of what resampling gives.
 
     Args:
-        lengths: ascending sequence lengths.
-        ratios: for each length, the time of a over that of b in each round.
+        lengths: of sequences; raises ValueError where they do not ascend.
+        ratios: for each length, the time of a over that of b in each round, positive.
         seed: of the resampling.
-
-    Raises:
-        ValueError: the lengths do not ascend, or ratios are none or not positive.
     """
     x = np.log(np.asarray(lengths, dtype=float))
     if len(x) == 0 or len(x) != len(ratios) or np.any(np.diff(x) <= 0):
@@ -203,7 +198,7 @@ def root_mean_square(units: ArrayLike) -> Interval:
 def _half_width(values: Array) -> float:
     """Of the interval of their mean."""
     if len(values) < FEWEST_UNITS:
-        return float("nan")
+        return math.nan
     return float(_student_quantile(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
@@ -262,19 +257,15 @@ def _student_quantile(degrees: int) -> float:
     if degrees in _STUDENT:
         return _STUDENT[degrees]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
+    second, third = 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    return z + (z**3 + z) / (4 * degrees) + second / (96 * degrees**2) + third / (384 * degrees**3)
 
 
 def _last_crossing(x: Array, log_ratios: Array, ahead: bool) -> float:
     """Length at the last change of sign to `ahead`; 0 where it was so all along, infinite where it is not."""
     positive = log_ratios > 0
     if positive[-1] != ahead:
-        return float("inf")
+        return math.inf
     behind = np.flatnonzero(positive != ahead)
     if len(behind) == 0:
         return 0.0

@@ -168,15 +168,10 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
-    """The record in a file, its texts as `bench.common.errors.bounded` makes them.
+    """The record in a file of a name, its texts as `bench.common.errors.bounded` makes them.
 
-    Args:
-        name: of the file.
-        data: its contents.
-        read_samples: gives the contents of its second file, where it has one.
-
-    Raises:
-        RecordError: one of the two is not what `encode` writes, or is missing, or the file has another record's name.
+    `read_samples` gives the contents of its second file, where it has one. Raises RecordError where one of the two is
+    not what `encode` writes, or is missing, or the file has another record's name.
     """
     try:
         fields = _from_json(data)
@@ -188,20 +183,16 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
             raise RecordError(f"a record that belongs into {record.file_name}")
         if digest is None:
             return record
-        return dataclasses.replace(record, measurements=_joined(record.measurements, _samples(digest, read_samples)))
+        try:
+            samples = read_samples()
+        except RecordError as error:
+            raise RecordError(f"its samples: {error}") from None
+        if hashlib.sha256(samples).hexdigest() != digest:
+            raise RecordError("its samples are not those that it was written with")
+        long = _printable(_from_json(samples))
+        return dataclasses.replace(record, measurements=_joined(record.measurements, long))
     except RecursionError:
         raise RecordError("not strict JSON: nested too deeply") from None
-
-
-def _samples(digest: str, read_samples: Callable[[], bytes]) -> dict[str, Any]:
-    try:
-        samples = read_samples()
-    except RecordError as error:
-        raise RecordError(f"its samples: {error}") from None
-    if hashlib.sha256(samples).hexdigest() != digest:
-        raise RecordError("its samples are not those that it was written with")
-    long: dict[str, Any] = _printable(_from_json(samples))
-    return long
 
 
 def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -98,7 +98,9 @@ class Mirror:
             for record_id, record in shown:
                 tags = {"superseded": str(record_id not in standing).lower()}
                 if record_id not in runs:
-                    written += experiment.write_cell(record, titles[record_id], tags, parents.get(record.sweep_id))
+                    if parent := parents.get(record.sweep_id):
+                        tags["mlflow.parentRunId"] = parent
+                    written += experiment.write_cell(record, titles[record_id], tags)
                 else:  # of one cell alone nobody knows which names are taken
                     name = {} if one_cell else {"mlflow.runName": text(titles[record_id])}
                     experiment.retag(runs[record_id], tags | name)

@@ -103,12 +103,10 @@ class Runs:
         if new := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
             self.client.log_batch(run.info.run_id, tags=new)
 
-    def write_cell(self, record: Record, name: str, more: Mapping[str, str], parent: str | None) -> bool:
+    def write_cell(self, record: Record, name: str, more: Mapping[str, str]) -> bool:
         """Returns whether MLflow takes it."""
         numbers, result, reason = _read(record)
         tags = {**_cell_tags(record, result, reason), **more, "kind": "cell"}
-        if parent:
-            tags["mlflow.parentRunId"] = parent
         times = milliseconds(record.started), milliseconds(record.ended)
         try:
             with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FAILED")) as run_id:

@@ -47,8 +47,7 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "d
 class Tracker:
     """Mirrors each record as it comes, and the sweep as a whole when it is done.
 
-    Raises:
-        ConfigError: MLflow is wanted and not installed, or cannot write where it is told to.
+    Raises ConfigError where MLflow is wanted and not installed, or cannot write where it is told to.
     """
 
     def __init__(self, settings: Config) -> None:
@@ -61,9 +60,8 @@ class Tracker:
         if settings.tracking["name"] == "none":
             return
         if importlib.util.find_spec("mlflow") is None:
-            raise ConfigError(
-                "tracking='mlflow': mlflow is not installed; install attention-zoo[tracking] or use tracking=none"
-            )
+            allowed = "install attention-zoo[tracking] or use tracking=none"
+            raise ConfigError(f"tracking='mlflow': mlflow is not installed; {allowed}")
         experiment, uri = settings.tracking["experiment"], settings.tracking["uri"]
         if uri is not None:
             _require_store(uri)
@@ -160,9 +158,7 @@ class Background:
     """A thread that does tasks in the order in which they come; after one that fails, those that wait are dropped.
 
     It is a daemon, unlike that of an executor of `concurrent.futures`: a program that ends does not wait for a server.
-
-    Args:
-        failed: gets what a task raised, in that thread.
+    `failed` gets what a task raised, in that thread.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:

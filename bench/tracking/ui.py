@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)
             mirror.complete(store.read(names))
         with serving(mirror, options.port) as server:
-            print(_pages(options.port, experiment_id), flush=True)
+            for name in ("runs", "sweeps", "curves"):
+                print(f"{name + ':':8}http://{HOST}:{options.port}{views.address(name, experiment_id)}")
+            print("Ctrl-C stops the server.", flush=True)
             status = server.wait()
             raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
     except KeyboardInterrupt:
@@ -67,11 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers. None of its processes is left afterwards, when this one ignores signals.
-
-    Raises:
-        ServerError: it does not start.
-    """
+    """A server that answers, or `ServerError`. None of its processes is left afterwards, when this ignores signals."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", mirror.uri]
     command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
@@ -97,13 +95,6 @@ def _end_with_this_process() -> None:
     """On Linux the server ends with this process, even by `kill -9`."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _pages(port: int, experiment_id: str) -> str:
-    server = f"http://{HOST}:{port}"
-    shown = ("runs", "sweeps", "curves")
-    pages = [f"{name + ':':8}{server}{views.address(name, experiment_id)}" for name in shown]
-    return "\n".join([*pages, "Ctrl-C stops the server."])
 
 
 def _port(text: str) -> int:

@@ -79,12 +79,12 @@ def test_the_interval_of_the_crossover_covers_it():
     lengths = [1024, 2048, 4096, 8192]
     rng = np.random.default_rng(3)
     hits = 0
-    for trial in range(100):
+    for trial in range(60):
         noise = rng.lognormal(0, 0.1, (2, len(lengths), 15))
         ratios = [n / 3000 * noise[0, i] / noise[1, i] for i, n in enumerate(lengths)]
         found = crossover(lengths, ratios, seed=trial)
         hits += found is not None and found.low <= 3000 <= found.high
-    assert hits >= 88  # 95 expected, three binomial standard errors of 2.2 below
+    assert hits >= 51  # 57 expected, three binomial standard errors of 1.7 below
 
 
 def test_no_crossing_is_none_and_the_last_one_counts():
