@@ -200,12 +200,7 @@ def _curves(record: Record) -> Iterator[Metric]:
 
 
 def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[str, str]:
-    tags = {
-        "sweep_id": record.sweep_id,
-        "cell_id": record.cell_id,
-        "record_id": record.record_id,
-        "attempt": record.attempt,
-        "status": record.status,
+    tags = {key: getattr(record, key) for key in ("sweep_id", "cell_id", "record_id", "attempt", "status")} | {
         "reason": reason,
         "result": result,
         "disturbed": "; ".join(record.disturbed) or None,

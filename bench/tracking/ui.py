@@ -98,13 +98,9 @@ def _end_with_this_process() -> None:
 
 
 def _port(text: str) -> int:
-    try:
-        port = int(text)
-    except ValueError:
-        port = 0
-    if not 1 <= port <= 65535:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number from 1 to 65535")
-    return port
+    return int(text)
 
 
 def _require_free(port: int) -> None:

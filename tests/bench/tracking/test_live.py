@@ -15,11 +15,6 @@ from bench.tracking.runs import MAX_POINTS
 
 
 @pytest.fixture
-def mirror(tmp_path):
-    return Mirror(tmp_path)
-
-
-@pytest.fixture
 def record(rng):
     return train("softmax", 16, 0, rng)
 
