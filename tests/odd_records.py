@@ -15,43 +15,34 @@ DEEP = "[" * 10**5 + "]" * 10**5
 TRIALS = [[0.0] * 12] * 8
 
 
-def good(seed=0):
-    """A few records from which every figure and table can be made."""
-    rng = np.random.default_rng(seed)
-    records = [make("flash", n, rng) for n in (512, 1024) for make in (made.latency, made.decode)]
-    records += [made.memory("flash", n) for n in (512, 1024)]
-    records += [made.compare(LABELS, n, rng) for n in (512, 32768)]
-    records += [made.compare(("performer", "lucidrains_performer"), 512, rng)]
-    records += [made.spectral("skeinformer", 1024, d, rng) for d in (64, 256)]
-    attention = {"name": "skeinformer", "num_features": 64}
-    records += [made.latency("skeinformer", 1024, rng, causal=False, attention=attention)]
-    records += [made.sketch_error("gaussian", 4, r, rng) for r in (8, 32)]
-    records += [made.roofline("flash", n, rng) for n in (512, 1024)]
-    records += [made.train("polynomial_p4", 16, of_seed, rng) for of_seed in (0, 1)]
-    records += [made.train("performer", n, 0, rng, task="language_modelling") for n in (16, 32)]
-    records += [made.train("performer", 16, 0, rng, task=task) for task in ("induction_heads", "associative_recall")]
-    records += [made.train_step("performer", n, rng) for n in (16, 32)]
-    records += [made.compare_train_step(LABELS, 512, rng), made.largest_batch("flash", 512)]
-    return [*records, made.flops("softmax", 1024, 10**8)]
-
-
-def one_of_each(seed):
+def one_of_each(seed, n=2048, mechanism="flash"):
     """A good record of each benchmark, by its name."""
     rng = np.random.default_rng(seed)
     return {
-        "latency": made.latency("flash", 2048, rng),
-        "memory": made.memory("flash", 2048),
-        "decode": made.decode("flash", 2048, rng),
-        "spectral_norm": made.spectral("skeinformer", 1024, 128, rng),
-        "sketch_error": made.sketch_error("gaussian", 4, 64, rng),
-        "flops": made.flops("softmax", 2048, 10**9),
-        "compare": made.compare(LABELS, 2048, rng),
-        "roofline": made.roofline("flash", 2048, rng),
-        "train": made.train("flash", 16, 0, rng, task="language_modelling"),
-        "train_step": made.train_step("flash", 16, rng),
-        "compare_train_step": made.compare_train_step(LABELS, 2048, rng),
-        "largest_batch": made.largest_batch("flash", 2048),
+        "latency": made.latency("flash", n, rng),
+        "memory": made.memory("flash", n),
+        "decode": made.decode("flash", n, rng),
+        "spectral_norm": made.spectral("skeinformer", 1024, n // 16, rng),
+        "sketch_error": made.sketch_error("gaussian", 4, n // 32, rng),
+        "flops": made.flops("softmax", n, n * 10**6),
+        "compare": made.compare(LABELS, n, rng),
+        "roofline": made.roofline("flash", n, rng),
+        "train": made.train(mechanism, n // 128, 0, rng, task="language_modelling"),
+        "train_step": made.train_step(mechanism, n // 128, rng),
+        "compare_train_step": made.compare_train_step(LABELS, n, rng),
+        "largest_batch": made.largest_batch("flash", n),
     }
+
+
+def good():
+    """A few records from which every figure and table can be made."""
+    rng, attention = np.random.default_rng(0), {"name": "skeinformer", "num_features": 64}
+    records = [record for n in (512, 1024) for record in one_of_each(n, n, "performer").values()]
+    records += [made.compare(("performer", "lucidrains_performer"), 512, rng), made.compare(LABELS, 32768, rng)]
+    records += [made.latency("skeinformer", 1024, rng, causal=False, attention=attention)]
+    records += [made.train("polynomial_p4", 16, of_seed, rng) for of_seed in (0, 1)]
+    tasks = ("induction_heads", "associative_recall")
+    return records + [made.train("performer", 16, 0, rng, task=task) for task in tasks]
 
 
 def renamed(record, kind):
