@@ -14,8 +14,7 @@ from bench.common import signals
 from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.records import own
 from bench.records.archive import Archive, ArchiveError
-from bench.records.disk import write_atomically
-from bench.records.files import read_file
+from bench.records.disk import read_file, write_atomically
 from bench.records.record import RecordError
 from bench.records.store import Store
 from bench.records.summary import Results
@@ -79,7 +78,7 @@ def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
         say(f"{bounded(what)}: skipped, {one_line(error)}")
 
 
-def _merge_record(source: Path, records: Store | Archive, name: str, store: Store) -> str:
+def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
     """What becomes of it; a `RecordError` where it is no record."""
     path = store.records_dir / name
     if not os.path.lexists(path):
@@ -94,7 +93,7 @@ def _merge_record(source: Path, records: Store | Archive, name: str, store: Stor
     return CONFLICT
 
 
-def _open(source: Path, into: Path) -> Results | Archive:
+def _open(source: Path, into: Path) -> Store:
     """A source's records."""
     if source.is_file():
         try:

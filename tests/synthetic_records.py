@@ -9,15 +9,8 @@ import numpy as np
 
 from bench.records.record import Record
 
-MACHINE = {
-    "cpu_model": "Synthetic CPU 9000",
-    "cpu_count": 8,
-    "memory_bytes": 2**36,
-    "os": "Linux 6.1",
-    "python": "3.11.9",
-    "torch": "2.13.0",
-    "gpu_name": None,
-}
+MACHINE = {"cpu_model": "Synthetic CPU 9000", "cpu_count": 8, "memory_bytes": 2**36, "os": "Linux 6.1"}
+MACHINE |= {"python": "3.11.9", "torch": "2.13.0", "gpu_name": None}
 LENGTHS = tuple(2**k for k in range(9, 16))
 
 # label -> attention config and synthetic cost model: µs per token, and how many more with each 1k of length.
@@ -38,6 +31,8 @@ ATTENTIONS = {
     "xformers_memory_efficient": ({"name": "xformers_memory_efficient"}, 0.5, 4.0),
 }  # fmt: skip
 
+TIMING = {"unit": "ns", "calls_per_sample": 3, "warmup_calls": 5, "method": "perf_counter", "cache": "warm"}
+GAUSSIAN = {"name": "gaussian", "score_scale": 1.0}
 SIZES = {"polysketch": "sketch_size", "linformer": "projection_dim"} | dict.fromkeys(
     ("performer", "skeinformer", "informer"), "num_features"
 )
@@ -83,11 +78,8 @@ def under(record, *disturbed):
 
 def _facts(cell):
     name = cell["attention"]["name"]
-    return {
-        "approximates": "polynomial" if name.startswith("poly") else "softmax",
-        "exact": name in ("softmax", "flash", "polynomial", "xformers_memory_efficient"),
-        "size": SIZES.get(name),
-    }
+    exact = name in ("softmax", "flash", "polynomial", "xformers_memory_efficient")
+    return {"approximates": "polynomial" if "poly" in name else "softmax", "exact": exact, "size": SIZES.get(name)}
 
 
 def config(label, bench, seq_len, attention=None, **changes):
@@ -96,17 +88,9 @@ def config(label, bench, seq_len, attention=None, **changes):
         "label": label,
         "attention": attention or dict(ATTENTIONS[label][0]),
         "bench": bench,
-        "inputs": {"name": "gaussian", "score_scale": 1.0},
-        "seq_len": seq_len,
-        "batch_size": max(1, 32768 // seq_len),
-        "num_heads": 12,
-        "head_dim": 64,
-        "dtype": "float32",
-        "causal": True,
-        "device": "cpu",
-        "impl": "auto",
-        "seed": 0,
-        "repeats": 20,
+        "inputs": dict(GAUSSIAN),
+        **{"seq_len": seq_len, "batch_size": max(1, 32768 // seq_len), "num_heads": 12, "head_dim": 64},
+        **{"dtype": "float32", "causal": True, "device": "cpu", "impl": "auto", "seed": 0, "repeats": 20},
         **changes,
     }
 
@@ -126,15 +110,8 @@ def ns_per_call(label, cell, factor=1.0):
 def latency(label, seq_len, rng, status="ok", **changes):
     """A synthetic latency record."""
     cell = config(label, {"name": "latency", "passes": ["forward", "forward_backward"]}, seq_len, **changes)
-    timing = {
-        "unit": "ns",
-        "calls_per_sample": 3,
-        "warmup_calls": 5,
-        "method": "perf_counter",
-        "cache": "warm",
-    }
     passes = {
-        name: {**timing, "samples": noisy(rng, ns_per_call(label, cell, factor))}
+        name: {**TIMING, "samples": noisy(rng, ns_per_call(label, cell, factor))}
         for name, factor in (("forward", 1.0), ("forward_backward", 3.2))
     }
     tokens = cell["seq_len"] * cell["batch_size"]
@@ -154,37 +131,31 @@ def memory(label, seq_len, status="ok", **changes):
     return record({**cell, **changes}, {"passes": passes, "method": "synthetic", "largest": None}, status)
 
 
+def of_weights(weights):
+    """Gaussian inputs, or those of a model with such weights."""
+    model = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
+    return model if weights else dict(GAUSSIAN)
+
+
 def spectral(label, seq_len, size, rng, weights=None, status="ok", reference="softmax", trials=8, **changes):
     """A synthetic spectral_norm record: errors that fall with the size like 1/sqrt(d)."""
     attention = dict(ATTENTIONS[label][0])
     if size:
         attention[SIZES[attention["name"]]] = size
-    inputs = {"name": "gaussian", "score_scale": 1.0}
-    if weights:
-        inputs = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
     scale = {"linformer": 30, "informer": 3, "v_mean": 2, "skeinformer": 2.5}.get(label, 4)
     value = scale * (seq_len / 1024) ** 0.5 * (0.3 + (0 if size is None else 2 / size**0.5))
     absolute = rng.lognormal(np.log(value), 0.3, (trials, 12))
     bench = {"name": "spectral_norm", "num_features": size, "memory_limit": None}
-    changes = {"batch_size": 4, "causal": False, "inputs": inputs, **changes}
-    return record(
-        config(label, bench, seq_len, attention, **changes),
-        {
-            "features": size,
-            "reference": reference,
-            "absolute": absolute.tolist(),
-            "relative": (absolute / 8).tolist(),
-            "exact_norm": np.full((trials, 12), 8.0).tolist(),
-        },
-        status,
+    cell = config(
+        label, bench, seq_len, attention, **{"batch_size": 4, "causal": False, "inputs": of_weights(weights), **changes}
     )
+    errors = {"absolute": absolute, "relative": absolute / 8, "exact_norm": np.full((trials, 12), 8.0)}
+    lists = {name: values.tolist() for name, values in errors.items()}
+    return record(cell, {"features": size, "reference": reference, **lists}, status)
 
 
 def sketch_error(sketch, degree, size, rng, weights=None, status="ok", trials=8, exponent=-0.5, **changes):
     """A synthetic sketch_error record: errors that fall with r as a power of it, those of a head's trial alike."""
-    inputs = {"name": "gaussian", "score_scale": 1.0}
-    if weights:
-        inputs = {"name": "pretrained", "weights": weights, "model": "minilm", "layer": 0, "text": "kjv"}
     attention = {"name": "polysketch", "sketch": sketch, "sketch_size": size, "degree": degree}
     error = degree * size**exponent * rng.lognormal(0, 0.1, (trials, 1)).repeat(12, axis=1)
     known = sketch == "gaussian" and degree == 4
@@ -197,11 +168,9 @@ def sketch_error(sketch, degree, size, rng, weights=None, status="ok", trials=8,
         "smallest_weight": np.full((trials, 12), 1e-9).tolist(),
         "negative_share": None if sketch == "learned" else np.full((trials, 12), 0.4).tolist(),
     }
-    bench = {"name": "sketch_error", "num_features": size, "memory_limit": None}
-    changes = {"batch_size": 2, "causal": False, "inputs": inputs, **changes}
-    return record(
-        config(f"polysketch sketch={sketch} degree={degree}", bench, 512, attention, **changes), measured, status
-    )
+    bench, label = {"name": "sketch_error", "num_features": size, "memory_limit": None}, f"polysketch sketch={sketch}"
+    changes = {"batch_size": 2, "causal": False, "inputs": of_weights(weights), **changes}
+    return record(config(f"{label} degree={degree}", bench, 512, attention, **changes), measured, status)
 
 
 def flops(label, seq_len, multiplications, size=None, **changes):
@@ -220,12 +189,8 @@ def compare(labels, seq_len, rng, status="ok", rounds=20, **changes):
     cell = config(labels[0], bench, seq_len, **changes)
     drift = np.linspace(1, 1.2, rounds)
     samples = {label: (drift * noisy(rng, ns_per_call(label, cell), rounds, 0.05)).tolist() for label in labels}
-    calls = dict.fromkeys(labels, 3)
-    return record(
-        cell,
-        {"pass": "forward", "labels": list(labels), "samples": samples, "calls_per_sample": calls},
-        status,
-    )
+    measured = {"pass": "forward", "labels": list(labels), "samples": samples}
+    return record(cell, {**measured, "calls_per_sample": dict.fromkeys(labels, 3)}, status)
 
 
 def decode(label, seq_len, rng, status="ok", **changes):
@@ -234,15 +199,9 @@ def decode(label, seq_len, rng, status="ok", **changes):
     cell = config(label, bench, seq_len, batch_size=1, **changes)
     cached = label in ("softmax", "flash", "polynomial_p4")
     measured = {
-        "unit": "ns",
+        **TIMING,
         "samples": noisy(rng, 1e5 + (20 * seq_len if cached else 2e5)),
-        "steps": 16,
-        "calls_per_sample": 3,
-        "warmup_calls": 2,
-        "method": "perf_counter",
-        "cache": "warm",
-        "context": seq_len,
-        "batch_size": 1,
+        **{"steps": 16, "context": seq_len, "batch_size": 1},
         "state_bytes": 12 * 65 * 4 * (2 * seq_len if cached else 1024),
         "error": 1e-6,
     }
@@ -261,12 +220,8 @@ def roofline(label, seq_len, rng, status="ok", rounds=20, **changes):
     }
     _, constant, linear = ATTENTIONS[label]
     measured = {
-        "unit": "ns",
+        **TIMING,
         "samples": (drift * noisy(rng, ns_per_call(label, cell), rounds)).tolist(),
-        "calls_per_sample": 3,
-        "warmup_calls": 2,
-        "method": "perf_counter",
-        "cache": "warm",
         "ceilings": ceilings,
         "flops": int(tokens * (constant * 3e4 + linear * seq_len * 60)),
         "bytes": 4 * 4 * 64 * 12 * tokens,
@@ -280,39 +235,29 @@ def train(
 ):
     """A synthetic train record: a loss that falls exponentially, or at once, from ln 10 to `final`."""
     cell = training_cell(label, {"name": "train"}, seq_len, task, seed=seed, **changes)
-    training = {"steps": 100 * evaluations, "learning_rate": learning_rate, "schedule": "linear", "accumulate": 1}
-    cell["training"] = training
+    training = cell["training"]
+    training |= {"steps": 100 * evaluations, "learning_rate": learning_rate}
     share = np.arange(1, evaluations + 1) / evaluations
     if task in ("induction_heads", "selective_copying"):
         share = 1 / (1 + np.exp(-30 * (share - rng.uniform(0.3, 0.8))))
     losses = np.log(10) * (final / np.log(10)) ** share
-    text = cell["task"].get("text")
+    text, start = cell["task"].get("text"), np.log(10)
     found = [
         {
-            "step": 100 * (number + 1),
-            "examples": 256,
-            "loss": float(loss),
-            "token_accuracy": float(np.exp(-loss)),
-            "example_accuracy": float(np.exp(-loss) ** 4),
+            **{"step": 100 * number, "examples": 256, "loss": float(loss)},
+            **{"token_accuracy": float(np.exp(-loss)), "example_accuracy": float(np.exp(-loss) ** 4)},
             "loss_by_position": [None, *(loss * (1 + 1 / np.arange(1, seq_len))).tolist()],
         }
-        for number, loss in enumerate(losses)
+        for number, loss in enumerate(losses, 1)
     ]
+    train_loss = np.interp(range(100 * evaluations), 100 * np.arange(evaluations + 1), [start, *losses]).tolist()
+    other_curves = {name: noisy(rng, 1.0, training["steps"]) for name in ("gradient_norm", "learning_rate")}
     measured = {
-        "curve": {
-            "train_loss": np.interp(
-                range(100 * evaluations), 100 * np.arange(evaluations + 1), [np.log(10), *losses]
-            ).tolist(),
-            **{name: noisy(rng, 1.0, training["steps"]) for name in ("gradient_norm", "learning_rate")},
-        },
+        "curve": {"train_loss": train_loss, **other_curves},
         "seconds": noisy(rng, 2e-9 * ns_per_call(label, cell), training["steps"]),
         "validation": found,
         "test": found[-1],
-        "parameters": 12345,
-        "vocabulary": 10,
-        "source": text or "generated",
-        "resumed_from": 0,
-        "processes": 1,
+        **{"parameters": 12345, "vocabulary": 10, "source": text or "generated", "resumed_from": 0, "processes": 1},
         "baselines": {"unigram": 2.9, "bigram": 2.2 + 1 / seq_len} if text else {},
     }
     return record(cell, measured, status)
@@ -344,18 +289,12 @@ def train_step(label, seq_len, rng, status="ok", task="language_modelling", toke
     """A synthetic train_step record: the attention's time and as much again for all else."""
     bench = {"name": "train_step", "min_sample_ms": 20.0}
     cell = training_cell(label, bench, seq_len, task, batch_size=tokens // seq_len, **changes)
-    timing = {"unit": "ns", "calls_per_sample": 1, "warmup_calls": 2, "method": "perf_counter", "cache": "warm"}
     step = 2 * ns_per_call(label, cell)
     shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "step": 1.0}
     measured = {
-        "parts": {name: {**timing, "samples": noisy(rng, share * step)} for name, share in shares.items()},
-        "pieces": 1,
-        "tokens": tokens,
-        "parameters": 10**8,
-        "model_bytes": 4 * 10**8,
-        "optimizer_bytes": 8 * 10**8,
-        "peak_bytes": 10**5 * tokens,
-        "memory_method": "cpu allocator events",
+        "parts": {name: {**TIMING, "samples": noisy(rng, share * step)} for name, share in shares.items()},
+        **{"pieces": 1, "tokens": tokens, "parameters": 10**8, "model_bytes": 4 * 10**8, "optimizer_bytes": 8 * 10**8},
+        **{"peak_bytes": 10**5 * tokens, "memory_method": "cpu allocator events"},
     }
     return record(cell, measured, status)
 
@@ -401,12 +340,8 @@ def largest_batch(label, seq_len, status="ok", **changes):
     cell = training_cell(label, bench, seq_len, "language_modelling", **changes)
     sizes = {number: 10**9 + 10**8 * number for number in (1, 2, 3, 4)}
     measured = {
-        "largest": 3,
-        "tried": {str(number): size for number, size in sizes.items()},
-        "limit_bytes": sizes[3] + 1,
-        "pieces": 1,
-        "wanted": cell["batch_size"],
-        "accumulation": cell["batch_size"] // 2,
+        **{"largest": 3, "tried": {str(number): size for number, size in sizes.items()}, "limit_bytes": sizes[3] + 1},
+        **{"pieces": 1, "wanted": cell["batch_size"], "accumulation": cell["batch_size"] // 2},
         "method": "cpu allocator events",
     }
     return record(cell, measured, status)
@@ -416,26 +351,18 @@ def everything(seed=0):
     """Records that every figure can be made from, with cells of every kind of outcome among them."""
     rng = np.random.default_rng(seed)
     records = []
-    causal = (
-        "softmax",
-        "flash",
-        "polynomial_p4",
-        "polysketch_random_r32",
-        "polysketch_learned_local_r64",
-        "performer",
-    )
+    causal = ("softmax", "flash", "polynomial_p4", "polysketch_random_r32", "polysketch_learned_local_r64", "performer")
     for label, n in product((*causal, "linformer"), LENGTHS):
         status = "unsupported" if label == "linformer" else "ok"
         if label == "softmax" and n > 8192:
             status = "oom"
         records += [latency(label, n, rng, status), memory(label, n, status), decode(label, n, rng, status)]
     approximations = ("skeinformer", "informer", "linformer")
-    for label, n, d, weights in product(
-        approximations, (1024, 4096), (16, 32, 64, 128, 256), ("initialised", "pretrained")
-    ):
+    sizes, both = (16, 32, 64, 128, 256), ("initialised", "pretrained")
+    for label, n, d, weights in product(approximations, (1024, 4096), sizes, both):
         status = "timeout" if (label, n, d) == ("informer", 4096, 256) else "ok"
         records.append(spectral(label, n, d, rng, weights, status))
-    for n, weights in product((1024, 4096), ("initialised", "pretrained")):
+    for n, weights in product((1024, 4096), both):
         records.append(spectral("v_mean", n, None, rng, weights))
     for label in (*approximations, "v_mean", "flash"):
         for size in (64, 256) if label not in ("v_mean", "flash") else (None,):

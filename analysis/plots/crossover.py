@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -150,7 +149,7 @@ def _crossovers(speeds: pd.DataFrame) -> pd.DataFrame:
 
 def _crossed(rows: pd.DataFrame) -> Crossover | None:
     rows = rows.sort_values("seq_len")
-    return crossover(list(rows["seq_len"]), list(rows["raw"]), [np.ones_like(ratios) for ratios in rows["raw"]])
+    return crossover(list(rows["seq_len"]), list(rows["raw"]))
 
 
 def _winners(speeds: pd.DataFrame) -> str:

@@ -71,7 +71,7 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                         "inputs": kind,
                         "sketch": name,
                         "quantity": f"{quantity} error",
-                        "exponent of r": exponent.median,
+                        "exponent of r": exponent.value,
                         "low": exponent.low,
                         "high": exponent.high,
                         "r": f"{line['features'].min()} to {line['features'].max()}",
@@ -143,7 +143,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, 
         exponent = _exponent(line)
         if exponent:
             ends = f" [{exponent.low:.2f}, {exponent.high:.2f}]" if exponent.low == exponent.low else ""
-            lines.append((f"{name}: {exponent.median:.2f}{ends}", properties[name]))
+            lines.append((f"{name}: {exponent.value:.2f}{ends}", properties[name]))
     for lane, (text, look) in enumerate(lines):
         axes.annotate(
             text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",

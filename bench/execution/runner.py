@@ -31,10 +31,9 @@ from bench.measures.progress import Progress
 from bench.plan.cell import Cell
 from bench.plan.machine import THIS_MACHINE, Resources, code_identity, gpu, machine
 from bench.plan.sources import digest
-from bench.records.files import decode, encode
 from bench.records.outcomes import classify_exit, count_oom_kills
 from bench.records.record import Record, RecordError
-from bench.records.store import Store, latest
+from bench.records.store import Store, decode, encode, latest
 from bench.records.summary import summarised
 
 MEASURING_PHASES = ("setup", "check", "warmup", "measure")

@@ -28,8 +28,7 @@ from bench.plan.config import Config, check, split
 from bench.plan.executors import Cells, Executor
 from bench.plan.sources import Source
 from bench.records import plans
-from bench.records.disk import write_atomically
-from bench.records.files import read_file
+from bench.records.disk import read_file, write_atomically
 from bench.records.plans import OF_SIZE, Durations, duration
 from bench.records.record import FAILED, Record
 from bench.records.store import Store, latest

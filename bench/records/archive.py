@@ -8,16 +8,14 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import own
-from bench.records.disk import replacing, require_file
-from bench.records.files import LARGEST, decode, decompress
+from bench.records.disk import LARGEST, decompress, replacing, require_file
 from bench.records.own import RECORD
-from bench.records.record import Record, RecordError
+from bench.records.record import RecordError
 from bench.records.store import Store
 
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
@@ -27,14 +25,11 @@ class ArchiveError(ValueError):
     """An archive that holds something else than records; the message names it."""
 
 
-class Archive:
-    """The records in an archive, in memory; it is read as a `Store` is.
-
-    Raises:
-        ArchiveError: it is no archive, is torn, or holds something that is no record.
-    """
+class Archive(Store):
+    """The records in an archive, in memory; raises `ArchiveError` where it is torn or holds something else."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._files: dict[tuple[str, str], bytes] = {}
         try:
             require_file(path)
@@ -57,19 +52,15 @@ class Archive:
                 raise ArchiveError(f"{path}: {name}: {error}") from None
 
     def names(self) -> list[str]:
-        """The names of the records' files."""
+        """As of any store."""
         return sorted(name for folder, name in self._files if folder == "records")
 
-    def decode(self, name: str) -> Record:
-        """The record in a file."""
-        return decode(name, self.read_record(name), partial(self.read_samples, name))
-
     def read_record(self, name: str) -> bytes:
-        """The contents of a record's file."""
+        """As of any store."""
         return self._files["records", name]
 
     def read_samples(self, name: str) -> bytes:
-        """The contents of the file of its samples, unpacked; raises `RecordError` where there is none."""
+        """As of any store."""
         if ("samples", name) not in self._files:
             raise RecordError("are not in the archive")
         return self._files["samples", name]
@@ -78,11 +69,8 @@ class Archive:
 def pack(results_dir: Path, path: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
-    A file that is no record is named on stderr and left out.
-
-    Raises:
-        ArchiveError: something else is at the archive's path.
-        ConfigError: the folder is not one of results, or lacks records that an earlier archive of that name has.
+    A file that is no record is named on stderr and left out. Raises ArchiveError where something else is at the
+    archive's path, ConfigError where the folder is not one of results or lacks records that the archive has.
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
@@ -106,19 +94,14 @@ def pack(results_dir: Path, path: Path) -> int:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
+    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
     return member
 
 
 def unpack(path: Path, results_dir: Path) -> tuple[int, int]:
-    """Add an archive's records to a results folder; those that are there stay as they are.
+    """Add an archive's records to a results folder; returns how many were added, and how many were there and stay.
 
-    Returns:
-        How many were added, and how many were there.
-
-    Raises:
-        ArchiveError: it is no archive of records; nothing is written then.
+    Raises ArchiveError where it is no archive of records; nothing is written then.
     """
     archive = Archive(path)
     own.claim(results_dir, own.RESULTS, "--results")
@@ -142,12 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             added, present = unpack(options.archive, options.results)
             print(f"{options.results}: {added} records added, {present} were there")
-    except ArchiveError as error:
-        print(f"error: ARCHIVE={one_line(error)}", file=sys.stderr)
-        return 2
-    except (ConfigError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+    except (ArchiveError, ConfigError, OSError) as error:
+        setting = "ARCHIVE=" if isinstance(error, ArchiveError) else ""
+        print(f"error: {setting}{one_line(error)}", file=sys.stderr)
+        return 1 if isinstance(error, OSError) else 2
     return 0
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import os
 import re
 import secrets
 import stat
+import zlib
 from collections.abc import Iterator
 from io import BufferedRandom, BufferedReader
 from pathlib import Path
+
+from bench.records.record import RecordError
+
+with contextlib.suppress(ImportError):  # Windows has none, and records are read there too
+    import fcntl
+
+# The largest file that is read, in bytes, unpacked.
+LARGEST = 2**26
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -23,10 +33,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[BufferedRandom]:
     """A file to write and read. It becomes `path` when the block ends without an error, else it is removed.
 
-    Its folder is made, but not the folders above: a results folder that was unmounted may come back.
-
-    Raises:
-        OSError: something is at `path` that is no regular file, or the file cannot be written.
+    Its folder is made, but not the folders above: a results folder that was unmounted may come back. Raises OSError
+    where it cannot be written, or something is at `path` that is no regular file.
     """
     path.parent.mkdir(exist_ok=True)
     require_file(path)
@@ -55,8 +63,6 @@ def unfinished(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
 
 def lock(descriptor: int, *, exclusively: bool) -> None:
     """Lock a file or folder until it is closed. Raises OSError where an exclusive lock cannot be had at once."""
-    import fcntl  # Windows has none, and records are read there too
-
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusively else fcntl.LOCK_SH)
 
 
@@ -94,3 +100,37 @@ def entries(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:
     """Whatever in a folder has a name of a form, in the order of names; else as `files`."""
     if folder.is_dir() and not folder.is_symlink():
         yield from (folder / name for name in sorted(os.listdir(folder)) if form.fullmatch(name))
+
+
+def read_file(path: Path) -> bytes:
+    """The contents of a regular file or of a link to one; raises `RecordError` where it cannot be read or is too large.
+
+    Nothing else is opened, for it may have no end.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise RecordError("not a regular file")
+        if status.st_size > LARGEST:
+            raise RecordError(f"larger than {LARGEST >> 20} MiB")
+        with open(path, "rb") as file:
+            return file.read(status.st_size)  # a file of the kernel's may have no end
+    except OSError as error:
+        raise RecordError(f"cannot be read: {error.strerror}") from None
+
+
+def compress(data: bytes) -> bytes:
+    """The same bytes give the same compressed bytes: there is no time in them."""
+    return gzip.compress(data, compresslevel=6, mtime=0)
+
+
+def decompress(data: bytes) -> bytes:
+    """Undo `compress`; raises `RecordError` where that cannot be, or gives more than `LARGEST`."""
+    try:
+        unpacked = zlib.decompressobj(wbits=31)
+        content = unpacked.decompress(data, LARGEST)
+    except zlib.error as error:
+        raise RecordError(f"not compressed: {error}") from None
+    if not unpacked.eof:
+        raise RecordError(f"torn, or larger than {LARGEST >> 20} MiB")
+    return content

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bench.common.schema import PASSES
-from bench.records.files import LARGEST_NUMBER
-from bench.records.statistics import FEWEST, Estimate, mean_interval, median_interval, ratio_interval, root_mean_square
+from bench.records.statistics import FEWEST, Interval, mean_interval, median_interval, ratio_interval, root_mean_square
+from bench.records.store import LARGEST_NUMBER
 
 BOOTSTRAP, RANGE, STUDENT = "95%", "range", "95% t"
 # What can be, by unit, the lowest and the highest; of other units any number. No call ends within a nanosecond, and
@@ -145,7 +145,7 @@ def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Metric:
     """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
     raw = _numbers(metric, samples)
     interval = median_interval(raw)
-    return Metric(metric, interval.median, unit, interval.low, interval.high, bootstrapped(raw), raw, **fields)
+    return Metric(metric, interval.value, unit, interval.low, interval.high, bootstrapped(raw), raw, **fields)
 
 
 def spread(samples: ArrayLike, **fields: Any) -> Metric:
@@ -185,7 +185,7 @@ def _by_unit(samples: NDArray[np.float64]) -> NDArray[np.float64]:
     return samples.reshape(len(samples), -1).mean(axis=1)
 
 
-def _estimated(metric: str, found: Estimate, raw: NDArray[np.float64], fields: dict[str, Any]) -> Metric:
+def _estimated(metric: str, found: Interval, raw: NDArray[np.float64], fields: dict[str, Any]) -> Metric:
     return Metric(metric, found.value, "1", found.low, found.high, STUDENT, raw, **fields)
 
 

@@ -16,7 +16,6 @@ OUT_OF_MEMORY = (
     "cuda error: out of memory",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
-    "std::bad_alloc",
     "bad_alloc",
     "unable to allocate",
     "array is too large",
@@ -30,16 +29,14 @@ OUT_OF_MEMORY = (
 
 def classify(error: BaseException) -> tuple[str, str]:
     """The status and reason of an exception that ended a cell; an unknown one is an `error`, never `oom`."""
-    kind = type(error).__name__
-    text = scrubbed(one_line(error))
-    if kind == "UnsupportedError":
-        return "unsupported", text
-    if isinstance(error, NonFiniteError):
-        return "nonfinite", text
-    if isinstance(error, IncorrectError):
-        return "incorrect", text
+    # By name where the class is of a library that need not be there.
+    kind, text = type(error).__name__, scrubbed(one_line(error))
     if kind == "OutOfResources":
         return "unsupported", f"the kernel needs more shared memory or registers than the device has: {text}"
+    if kind == "UnsupportedError":
+        return "unsupported", text
+    if isinstance(error, (NonFiniteError, IncorrectError)):
+        return "nonfinite" if isinstance(error, NonFiniteError) else "incorrect", text
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
         return "oom", text or "out of memory"
     lower = message(error).lower()

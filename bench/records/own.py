@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bench.common.errors import ConfigError, bounded
-from bench.records.disk import files, is_file, write_atomically
-from bench.records.files import read_file
+from bench.records.disk import files, is_file, read_file, write_atomically
 from bench.records.record import SCHEMA, RecordError
 
 MARKER = ".attention-zoo"

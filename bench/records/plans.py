@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.records.disk import write_atomically
-from bench.records.files import compress, decompress, read_file
+from bench.records.disk import compress, decompress, read_file, write_atomically
 from bench.records.record import RecordError
 
 FOLDER, FILE = "sweeps", "plan.json.gz"
@@ -72,11 +71,7 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
 
 
 def load(results_dir: Path, sweep_id: str) -> SavedPlan:
-    """Read a plan.
-
-    Raises:
-        PlanError: it is not there, or no plan of this schema.
-    """
+    """Read a plan; raises `PlanError` where it is not there, or none of this schema."""
     path = results_dir / FOLDER / sweep_id / FILE
     if not path.exists():
         raise PlanError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
@@ -97,11 +92,7 @@ def saved(results_dir: Path) -> Iterator[str]:
 
 
 class Durations:
-    """How long cells take: the mean over cells that are alike.
-
-    Args:
-        took: configurations of cells that have ended, each with its seconds.
-    """
+    """How long cells take: the mean over cells that are alike, of those that have ended and how long they took."""
 
     def __init__(self, took: Iterable[tuple[Mapping[str, Any], float]]) -> None:
         self._took: dict[tuple[object, ...], list[float]] = defaultdict(list)

@@ -11,12 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.records.metrics import Metric, bootstrapped, median
 from bench.records.statistics import ratio_interval
-
-Array = NDArray[np.float64]
 
 # Unit of a ceiling, and the one in which people read it.
 UNITS = {
@@ -56,15 +53,16 @@ def share(
     interval reaches below, and NaN with a verdict of `BEYOND` where all of it is above, as of inputs in a cache.
 
     Args:
-        samples: nanoseconds of the pass, one for each round.
+        samples: nanoseconds of the pass, one for each round; raises ValueError where rounds do not pair up.
         ceilings: by name `{"work": of a call, "samples": [ns per call, one for each round]}`; `gemm` and `copy`.
-        flops: of the pass, at least one.
-        compulsory_bytes: of the pass, at least one.
-
-    Raises:
-        ValueError: the rounds do not pair up, or a time is not positive.
+        flops: of the pass, at least one, as `compulsory_bytes`.
+        compulsory_bytes: that it moves at least.
     """
-    compute, memory = (_least(ceilings[name], of) for name, of in (("gemm", flops), ("copy", compulsory_bytes)))
+    # The nanoseconds in which the device does the work, in each round.
+    compute, memory = (
+        np.asarray(ceilings[name]["samples"], dtype=float) * work / ceilings[name]["work"]
+        for name, work in (("gemm", flops), ("copy", compulsory_bytes))
+    )
     least = np.array([max(one) for one in zip(compute, memory, strict=True)])
     ratio = ratio_interval(least, samples)
     bound = "compute" if np.median(compute) >= np.median(memory) else "memory"
@@ -79,8 +77,3 @@ def share(
 def words(share: Metric) -> str:
     """A share for people, or why there is none."""
     return BEYOND.get(str(share.verdict), f"{share.value:.3g} % of the ceiling")
-
-
-def _least(ceiling: Mapping[str, Any], work: float) -> Array:
-    """The nanoseconds in which the device does so much work, in each round."""
-    return np.asarray(ceiling["samples"], dtype=float) * work / ceiling["work"]

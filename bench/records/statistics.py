@@ -30,9 +30,9 @@ _STUDENT = {1: 12.7062, 2: 4.3027, 3: 3.1824}
 
 @dataclass(frozen=True)
 class Interval:
-    """A median (of a power law: its exponent) and its 95 % interval, in the unit of the samples."""
+    """A median, mean or exponent and its 95 % interval, NaN where the units are too few for one."""
 
-    median: float
+    value: float
     low: float
     high: float
 
@@ -49,20 +49,10 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean (or a root of one) and its 95 % interval, NaN where the units are fewer than `FEWEST_UNITS`."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Crossover:
     """The length from which b is faster than a (or a than b) for good, and its 95 % interval.
 
-    `low` is 0 where b may well be ahead from the start, `high` infinite where it may never get ahead for
-    good.
+    `low` is 0 where b may well be ahead from the start, `high` infinite where it may never get ahead for good.
     """
 
     length: float
@@ -94,27 +84,15 @@ class Overtaking:
     batch: str
     """`batch size 4` or `8192 tokens per batch`, whichever the lengths have in common."""
     crossover: Crossover
-
-    @property
-    def faster(self) -> str:
-        """The one of the two that is ahead at the end."""
-        return self.label if self.crossover.faster == "b" else self.baseline
-
-    @property
-    def slower(self) -> str:
-        """The other one."""
-        return self.baseline if self.crossover.faster == "b" else self.label
+    faster: str
+    """The one of the two that is ahead at the end."""
+    slower: str
 
 
 def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
     """The median of the samples with its bootstrap interval; the whole range for fewer than `FEWEST` samples.
 
-    Args:
-        samples: independent observations, one dimension, at least one.
-        seed: of the resampling; the same samples and seed give the same interval.
-
-    Raises:
-        ValueError: no samples, or one that is not finite.
+    The same samples and seed give the same interval. Raises ValueError: no samples, or one that is not finite.
     """
     values = _observations("samples", samples)
     low, high = _percentiles(_resampled_medians(values, np.random.default_rng(seed)), len(values))
@@ -124,56 +102,44 @@ def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
 def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Ratio:
     """How many times faster b is than a, from the times that both took in the same rounds.
 
-    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms,
-    so that exchanging a and b inverts the answer exactly.
-
-    Args:
-        a: time of the baseline in each round.
-        b: time of the candidate in each round, of the same length and in the same unit.
-        seed: of the resampling.
-
-    Raises:
-        ValueError: the rounds do not pair up, are none, or a time is not positive.
+    The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms, so that
+    exchanging a and b inverts the answer exactly. Raises ValueError: the rounds do not pair up, are none, or a time is
+    not positive.
     """
-    interval = median_interval(_log_ratios(a, b), seed)
-    median, low, high = np.exp([interval.median, interval.low, interval.high]).tolist()
-    verdict = "faster" if low > 1 else "slower"
-    if low <= 1 <= high or np.size(a) < FEWEST:
-        verdict = "tie"
-    return Ratio(median, low, high, verdict)
+    a, b = _times("a", a), _times("b", b)
+    if len(a) != len(b):
+        raise ValueError(f"b: must have as many rounds as a ({len(a)}), has {len(b)}")
+    interval = median_interval(np.log(a / b), seed)
+    median, low, high = np.exp([interval.value, interval.low, interval.high]).tolist()
+    tie = low <= 1 <= high or len(a) < FEWEST
+    return Ratio(median, low, high, "tie" if tie else "faster" if low > 1 else "slower")
 
 
-def crossover(
-    lengths: Sequence[float], rounds_a: Sequence[ArrayLike], rounds_b: Sequence[ArrayLike], seed: int = 0
-) -> Crossover | None:
-    """Where one of two overtakes the other for good, or None where the measured lengths show no crossing.
+def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike], seed: int = 0) -> Crossover | None:
+    """Where one of two, a and b, overtakes the other for good, or None where the measured lengths show no crossing.
 
     The median log ratio is interpolated linearly over the logarithm of the length between the two measured
     lengths around its last change of sign. The interval comes from resampling the rounds of every length; with fewer
     than `FEWEST` it is the range of what resampling gives.
 
     Args:
-        lengths: ascending sequence lengths.
-        rounds_a: for each length, the time of a in each round.
-        rounds_b: for each length, the time of b in the same rounds.
+        lengths: of sequences; raises ValueError where they do not ascend.
+        ratios: for each length, the time of a over that of b in each round, positive.
         seed: of the resampling.
-
-    Raises:
-        ValueError: the lengths do not ascend, or as `ratio_interval`.
     """
     x = np.log(np.asarray(lengths, dtype=float))
-    if len(x) == 0 or len(x) != len(rounds_a) or len(x) != len(rounds_b) or np.any(np.diff(x) <= 0):
-        raise ValueError(f"lengths={list(lengths)}: must ascend and match rounds_a ({len(rounds_a)}) and rounds_b")
-    ratios = [_log_ratios(a, b) for a, b in zip(rounds_a, rounds_b, strict=True)]
-    medians = np.array([np.median(values) for values in ratios])
+    if len(x) == 0 or len(x) != len(ratios) or np.any(np.diff(x) <= 0):
+        raise ValueError(f"lengths={list(lengths)}: must ascend and match ratios ({len(ratios)})")
+    logs = [np.log(_times("ratios", values)) for values in ratios]
+    medians = np.array([np.median(values) for values in logs])
     ahead = bool(medians[-1] > 0)
     length = _last_crossing(x, medians, ahead)
     if not 0 < length < np.inf:
         return None
     generator = np.random.default_rng(seed)
-    resampled = np.stack([_resampled_medians(values, generator) for values in ratios], axis=1)
+    resampled = np.stack([_resampled_medians(values, generator) for values in logs], axis=1)
     crossings = np.array([_last_crossing(x, row, ahead) for row in resampled])
-    low, high = _percentiles(crossings, min(len(values) for values in ratios), method="inverted_cdf")
+    low, high = _percentiles(crossings, min(len(values) for values in logs), method="inverted_cdf")
     return Crossover(float(length), float(low), float(high), "b" if ahead else "a")
 
 
@@ -188,10 +154,10 @@ def overtakings(comparisons: Iterable[Comparison]) -> list[Overtaking]:
     overtaken = []
     for (baseline, label, _), points in sorted(pairs.items()):
         for batch, curve in _curves(points):
-            ratios = [np.asarray(curve[length].ratios, dtype=float) for length in sorted(curve)]
-            crossed = crossover(sorted(curve), ratios, [np.ones_like(rounds) for rounds in ratios])
+            crossed = crossover(sorted(curve), [curve[length].ratios for length in sorted(curve)])
             if crossed is not None:
-                overtaken.append(Overtaking(baseline, label, batch, crossed))
+                order = (label, baseline) if crossed.faster == "b" else (baseline, label)
+                overtaken.append(Overtaking(baseline, label, batch, crossed, *order))
     return overtaken
 
 
@@ -205,7 +171,7 @@ def _curves(points: Sequence[Comparison]) -> list[tuple[str, dict[int, Compariso
     return [(name.format(batch), curve) for batch, curve in sorted(curves.items())]
 
 
-def mean_interval(units: ArrayLike) -> Estimate:
+def mean_interval(units: ArrayLike) -> Interval:
     """The mean with its interval by Student's t.
 
     Args:
@@ -215,10 +181,10 @@ def mean_interval(units: ArrayLike) -> Estimate:
     """
     values = _observations("units", units)
     value, half = float(values.mean()), _half_width(values)
-    return Estimate(value, value - half, value + half)
+    return Interval(value, value - half, value + half)
 
 
-def root_mean_square(units: ArrayLike) -> Estimate:
+def root_mean_square(units: ArrayLike) -> Interval:
     """The root of the mean square, with its interval by the delta method and Student's t; `units` as `mean_interval`'s.
 
     The entries of a unit are squares' roots already: of several the root mean square.
@@ -226,13 +192,13 @@ def root_mean_square(units: ArrayLike) -> Estimate:
     squares = np.square(_observations("units", units))
     root = float(np.sqrt(squares.mean()))
     half = _half_width(squares) / (2 * root) if root else _half_width(squares)
-    return Estimate(root, root - half, root + half)
+    return Interval(root, root - half, root + half)
 
 
 def _half_width(values: Array) -> float:
     """Of the interval of their mean."""
     if len(values) < FEWEST_UNITS:
-        return float("nan")
+        return math.nan
     return float(_student_quantile(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
@@ -241,20 +207,15 @@ def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0
 
     That is the range of what resampling gives for fewer than `FEWEST` trials, NaN for fewer than `FEWEST_UNITS`.
 
-    Args:
-        sizes: at least two.
-        trials: for each size, one dimension of independent observations.
-        seed: of the resampling of the trials of each size.
-
-    Raises:
-        ValueError: fewer than two sizes, or observations that are none or not finite.
+    `trials` has one dimension of independent observations for each size. Raises ValueError: fewer than two sizes, or
+    observations that are none or not finite.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     if len(set(x)) < 2 or len(x) != len(trials):
         raise ValueError(f"sizes={list(sizes)}: must be at least two, with trials for each")
     squares = [np.square(_observations("trials", values)) for values in trials]
     generator = np.random.default_rng(seed)
-    resampled = [values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(1) for values in squares]
+    resampled = [_resampled(values, generator).mean(axis=1) for values in squares]
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
     exponent = weights @ np.log([values.mean() for values in squares]) / 2
     least = min(len(values) for values in squares)
@@ -269,17 +230,19 @@ def _observations(name: str, samples: ArrayLike) -> Array:
     return values
 
 
-def _log_ratios(a: ArrayLike, b: ArrayLike) -> Array:
-    a, b = _observations("a", a), _observations("b", b)
-    if len(a) != len(b):
-        raise ValueError(f"b: must have as many rounds as a ({len(a)}), has {len(b)}")
-    if min(a.min(), b.min()) <= 0:
-        raise ValueError("a, b: times must be positive")
-    return np.log(a / b)
+def _times(name: str, samples: ArrayLike) -> Array:
+    values = _observations(name, samples)
+    if values.min() <= 0:
+        raise ValueError(f"{name}: times must be positive")
+    return values
+
+
+def _resampled(values: Array, generator: np.random.Generator) -> Array:
+    return values[generator.integers(len(values), size=(RESAMPLES, len(values)))]
 
 
 def _resampled_medians(values: Array, generator: np.random.Generator) -> Array:
-    return np.median(values[generator.integers(len(values), size=(RESAMPLES, len(values)))], axis=1)
+    return np.median(_resampled(values, generator), axis=1)
 
 
 def _percentiles(resampled: Array, n: int, method: str = "linear") -> Array:
@@ -294,19 +257,15 @@ def _student_quantile(degrees: int) -> float:
     if degrees in _STUDENT:
         return _STUDENT[degrees]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
+    second, third = 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    return z + (z**3 + z) / (4 * degrees) + second / (96 * degrees**2) + third / (384 * degrees**3)
 
 
 def _last_crossing(x: Array, log_ratios: Array, ahead: bool) -> float:
     """Length at the last change of sign to `ahead`; 0 where it was so all along, infinite where it is not."""
     positive = log_ratios > 0
     if positive[-1] != ahead:
-        return float("inf")
+        return math.inf
     behind = np.flatnonzero(positive != ahead)
     if len(behind) == 0:
         return 0.0

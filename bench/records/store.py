@@ -1,40 +1,42 @@
-"""The records in a results folder. They are the truth: the MLflow runs, figures and tables are made from them."""
+"""The records in a results folder. They are the truth: the MLflow runs, figures and tables are made from them.
+
+A record is a JSON file that reads on a screen, and beside it one for samples that are too many to read.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from bench.common.errors import bounded, one_line, say
-from bench.records.disk import files, lock, unfinished, write_atomically
-from bench.records.files import compress, decode, decompress, encode, read_file
+from bench.records.disk import compress, decompress, files, lock, read_file, unfinished, write_atomically
 from bench.records.own import RECORD
 from bench.records.record import Record, RecordError
 
 # Version 0.1 did not compress them.
 SAMPLES = re.compile(rf"{RECORD.pattern}(\.gz)?")
-
-
-class Source(Protocol):
-    """What records are copied from."""
-
-    def read_record(self, name: str) -> bytes:
-        """The contents of a record's file."""
-
-    def read_samples(self, name: str) -> bytes:
-        """The contents of the file of its samples."""
+# A list of more numbers than this goes into the second file; lines of the first are shorter than this.
+READABLE, WIDTH = 64, 120
+# The square of a larger number is none.
+LARGEST_NUMBER = 1e150
+# Beside the measurements of the second file; no benchmark calls one of its own so.
+_SUMMARY = "summary."
 
 
 class Store:
     """The records under `results_dir/records`, long lists of samples under `results_dir/samples`.
 
-    A file that is no record is named on stderr and left out.
+    A file that is no record is named on stderr and left out. Reading raises OSError where a folder of the store is
+    something else, or cannot be read.
 
     Args:
         results_dir: their folder.
@@ -50,7 +52,7 @@ class Store:
         """Save one record under a name of its own."""
         return self._write(record.file_name, *encode(record))
 
-    def copy(self, source: Source, name: str) -> None:
+    def copy(self, source: Store, name: str) -> None:
         """Save a good record of another folder or of an archive as it is."""
         data = source.read_record(name)
         self._write(name, data, source.read_samples(name) if b'"samples_sha256"' in data else None)
@@ -70,8 +72,7 @@ class Store:
         """Remove what killed writers left, unfinished files and samples without a record, if nobody writes now."""
         with contextlib.suppress(OSError), self._locked(exclusively=True):
             leftovers = [*unfinished(self.records_dir, RECORD), *unfinished(self.samples_dir, SAMPLES)]
-            known = set(os.listdir(self.records_dir))
-            samples = files(self.samples_dir, SAMPLES)
+            known, samples = set(os.listdir(self.records_dir)), files(self.samples_dir, SAMPLES)
             for path in (*leftovers, *(path for path in samples if path.name.removesuffix(".gz") not in known)):
                 path.unlink()
 
@@ -87,15 +88,11 @@ class Store:
             os.close(folder)
 
     def load(self) -> list[Record]:
-        """All records, those of a cell oldest first.
-
-        Raises:
-            OSError: a folder of the store is something else, or cannot be read.
-        """
+        """All records, those of a cell oldest first."""
         return self.read(self.names())
 
     def of_cell(self, cell_id: str) -> list[Record]:
-        """All attempts at a cell, oldest first; raises as `load` does."""
+        """All attempts at a cell, oldest first."""
         return self.of_cells([cell_id])
 
     def of_cells(self, cell_ids: Iterable[str]) -> list[Record]:
@@ -107,7 +104,9 @@ class Store:
 
     def read(self, names: Iterable[str]) -> list[Record]:
         """The records in these files, as `load` gives them."""
-        return sorted((record for _, record in self.readable(names)), key=age)
+        # Those with the same number of an attempt are from several machines.
+        records = (record for _, record in self.readable(names))
+        return sorted(records, key=lambda record: (record.attempt, record.ended, record.record_id))
 
     def readable(self, names: Iterable[str]) -> Iterator[tuple[Path, Record]]:
         """The records in these files, in this order; else as `load`."""
@@ -138,18 +137,13 @@ class Store:
         return decompress(data) if path.suffix == ".gz" else data
 
     def names(self) -> list[str]:
-        """The names of the records' files, in order; raises as `load` does."""
+        """The names of the records' files, in order."""
         for folder in (self.records_dir, self.samples_dir):
             if os.path.lexists(folder) and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not self._prepared and not self.records_dir.is_dir():
             return []
         return sorted(name for name in os.listdir(self.records_dir) if name.endswith(".json"))
-
-
-def age(record: Record) -> tuple[int, str, str]:
-    """What records of a cell are sorted by. Those with the same number of an attempt are from several machines."""
-    return record.attempt, record.ended, record.record_id
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
@@ -163,3 +157,111 @@ def latest(records: Iterable[Record]) -> dict[str, Record]:
         if current is None or record.terminal or not current.terminal:
             standing[record.cell_id] = record
     return standing
+
+
+def encode(record: Record) -> tuple[bytes, bytes | None]:
+    """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
+    (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
+    fields = dataclasses.asdict(record) | {"measurements": short, "summary": summary}
+    long |= {_SUMMARY: raw} if raw else {}
+    if not long:
+        return _to_json(fields), None
+    samples = _to_json(long)
+    return _to_json(fields | {"samples_sha256": hashlib.sha256(samples).hexdigest()}), samples
+
+
+def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
+    """The record in a file of a name, its texts as `bench.common.errors.bounded` makes them.
+
+    `read_samples` gives the contents of its second file, where it has one. Raises RecordError where one of the two is
+    not what `encode` writes, or is missing, or the file has another record's name.
+    """
+    try:
+        fields = _from_json(data)
+        digest = fields.pop("samples_sha256", None)
+        # People read what a child printed in an editor: it stays as it is.
+        printed = {key: fields.pop(key) for key in ("stderr_tail",) if key in fields}
+        record = Record.from_fields({**_printable(fields), **printed})
+        if name != record.file_name:
+            raise RecordError(f"a record that belongs into {record.file_name}")
+        if digest is None:
+            return record
+        try:
+            samples = read_samples()
+        except RecordError as error:
+            raise RecordError(f"its samples: {error}") from None
+        if hashlib.sha256(samples).hexdigest() != digest:
+            raise RecordError("its samples are not those that it was written with")
+        long = _printable(_from_json(samples))
+        summary = _joined(record.summary, long.pop(_SUMMARY, {}))
+        return dataclasses.replace(record, measurements=_joined(record.measurements, long), summary=summary)
+    except RecursionError:
+        raise RecordError("not strict JSON: nested too deeply") from None
+
+
+def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measurements with a remark in place of every long list, and the long lists at the same places."""
+    short: dict[str, Any] = dict(measured)
+    long: dict[str, Any] = {}
+    for key, value in measured.items():
+        if isinstance(value, dict):
+            short[key], below = _split(value)
+            if below:
+                long[key] = below
+        elif isinstance(value, list) and (count := _count(value)) > READABLE:
+            short[key], long[key] = f"{count} numbers, in samples/", value
+    return short, long
+
+
+def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(short, dict):
+        raise RecordError("its samples are of other measurements")
+    return short | {
+        key: _joined(short.get(key), value) if isinstance(value, dict) else value for key, value in long.items()
+    }
+
+
+def _count(value: Any) -> int:
+    return sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def _to_json(node: Any) -> bytes:
+    return (_written("", node, "") + "\n").encode()
+
+
+def _written(start: str, node: Any, margin: str) -> str:
+    """JSON after the `start` of a line: lists, and objects that fit, on that line."""
+    line = start + json.dumps(node, allow_nan=False)
+    if not isinstance(node, dict) or len(line) < WIDTH:
+        return line
+    inner = margin + " "
+    entries = [_written(f"{inner}{json.dumps(key)}: ", value, inner) for key, value in node.items()]
+    return start + "{\n" + ",\n".join(entries) + f"\n{margin}}}"
+
+
+def _from_json(data: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(data.decode(), parse_constant=_finite, parse_float=_finite)
+    except ValueError as error:
+        raise RecordError(f"not strict JSON: {bounded(str(error))}") from None
+    if not isinstance(fields, dict):
+        raise RecordError("not a JSON object")
+    return fields
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not abs(number) <= LARGEST_NUMBER:
+        raise ValueError(f"{text} is not JSON" if text[-1].isalpha() else f"{text} is too large a number")
+    return number
+
+
+def _printable(node: Any) -> Any:
+    """The same with its texts bounded and printable."""
+    if isinstance(node, str):
+        return bounded(node)
+    if isinstance(node, list):
+        return [_printable(entry) for entry in node]
+    if isinstance(node, dict):
+        return {bounded(key): _printable(value) for key, value in node.items()}
+    return node

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bench.common.errors import bounded, in_cell
@@ -14,7 +16,7 @@ from bench.records.summary import headline, quantities
 COLUMNS = ("status", "bench", "attention", "n", "batch", "mask", "inputs", "result")
 LONGEST_NAME = 100
 # What the points of a curve need not have in common.
-NOT_OF_A_CURVE = ("seq_len", "batch_size")
+SIZES = ("seq_len", "batch_size")
 
 
 def line(record: Record) -> str:
@@ -35,7 +37,8 @@ def table(records: Sequence[Record]) -> str:
 
 def crossovers(records: Sequence[Record]) -> list[str]:
     """For each comparison over several lengths, the length from which one mechanism overtakes the other."""
-    overtaken = overtakings(each for record in sorted(records, key=_age) for each in _comparisons(record))
+    in_order = sorted(records, key=attrgetter("ended", "record_id"))
+    overtaken = overtakings(each for record in in_order for each in _comparisons(record))
     curves = {(each.baseline, each.label, each.batch) for each in overtaken}
     pairs = {(each.baseline, each.label) for each in overtaken}
     lines = []
@@ -46,42 +49,20 @@ def crossovers(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _age(record: Record) -> tuple[str, str]:
-    return record.ended, record.record_id
-
-
-def _comparisons(record: Record) -> list[Comparison]:
-    config = {key: value for key, value in record.config.items() if key not in NOT_OF_A_CURVE}
-    setting = json.dumps(config, sort_keys=True)
-    try:
-        told = quantities(record)
-    except RecordError:  # the table says so
-        return []
-    return [
-        Comparison(
-            each.baseline,
-            each.attention,
-            record.config["seq_len"],
-            record.config["batch_size"],
-            each.raw,
-            setting,
-        )
-        for each in told
-        if each.baseline is not None and each.attention is not None and each.raw is not None
-    ]
+def _comparisons(record: Record) -> Iterator[Comparison]:
+    length, batch = (record.config[key] for key in SIZES)
+    setting = json.dumps({key: value for key, value in record.config.items() if key not in SIZES}, sort_keys=True)
+    with contextlib.suppress(RecordError):  # the table says so
+        for each in quantities(record):
+            if each.baseline is not None and each.attention is not None and each.raw is not None:
+                yield Comparison(each.baseline, each.attention, length, batch, each.raw, setting)
 
 
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
-    sizes = str(config["seq_len"]), str(config["batch_size"])
-    words = (
-        *names,
-        *sizes,
-        "causal" if config.get("causal") else "not causal",
-        _inputs(config["inputs"]),
-        _result(record),
-    )
+    mask = "causal" if config.get("causal") else "not causal"
+    words = (*names, *(str(config[key]) for key in SIZES), mask, _inputs(config["inputs"]), _result(record))
     return (record.status, *map(in_cell, words))
 
 

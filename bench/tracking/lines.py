@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from bench.records.summary import features, traits
 
 # Characters of a setting in a name, and of a value (MLflow takes 6000, which nobody reads).
 MAX_SETTING, MAX_VALUE = 40, 500
+# The settings of one.
+Cell = Mapping[str, Any]
 
 
 def step(record: Record) -> int:
@@ -29,27 +31,17 @@ def names(records: Iterable[Record]) -> dict[str, str]:
     """A name for each record, by its id: what it measures and, where others do too, what tells it apart from them."""
     by_title: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        by_title[_title(record)].append(record)
-    return dict(item for title, alike in by_title.items() for item in _names(title, alike))
-
-
-def _title(record: Record) -> str:
-    d = features(record) if "features" in record.measurements else None
-    size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
-    return f"{record.config['label']} {size} {record.config['bench']['name']}"
-
-
-def _names(title: str, records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    configs = [{**flatten(record.config), "attempt": record.attempt} for record in records]
-    axes = _axes_apart([configs])
-    told = [" ".join([title, *_settings(config, axes)]) for config in configs]
-    often = Counter(told)
-    for record, name in zip(records, told, strict=True):
-        yield record.record_id, name if often[name] == 1 else f"{name} {record.record_id[:6]}"
-
-
-def _settings(config: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
-    return (f"{key}={bounded(str(config.get(key)), MAX_SETTING)}" for key in keys)
+        d = features(record) if "features" in record.measurements else None
+        size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
+        by_title[f"{record.config['label']} {size} {record.config['bench']['name']}"].append(record)
+    found: dict[str, str] = {}
+    for title, alike in by_title.items():
+        configs = [{**flatten(record.config), "attempt": record.attempt} for record in alike]
+        words = _apart(title, configs, [configs])
+        often = Counter(words)
+        for record, name in zip(alike, words, strict=True):
+            found[record.record_id] = name if often[name] == 1 else f"{name} {record.record_id[:6]}"
+    return found
 
 
 def lines(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -60,13 +52,11 @@ def lines(records: Sequence[Record]) -> dict[str, list[Record]]:
             by_label[record.config["label"]].append(record)
     found: dict[str, list[Record]] = defaultdict(list)
     for label, own in by_label.items():
-        configs = [_comparable(record) for record in own]
         at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-        for record, config in zip(own, configs, strict=True):
-            at_step[record.config["bench"]["name"], step(record)].append(config)
-        axes = _axes_apart(list(at_step.values()))
-        for record, config in zip(own, configs, strict=True):
-            found[" ".join([label, *_settings(config, axes)])].append(record)
+        for record in own:
+            at_step[record.config["bench"]["name"], step(record)].append(_comparable(record))
+        for record, line in zip(own, _apart(label, map(_comparable, own), at_step.values()), strict=True):
+            found[line].append(record)
     return found
 
 
@@ -77,8 +67,8 @@ def _comparable(record: Record) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not key.startswith("bench.") and key != "seed"}
 
 
-def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """A few settings that tell apart all cells of one mechanism and benchmark at one step: each time the best one."""
+def _apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]]) -> list[str]:
+    """The title for each of some cells, with a few settings that tell apart all cells of a point: always the best."""
     mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
     keys = sorted({key for cells in mixed for cell in cells for key in cell}, key=_plainness)
     axes: list[str] = []
@@ -87,7 +77,9 @@ def _axes_apart(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
         best = min(keys, key=lambda key: sum(math.comb(len(part), 2) for part in split[key]))
         axes.append(best)
         mixed = split[best]
-    return sorted(axes)
+    axes.sort()
+    told = ([f"{key}={bounded(str(cell.get(key)), MAX_SETTING)}" for key in axes] for cell in configs)
+    return [" ".join([title, *settings]) for settings in told]
 
 
 def _plainness(key: str) -> tuple[int, bool, str]:
@@ -95,9 +87,9 @@ def _plainness(key: str) -> tuple[int, bool, str]:
     return key.count("."), not key.endswith(".name"), key
 
 
-def _by(key: str, cells: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+def _by(key: str, cells: Iterable[Cell]) -> Iterable[list[Cell]]:
     """The cells in parts that have the same value."""
-    parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    parts: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         parts[repr(cell.get(key, ...))].append(cell)
     return parts.values()

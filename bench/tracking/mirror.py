@@ -6,7 +6,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from bench.tracking.lines import digest, lines, milliseconds, names, text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Run
 
     from bench.tracking.runs import Runs
 
@@ -67,8 +67,6 @@ class Mirror:
 
     def create(self) -> str:
         """Create the store and the experiment where they are missing; returns the experiment's id."""
-        with suppress(OSError):  # said below
-            self.results_dir.mkdir(parents=True, exist_ok=True)
         with self._writing() as experiment:
             return experiment.id
 
@@ -84,11 +82,10 @@ class Mirror:
         # A sweep calls this cell by cell: it need not read all runs each time.
         cell_ids = {record.cell_id for record in by_id.values()}
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
-        titles = names(by_id.values())
+        titles, written = names(by_id.values()), 0
+        runs: dict[str, Run] = {}
         with self._writing() as experiment:
-            written = 0
             parents = {run.data.tags["sweep_id"]: run.info.run_id for run in experiment.search("tags.kind = 'summary'")}
-            runs: dict[str, Run] = {}
             for run in experiment.search("tags.kind = 'cell'" + one_cell):
                 record_id = run.data.tags["record_id"]
                 # Unfinished while we hold the lock: its writer was killed.
@@ -101,12 +98,14 @@ class Mirror:
             for record_id, record in shown:
                 tags = {"superseded": str(record_id not in standing).lower()}
                 if record_id not in runs:
-                    written += experiment.write_cell(record, titles[record_id], tags, parents.get(record.sweep_id))
+                    if parent := parents.get(record.sweep_id):
+                        tags["mlflow.parentRunId"] = parent
+                    written += experiment.write_cell(record, titles[record_id], tags)
                 else:  # of one cell alone nobody knows which names are taken
                     name = {} if one_cell else {"mlflow.runName": text(titles[record_id])}
                     experiment.retag(runs[record_id], tags | name)
             experiment.end_live(by_cell, one_cell)
-            return written
+        return written
 
     def complete(self, records: Iterable[Record]) -> int:
         """Mirror records, and each sweep of several cells that has no summary; returns how many records were new."""
@@ -120,8 +119,7 @@ class Mirror:
         for sweep_id, own in sweeps.items():
             if len(own) > 1 and sweep_id not in summarised:
                 drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
-                figures = [path for path in drawn if path.suffix in FIGURES]
-                self.summary(sweep_id, own, figures, table(own))
+                self.summary(sweep_id, own, [path for path in drawn if path.suffix in FIGURES], table(own))
         return written
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
@@ -140,10 +138,8 @@ class Mirror:
             tags = {"sweep_id": sweep_id, "content_sha256": digest(standing, figures, table)}
             runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
             # The summary run is finished last, so it vouches for the curves.
-            if any(
-                run.info.status == "FINISHED" and run.data.tags.items() >= {**tags, "kind": "summary"}.items()
-                for run in runs
-            ):
+            vouching = {**tags, "kind": "summary"}.items()
+            if any(run.info.status == "FINISHED" and run.data.tags.items() >= vouching for run in runs):
                 return
             for run in runs:
                 experiment.client.delete_run(run.info.run_id)
@@ -197,17 +193,13 @@ class Mirror:
             client.delete_experiment(experiment.experiment_id)
             experiment = None
         if experiment is None:
-            experiment = self._create_experiment(client)
+            # A server keeps its artifacts itself.
+            location = None if self.uri.startswith("http") else self.artifacts_uri
+            experiment = client.get_experiment(client.create_experiment(self.experiment, location))
         for key, value in views.tags(experiment.experiment_id).items():
             if experiment.tags.get(key) != value:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
-        experiment_id: str = experiment.experiment_id
-        return experiment_id
-
-    def _create_experiment(self, client: MlflowClient) -> Experiment:
-        # A server keeps its artifacts itself.
-        location = None if self.uri.startswith("http") else self.artifacts_uri
-        return client.get_experiment(client.create_experiment(self.experiment, location))
+        return str(experiment.experiment_id)
 
 
 def _import_runs() -> ModuleType:

@@ -103,12 +103,10 @@ class Runs:
         if new := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
             self.client.log_batch(run.info.run_id, tags=new)
 
-    def write_cell(self, record: Record, name: str, more: Mapping[str, str], parent: str | None) -> bool:
+    def write_cell(self, record: Record, name: str, more: Mapping[str, str]) -> bool:
         """Returns whether MLflow takes it."""
-        numbers, reason = _numbers(record)
-        tags = {**_cell_tags(record, reason), **more, "kind": "cell"}
-        if parent:
-            tags["mlflow.parentRunId"] = parent
+        numbers, result, reason = _read(record)
+        tags = {**_cell_tags(record, result, reason), **more, "kind": "cell"}
         times = milliseconds(record.started), milliseconds(record.ended)
         try:
             with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FAILED")) as run_id:
@@ -125,7 +123,7 @@ class Runs:
         """One line: where cells differ in their seeds alone, their mean."""
         values: dict[tuple[str, int], list[float]] = defaultdict(list)
         for record in records:
-            for metric in _metrics(record, _numbers(record)[0]):
+            for metric in _metrics(record, _read(record)[0]):
                 values[metric.key, metric.step].append(metric.value)
         metrics = [Metric(key, fmean(found), ended, at) for (key, at), found in values.items()]
         first, *others = (flatten(record.config) for record in records)
@@ -137,12 +135,7 @@ class Runs:
 
     @contextmanager
     def summary(
-        self,
-        records: Sequence[Record],
-        figures: Sequence[Path],
-        table: str,
-        sweep: Mapping[str, str],
-        ended: int,
+        self, records: Sequence[Record], figures: Sequence[Path], table: str, sweep: Mapping[str, str], ended: int
     ) -> Iterator[str]:
         """The run of a sweep, unfinished until all below it is written."""
         # The page of a run shows its note, rendered.
@@ -151,13 +144,11 @@ class Runs:
         benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
         tags = {**sweep, "kind": "summary", "mlflow.note.content": table[:MAX_NOTE]}
         tags |= {"bench": text(benches), "status": "ok" if counts.keys() == {"ok"} else "mixed", "result": result}
-        cells = [
-            {"cell_id": record.cell_id, "record_id": record.record_id, "status": record.status} for record in records
-        ]
+        keys = ("cell_id", "record_id", "status")
+        cells = [{key: getattr(record, key) for key in keys} for record in records]
         name = f"sweep {sweep['sweep_id'][:6]}: {len(records)} cells, {benches}"
         with self._run(name, tags, ended + 1, ended + 1) as run_id:
-            for status, count in counts.items():
-                self.client.log_metric(run_id, f"status/{status}", count, timestamp=ended)
+            self._log(run_id, [Metric(f"status/{status}", count, ended, 0) for status, count in counts.items()])
             for figure in figures:
                 self.client.log_artifact(run_id, str(figure), "figures")
             self.client.log_text(run_id, table, "table.md")
@@ -181,41 +172,37 @@ class Runs:
     def _log(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, Any] | None = None) -> None:
         named = {_name(key): text(value) for key, value in (params or {}).items()}
         entered = [Param(*item) for item in list(named.items())[:MAX_PARAMS]]
-        self.client.log_batch(run_id, metrics[:MAX_METRICS], entered)
-        for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
-            self.client.log_batch(run_id, metrics[start : start + MAX_METRICS])
+        for start in range(0, len(metrics) or 1, MAX_METRICS):
+            self.client.log_batch(run_id, metrics[start : start + MAX_METRICS], () if start else entered)
 
 
-def _numbers(record: Record) -> tuple[dict[str, float], str | None]:
-    """The numbers of a record, or the reason why it has none."""
+def _read(record: Record) -> tuple[dict[str, float], str | None, str | None]:
+    """The numbers of a record, its line in the table, and the reason why it has none."""
     try:
-        return summarise(record), record.reason
+        result = headline(record) if record.status == "ok" else record.reason
+        return summarise(record), result, record.reason
     except RecordError as error:
-        return {}, one_line(error)
+        return {}, None, one_line(error)
 
 
 def _metrics(record: Record, numbers: Mapping[str, float]) -> list[Metric]:
+    """Numbers by names of which the charts page opens a section per prefix: one for each quantity."""
     at = milliseconds(record.ended), step(record)
-    return [Metric(_metric_name(key), value, *at) for key, value in numbers.items()]
+    return [Metric("/".join(map(_name, key.split(".", 1))), value, *at) for key, value in numbers.items()]
 
 
 def _curves(record: Record) -> Iterator[Metric]:
     """The record's curves, some hundred points of each."""
     ended = milliseconds(record.ended)
-    with suppress(RecordError):  # `_numbers` says why
+    with suppress(RecordError):
         for name, points in curves(record, MAX_POINTS).items():
             yield from (Metric(f"curve/{_name(name)}", point.value, ended, point.step) for point in points)
 
 
-def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
-    tags = {
-        "sweep_id": record.sweep_id,
-        "cell_id": record.cell_id,
-        "record_id": record.record_id,
-        "attempt": record.attempt,
-        "status": record.status,
+def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[str, str]:
+    tags = {key: getattr(record, key) for key in ("sweep_id", "cell_id", "record_id", "attempt", "status")} | {
         "reason": reason,
-        "result": _result(record),
+        "result": result,
         "disturbed": "; ".join(record.disturbed) or None,
         "attention": record.config["label"],
         "bench": record.config["bench"]["name"],
@@ -226,19 +213,6 @@ def _cell_tags(record: Record, reason: str | None) -> dict[str, str]:
         "git_sha": record.code.get("git_sha"),
     }
     return {key: text(value) for key, value in tags.items() if value is not None}
-
-
-def _result(record: Record) -> str | None:
-    """What its line in the table says."""
-    try:
-        return headline(record) if record.status == "ok" else record.reason
-    except RecordError:  # the tag `reason` says it
-        return None
-
-
-def _metric_name(key: str) -> str:
-    """The charts page opens a section per prefix: one for each quantity."""
-    return "/".join(_name(part) for part in key.split(".", 1))
 
 
 def _name(text: str) -> str:

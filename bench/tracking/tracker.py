@@ -8,11 +8,12 @@ such as records that an earlier server never got, is written when the sweep is d
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
@@ -46,25 +47,21 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "d
 class Tracker:
     """Mirrors each record as it comes, and the sweep as a whole when it is done.
 
-    Raises:
-        ConfigError: MLflow is wanted and not installed, or cannot write where it is told to.
+    Raises ConfigError where MLflow is wanted and not installed, or cannot write where it is told to.
     """
 
     def __init__(self, settings: Config) -> None:
         self.mirror: Mirror | None = None
-        self._background = Background(self._give_up)
-        self._in_time = True
+        self._in_time, self._begun = True, False
         self._records: dict[str, Record] = {}
-        self._begun = False
         # By cell: when points of its curves were last sent, and its newest points while they wait for that.
         self._followed: dict[str, float] = {}
         self._live: dict[str, tuple[Mapping[str, Any], Mapping[str, Point]]] = {}
         if settings.tracking["name"] == "none":
             return
         if importlib.util.find_spec("mlflow") is None:
-            raise ConfigError(
-                "tracking='mlflow': mlflow is not installed; install attention-zoo[tracking] or use tracking=none"
-            )
+            allowed = "install attention-zoo[tracking] or use tracking=none"
+            raise ConfigError(f"tracking='mlflow': mlflow is not installed; {allowed}")
         experiment, uri = settings.tracking["experiment"], settings.tracking["uri"]
         if uri is not None:
             _require_store(uri)
@@ -72,20 +69,26 @@ class Tracker:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         self.mirror = Mirror(Path(settings.results_dir), experiment=experiment, uri=uri)
+        self._background = Background(self._give_up)
 
     def sync(self, records: Sequence[Record]) -> None:
         """Take what the cells have already, the first time; after that mirror all records of a cell."""
-        mirror = self.mirror
+        mirror = self.mirror  # the thread may give it up
         if mirror is None:
             return
-        self._records |= {record.record_id: record for record in records}
-        if self._begun:
-            for record in records:
-                self._live.pop(record.cell_id, None)
-            self._soon(partial(mirror.sync, records))
-        else:
-            self._begun = True
-            self._begin(mirror)
+        for record in records:
+            self._records[record.record_id] = record
+            self._live.pop(record.cell_id, None)
+        try:
+            mirror.load()
+        except TrackingError as error:
+            self._give_up(error)
+            return
+        # The next cell waits for it a little, unless that was in vain before.
+        patient = self._in_time or not self._background.busy
+        self._background.add(partial(mirror.sync, records) if self._begun else mirror.create)
+        self._in_time = patient and self._background.wait(self._window)
+        self._begun = True
 
     def follow(self, cell: Cell, progress: Progress) -> None:
         """Add the newest points of a cell's curves, not too often, while it is measured."""
@@ -112,34 +115,16 @@ class Tracker:
         self._background.add(partial(mirror.sync, list(self._records.values())))
         if self.wants_summary(records):
             self._background.add(lambda: mirror.summary(sweep_id, records, figures, table(records)))
-        self._wait(mirror)
-
-    def _begin(self, mirror: Mirror) -> None:
-        try:
-            mirror.load()
-        except TrackingError as error:
-            self._give_up(error)
-        else:
-            self._soon(mirror.create)
-
-    def _soon(self, task: Callable[[], object]) -> None:
-        """Do it in the background, and let the next cell wait for it a little, unless that was in vain before."""
-        patient = self._in_time or not self._background.busy
-        self._background.add(task)
-        self._in_time = patient and self._background.wait(self._window)
+        longest = FINISH_S + FINISH_RECORD_S * len(self._records)
+        if not self._background.wait(min(SILENT_S, longest)):
+            say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
+            if not self._background.wait(longest - SILENT_S):
+                self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: not done after {longest:.0f} s"))
+        self._background.add(None)
 
     def _send(self, mirror: Mirror, cell_id: str) -> None:
-        newest = self._live.pop(cell_id, None)
-        if newest is not None:
+        if newest := self._live.pop(cell_id, None):
             mirror.follow(cell_id, *newest)
-
-    def _wait(self, mirror: Mirror) -> None:
-        longest = FINISH_S + FINISH_RECORD_S * len(self._records)
-        if self._background.wait(min(SILENT_S, longest)):
-            return
-        say("all is measured, MLflow is still being told; Ctrl-C leaves that to the next sweep")
-        if not self._background.wait(longest - SILENT_S):
-            self._give_up(TrackingError(f"MLflow mirror of {mirror.results_dir}: not done after {longest:.0f} s"))
 
     def _give_up(self, error: Exception) -> None:
         if self.mirror is not None:
@@ -156,66 +141,58 @@ def _require_store(uri: str) -> None:
         _ = parts.port  # of digits, below 65536
     except ValueError as error:
         raise ConfigError(f"tracking.uri={uri!r}: {one_line(error)}") from None
-    scheme = parts.scheme.partition("+")[0]
+    scheme, file = parts.scheme.partition("+")[0], Path(parts.path[1:])
     known = (*SCHEMES, *(entry.name for entry in entry_points(group="mlflow.tracking_store")))
+    wrong = None
     if uri != "databricks" and scheme not in known:
-        raise ConfigError(f"tracking.uri={uri!r}: must start with one of {', '.join(f'{name}:' for name in known)}")
-    if scheme in ("http", "https") and not parts.hostname:
-        raise ConfigError(f"tracking.uri={uri!r}: names no host")
-    if scheme == "sqlite":
-        file = Path(parts.path[1:])
-        if not parts.path[1:] or file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise ConfigError(f"tracking.uri={uri!r}: must be sqlite:///FILE in a folder that can be written")
+        wrong = f"must start with one of {', '.join(f'{name}:' for name in known)}"
+    elif scheme in ("http", "https") and not parts.hostname:
+        wrong = "names no host"
+    elif scheme == "sqlite" and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        wrong = "must be sqlite:///FILE in a folder that can be written"
+    if wrong:
+        raise ConfigError(f"tracking.uri={uri!r}: {wrong}")
 
 
 class Background:
     """A thread that does tasks in the order in which they come; after one that fails, those that wait are dropped.
 
     It is a daemon, unlike that of an executor of `concurrent.futures`: a program that ends does not wait for a server.
-
-    Args:
-        failed: gets what a task raised, in that thread.
+    `failed` gets what a task raised, in that thread.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
-        self._tasks: deque[Callable[[], object]] = deque()
-        self._changing = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._tasks: queue.Queue[Callable[[], object] | None] = queue.Queue()
+        threading.Thread(target=self._work, name="mirror", daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        """Whether a task is being done."""
-        return self._thread is not None
+        """Whether a task is being done, or waits for that."""
+        return self._tasks.unfinished_tasks > 0
 
-    def add(self, task: Callable[[], object]) -> None:
-        """Do it when all before it are done."""
-        with self._changing:
-            self._tasks.append(task)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-                self._thread.start()
+    def add(self, task: Callable[[], object] | None) -> None:
+        """Do it when all before it are done; None ends the thread."""
+        self._tasks.put(task)
 
     def drop(self) -> None:
         """Forget the tasks that have not begun."""
-        with self._changing:
-            self._tasks.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
+                self._tasks.task_done()
 
     def wait(self, seconds: float) -> bool:
         """Wait until all is done, at most so long; returns whether it is."""
-        if thread := self._thread:
-            thread.join(seconds)
-        return not self.busy
+        with self._tasks.all_tasks_done:
+            return self._tasks.all_tasks_done.wait_for(lambda: not self.busy, seconds)
 
     def _work(self) -> None:
-        while True:
-            with self._changing:
-                if not self._tasks:
-                    self._thread = None
-                    return
-                task = self._tasks.popleft()
+        for task in iter(self._tasks.get, None):
             try:
                 task()
             except Exception as error:
                 self._failed(error)
                 self.drop()
+            finally:
+                self._tasks.task_done()

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
@@ -27,10 +26,7 @@ from bench.tracking.mirror import Mirror, TrackingError
 
 # Not configurable: MLflow has no authentication.
 HOST = "127.0.0.1"
-ENVIRONMENT = QUIET | {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "MLFLOW_ENABLE_REMOTE_ASSISTANT": "false",
-}
+ENVIRONMENT = QUIET | dict.fromkeys(("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "MLFLOW_ENABLE_REMOTE_ASSISTANT"), "false")
 LOG = "mlflow-server.log"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
@@ -54,9 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own.claim(options.results, own.RESULTS, "--results")
         mirror = Mirror(options.results)
         experiment_id = mirror.create()
-        _mirror_all(mirror)
+        store = Results(mirror.results_dir)
+        if names := store.names():
+            print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)
+            mirror.complete(store.read(names))
         with serving(mirror, options.port) as server:
-            print(_pages(options.port, experiment_id), flush=True)
+            for name in ("runs", "sweeps", "curves"):
+                print(f"{name + ':':8}http://{HOST}:{options.port}{views.address(name, experiment_id)}")
+            print("Ctrl-C stops the server.", flush=True)
             status = server.wait()
             raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
     except KeyboardInterrupt:
@@ -68,11 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers. None of its processes is left afterwards, when this one ignores signals.
-
-    Raises:
-        ServerError: it does not start.
-    """
+    """A server that answers, or `ServerError`. None of its processes is left afterwards, when this ignores signals."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", mirror.uri]
     command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
@@ -100,30 +97,10 @@ def _end_with_this_process() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _mirror_all(mirror: Mirror) -> None:
-    """Mirror all records of the folder, whoever measured them."""
-    store = Results(mirror.results_dir)
-    names = store.names()
-    if names:
-        print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)
-        mirror.complete(store.read(names))
-
-
-def _pages(port: int, experiment_id: str) -> str:
-    server = f"http://{HOST}:{port}"
-    shown = ("runs", "sweeps", "curves")
-    pages = [f"{name + ':':8}{server}{views.address(name, experiment_id)}" for name in shown]
-    return "\n".join([*pages, "Ctrl-C stops the server."])
-
-
 def _port(text: str) -> int:
-    try:
-        port = int(text)
-    except ValueError:
-        port = 0
-    if not 1 <= port <= 65535:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number from 1 to 65535")
-    return port
+    return int(text)
 
 
 def _require_free(port: int) -> None:
@@ -140,15 +117,11 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> None:
     while time.monotonic() < deadline:
         if server.poll() is not None:
             raise ServerError(f"mlflow server: did not start, exit status {server.returncode}; see {LOG}")
-        connection = http.client.HTTPConnection(HOST, port, timeout=5)
-        try:
+        with suppress(OSError), closing(http.client.HTTPConnection(HOST, port, timeout=5)) as connection:
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
                 return
-        except OSError:
-            time.sleep(0.2)
-        finally:
-            connection.close()
+        time.sleep(0.2)
     raise ServerError(f"mlflow server: no answer within {START_TIMEOUT_S:.0f} s; see {LOG}")
 
 
@@ -156,26 +129,14 @@ def _end_group(server: subprocess.Popen[bytes]) -> None:
     """End the server's session: its workers would outlive its first process."""
     signals.answer(signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while _group_lives(server) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _group_lives(server: subprocess.Popen[bytes]) -> bool:
-    server.poll()  # else it would be there as a zombie
-    try:
-        os.killpg(server.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(server.pid, number)
+            while time.monotonic() < deadline:
+                server.poll()  # else it would be there as a zombie
+                os.killpg(server.pid, 0)
+                time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    signals.answer(_stop)
-    sys.exit(main())
+    sys.exit(signals.run(main))

@@ -28,17 +28,14 @@ FIGURES = (
     "loss/test",
 )
 SECTION = "Latency, memory, error"
+_OWN = {"deleted": False, "isGenerated": False}
 COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
 _COLUMNS = {
     "selectedColumns": COLUMNS,
     "columnOrder": ["attributes.`Run Name`", *COLUMNS],
     "columnWidths": {
-        "attributes.`Run Name`": 320,
-        "attributes.`Created`": 130,
-        "params.`seq_len`": 80,
-        "tags.`bench`": 120,
-        "tags.`status`": 80,
-        "tags.`result`": 300,
+        **{"attributes.`Run Name`": 320, "attributes.`Created`": 130, "params.`seq_len`": 80},
+        **{"tags.`bench`": 120, "tags.`status`": 80, "tags.`result`": 300},
     },
 }
 CURVES = "tags.kind = 'curve'"
@@ -70,24 +67,24 @@ def address(name: str, experiment_id: str) -> str:
 
 def tags(experiment_id: str) -> dict[str, str]:
     """The tags of the experiment that hold its views and its description."""
-    views = {"runs": _runs(), "sweeps": _sweeps(), "curves": _curves()}
-    saved = {f"mlflow.sharedViewState.{name}": _packed(view) for name, view in views.items()}
-    places = {name: address(name, experiment_id)[1:] for name in views}
-    return {**saved, "mlflow.note.content": DESCRIPTION.format(**places)}
-
-
-def _runs() -> dict[str, Any]:
     # Only in the order of their times are runs shown below their parents.
-    order = {"orderByKey": "attributes.start_time", "orderByAsc": False}
-    return {**order, **_COLUMNS, "searchFilter": "tags.kind != 'curve'"}
-
-
-def _sweeps() -> dict[str, Any]:
-    """A page lists 100 runs, cells among them: of many sweeps few would be seen."""
-    return {**_runs(), "searchFilter": "tags.kind = 'summary'"}
+    runs = {"orderByKey": "attributes.start_time", "orderByAsc": False, **_COLUMNS}
+    views = {
+        "runs": {**runs, "searchFilter": "tags.kind != 'curve'"},
+        # A page lists 100 runs, cells among them: of many sweeps few would be seen.
+        "sweeps": {**runs, "searchFilter": "tags.kind = 'summary'"},
+        "curves": _curves(),
+    }
+    packed = {name: base64.b64encode(zlib.compress(json.dumps(view).encode())) for name, view in views.items()}
+    places = {name: address(name, experiment_id)[1:] for name in views}
+    return {
+        **{f"mlflow.sharedViewState.{name}": f"deflate;{view.decode()}" for name, view in packed.items()},
+        "mlflow.note.content": DESCRIPTION.format(**places),
+    }
 
 
 def _curves() -> dict[str, Any]:
+    section = {"uuid": SECTION, "name": SECTION, "display": True, "isReordered": True} | _OWN
     return {
         "searchFilter": CURVES,
         "orderByKey": "tags.`attention`",  # by anything but their times, that is without the sweeps above them
@@ -97,38 +94,15 @@ def _curves() -> dict[str, Any]:
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
         "compareRunCharts": [_chart(metric) for metric in FIGURES],
-        "compareRunSections": [
-            {
-                "uuid": SECTION,
-                "name": SECTION,
-                "display": True,
-                "isReordered": True,
-                "deleted": False,
-                "isGenerated": False,
-            }
-        ],
+        "compareRunSections": [section],
     }
 
 
 def _chart(metric: str) -> dict[str, Any]:
     return {
-        "uuid": metric,
-        "type": "LINE",
-        "metricSectionId": SECTION,
-        "deleted": False,
-        "isGenerated": False,
-        "runsCountToCompare": 100,
-        "metricKey": metric,
-        "selectedMetricKeys": [metric],
-        "xAxisKey": "step",
-        "selectedXAxisMetricKey": "",
-        "useGlobalXaxisKey": False,
-        "xAxisScaleType": "log",
-        "scaleType": "log",
-        "lineSmoothness": 0,
-        "displayPoints": True,
+        **{"uuid": metric, "type": "LINE", "metricSectionId": SECTION, "runsCountToCompare": 100},
+        **{"metricKey": metric, "selectedMetricKeys": [metric]},
+        **{"xAxisKey": "step", "selectedXAxisMetricKey": "", "useGlobalXaxisKey": False, "xAxisScaleType": "log"},
+        **{"scaleType": "log", "lineSmoothness": 0, "displayPoints": True},
+        **_OWN,
     }
-
-
-def _packed(view: dict[str, Any]) -> str:
-    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(view).encode())).decode()

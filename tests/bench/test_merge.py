@@ -10,8 +10,7 @@ from synthetic_records import everything
 from bench.merge import ADDED, main, merge
 from bench.records import own
 from bench.records.archive import pack
-from bench.records.files import encode
-from bench.records.store import Store
+from bench.records.store import Store, encode
 
 
 @pytest.fixture(scope="module")

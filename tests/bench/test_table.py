@@ -26,6 +26,7 @@ def with_batch(record, batch):
 def test_crossover_of_quadratic_and_linear_time(rng):
     records = [at(n, n**2 / 1e6, n / 1e3, rng) for n in (512, 2048, 4096)]
     (sentence,) = crossovers(records)
+    assert crossovers([at(n, n, 2 * n, rng) for n in (512, 1024)]) == [], "none where there is none"
     # n^2 / 1e6 = n / 1e3 at n = 1000.
     name, length = sentence.split(" at n = ")
     assert name == "polysketch_random_r32 overtakes flash"
@@ -38,9 +39,7 @@ def test_crossovers_depend_neither_on_the_order_of_records_nor_on_other_batches(
         with_batch(at(n, batch * n**2 / 1e6, n / 1e3, rng), batch) for n in (256, 512, 2048, 4096) for batch in (1, 2)
     ]
     sentences = crossovers(records)
-    assert sentences == crossovers(records[::-1])
-    for _ in range(3):
-        assert sentences == crossovers([records[i] for i in rng.permutation(len(records))])
+    assert sentences == crossovers([records[i] for i in rng.permutation(len(records))])
     alone = [crossovers([r for r in records if r.config["batch_size"] == batch])[0] for batch in (1, 2)]
     assert sentences == [f"{one} (batch size {batch})" for batch, one in enumerate(alone, 1)]
     lengths = [int(one.split(" at n = ")[1].split()[0]) for one in alone]
@@ -52,10 +51,8 @@ def test_lengths_with_the_same_tokens_are_one_curve(rng):
     (sentence,) = crossovers(records)
     assert " at n = " in sentence and "(" not in sentence
     swept = [with_batch(record, 2 * record.config["batch_size"]) for record in records]
-    assert [one.split(" (")[1] for one in crossovers([*records, *swept])] == [
-        "8192 tokens per batch)",
-        "16384 tokens per batch)",
-    ]
+    words = [one.split(" (")[1] for one in crossovers([*records, *swept])]
+    assert words == ["8192 tokens per batch)", "16384 tokens per batch)"]
 
 
 def test_what_is_printed_is_what_the_figure_shows(rng):
@@ -66,14 +63,8 @@ def test_what_is_printed_is_what_the_figure_shows(rng):
     ]
 
 
-def test_no_crossover_is_printed_where_there_is_none(rng):
-    assert crossovers([at(n, n, 2 * n, rng) for n in (512, 1024)]) == []
-    assert crossovers([]) == []
-
-
 def test_verdicts_and_reasons_are_in_the_table(rng):
-    failed = latency("softmax", 2048, rng, "oom")
-    failed = dataclasses.replace(failed, reason="no | memory")
+    failed = dataclasses.replace(latency("softmax", 2048, rng, "oom"), reason="no | memory")
     text = table([at(1024, 2, 1, rng), failed])
     assert "polysketch_random_r32 2x [" in text and "flash: faster" in text
     assert "no \\| memory" in text
@@ -85,11 +76,8 @@ def test_a_row_says_which_weights_inputs_and_mask_it_has(rng):
     rows += [spectral("skeinformer", 1024, 16, rng), latency("flash", 512, rng)]
     columns = [[cell.strip() for cell in row.split(" | ")] for row in table(rows).splitlines()]
     inputs, mask = columns[0].index("inputs"), columns[0].index("mask")
-    assert [row[inputs] for row in columns[2:]] == [
-        "pretrained: initialised",
-        "pretrained: pretrained",
-        *["gaussian"] * 2,
-    ]
+    words = ["pretrained: initialised", "pretrained: pretrained", "gaussian", "gaussian"]
+    assert [row[inputs] for row in columns[2:]] == words
     assert [row[mask] for row in columns[2:]] == ["not causal"] * 3 + ["causal"]
 
 

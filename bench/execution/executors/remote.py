@@ -16,8 +16,7 @@ from bench.plan import executors
 from bench.plan.cell import Cell
 from bench.plan.sources import Source
 from bench.records import plans
-from bench.records.disk import write_atomically
-from bench.records.files import read_file
+from bench.records.disk import read_file, write_atomically
 from bench.records.record import Record
 from bench.records.summary import Results
 

@@ -28,13 +28,15 @@ def members(archive):
         return tar.getnames()
 
 
-def an_archive(path, *entries):
-    """A tar of (member, content) pairs."""
-    with tarfile.open(path, "w:gz") as tar:
+def assert_refused(folder, *entries, match=r"runs\.tgz: "):
+    """That an archive of (member, content) pairs is refused whole."""
+    with tarfile.open(folder / "runs.tgz", "w:gz") as tar:
         for member, content in entries:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return path
+    with pytest.raises(ArchiveError, match=match):
+        unpack(folder / "runs.tgz", folder / "home")
+    assert not (folder / "home").exists()
 
 
 def test_what_is_unpacked_is_what_was_packed(results, tmp_path):
@@ -47,18 +49,13 @@ def test_what_is_unpacked_is_what_was_packed(results, tmp_path):
     assert {name.split("/")[0] for name in members(archive)} == {"records", "samples"}
     with tarfile.open(archive) as tar:
         assert {(member.uid, member.uname) for member in tar} == {(0, "")}
+    listed = subprocess.run(["tar", "tzf", archive], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert listed == members(archive), "the system's tar reads it"
     assert unpack(archive, tmp_path / "home") == (count, 0)
     assert Store(tmp_path / "home").load() == Store(results).load()
-    assert unpack(archive, tmp_path / "home") == (0, count)
-
-
-def test_merging_replaces_nothing(results, tmp_path):
-    archive = tmp_path / "runs.tgz"
-    count = pack(results, archive)
     name = members(archive)[-1]
-    unpack(archive, tmp_path / "home")
     (tmp_path / "home" / name).write_text("mine")
-    assert unpack(archive, tmp_path / "home") == (0, count)
+    assert unpack(archive, tmp_path / "home") == (0, count), "nothing is replaced"
     assert (tmp_path / "home" / name).read_text() == "mine"
 
 
@@ -88,10 +85,8 @@ def test_no_record_of_an_earlier_archive_is_lost(lacking, results, tmp_path, cap
 def test_a_pipe_is_no_archive(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     assert main(["unpack", str(tmp_path / "pipe"), "--results", str(tmp_path / "home")]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"error: ARCHIVE={tmp_path}/pipe: is no file; must be an archive that `make pack` wrote\n"
-    )
+    reason = "is no file; must be an archive that `make pack` wrote"
+    assert capsys.readouterr().err == f"error: ARCHIVE={tmp_path}/pipe: {reason}\n"
 
 
 NAME = "records/0123456789abcdef-0123456789abcdef.json"
@@ -100,22 +95,16 @@ NAME = "records/0123456789abcdef-0123456789abcdef.json"
 @pytest.mark.parametrize("name", ["../evil.json", "/tmp/evil.json", "records/../../evil.json", "records/evil.py", NAME])
 def test_what_is_no_record_is_refused_whole(results, tmp_path, name):
     store = Store(results)
-    first = next(
-        path for path in sorted(store.records_dir.glob("*.json")) if not store.samples_file(path.name).exists()
-    )
+    first = next(path for path in sorted(store.records_dir.iterdir()) if not store.samples_file(path.name).exists())
     good = tarfile.TarInfo(f"records/{first.name}"), first.read_bytes()
-    archive = an_archive(tmp_path / "runs.tgz", good, (tarfile.TarInfo(name), b"{}"))
-    with pytest.raises(ArchiveError, match=r"runs\.tgz: "):
-        unpack(archive, tmp_path / "home")
-    assert not (tmp_path / "home").exists()
+    assert_refused(tmp_path, good, (tarfile.TarInfo(name), b"{}"))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
 def test_a_link_is_no_record(tmp_path, kind):
     member = tarfile.TarInfo(NAME)
     member.type, member.linkname = kind, "/etc/passwd"
-    with pytest.raises(ArchiveError, match="is not a record's file"):
-        unpack(an_archive(tmp_path / "runs.tgz", (member, b"")), tmp_path / "home")
+    assert_refused(tmp_path, (member, b""), match="is not a record's file")
 
 
 def test_a_torn_archive_is_refused(results, tmp_path):
@@ -126,15 +115,8 @@ def test_a_torn_archive_is_refused(results, tmp_path):
         unpack(archive, tmp_path / "home")
 
 
-def test_the_system_s_tar_reads_it(results, tmp_path):
-    count = pack(results, tmp_path / "runs.tgz")
-    listed = subprocess.run(["tar", "tzf", str(tmp_path / "runs.tgz")], capture_output=True, text=True, check=True)
-    assert sum(line.startswith("records/") for line in listed.stdout.splitlines()) == count
-
-
 def test_a_record_without_its_samples_is_refused(results, tmp_path):
     store = Store(results)
     name = next(store.samples_dir.iterdir()).name.removesuffix(".gz")
     record = tarfile.TarInfo(f"records/{name}"), (store.records_dir / name).read_bytes()
-    with pytest.raises(ArchiveError, match="samples"):
-        unpack(an_archive(tmp_path / "runs.tgz", record), tmp_path / "home")
+    assert_refused(tmp_path, record, match="samples")

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import io
-import tarfile
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from odd_records import FILES, TEXTS, UNREADABLE, base, extreme, good, renamed, spoil, strange, unusable
+from odd_records import TEXTS, UNREADABLE, base, extreme, good, renamed, spoil, strange, unusable
 
 import analysis
 from analysis.__main__ import main
@@ -36,16 +35,23 @@ def assert_plain(lines):
         assert text.isprintable() and len(text) < 1200, text[:2000]
 
 
+def write(folder, records):
+    for record in records:
+        Store(folder).write(record)
+
+
+def messages(capsys):
+    """The lines on stderr, all of them fit to be printed."""
+    lines = capsys.readouterr().err.split("\n")[:-1]
+    assert_plain(lines)
+    return lines
+
+
 @pytest.fixture
 def results(tmp_path):
     """A results folder of good records."""
-    for record in good():
-        Store(tmp_path / "runs").write(record)
+    write(tmp_path / "runs", good())
     return tmp_path / "runs"
-
-
-def test_there_are_many_kinds():
-    assert len(FILES) >= 40 and len(UNREADABLE) >= 100 and len(UNUSABLE) >= 60 and len(EXTREME) + len(TEXTS) >= 60
 
 
 def test_what_is_no_record_is_one_line_and_costs_no_other(tmp_path):
@@ -63,15 +69,14 @@ def test_what_is_no_record_is_one_line_and_costs_no_other(tmp_path):
 
 
 def test_odd_records_change_no_figure_no_table_and_no_word(results, tmp_path, capsys):
-    for record in good():
-        Store(tmp_path / "fine").write(record)
-    for kind in UNREADABLE:
+    write(tmp_path / "fine", good())
+    unreadable, nonsense = list(UNREADABLE)[::5], list(UNUSABLE.values())[::5]
+    for kind in unreadable:
         spoil(Store(results), kind)
-    for record in UNUSABLE.values():
-        Store(results).write(record)
+    write(results, nonsense)
     (fine, silence), (odd, lines) = (said(analysis.frame.load, folder) for folder in (tmp_path / "fine", results))
     assert_plain(lines)
-    assert len(lines) == len(UNREADABLE) + len(UNUSABLE) and silence == []
+    assert len(lines) == len(unreadable) + len(nonsense) and silence == []
     assert fine.drop(columns="raw").equals(odd.drop(columns="raw"))
     outputs = []
     for folder in (tmp_path / "fine", results):
@@ -92,13 +97,13 @@ def test_measurements_that_say_nothing_cost_no_other():
 
 
 def test_what_claims_to_have_measured_what_cannot_be_does_not_stand_before_a_good_one(tmp_path):
-    results = Results(tmp_path)
-    for kind, record in UNUSABLE.items():
+    results, odd = Results(tmp_path), dict([*UNUSABLE.items()][::5])
+    for kind, record in odd.items():
         results.write(dataclasses.replace(record, attempt=2, ended="2099-01-01T00:00:00+00:00"))
         results.write(dataclasses.replace(base(f"good beside {kind}"), cell_id=record.cell_id))
     records, lines = said(results.load)
-    assert len(lines) == len(UNUSABLE) and all(": skipped, " in text for text in lines)
-    assert len(latest(records)) == len(UNUSABLE) and {record.attempt for record in records} == {1}
+    assert len(lines) == len(odd) and all(": skipped, " in text for text in lines)
+    assert len(latest(records)) == len(odd) and {record.attempt for record in records} == {1}
     assert_plain(lines)
 
 
@@ -110,20 +115,13 @@ def test_what_a_benchmark_that_nobody_knows_has_measured_is_read(tmp_path):
         dataclasses.replace(renamed(base(str(number)), str(number)), config=config, measurements=measurements)
         for number, measurements in enumerate((measured, {}))
     ]
-    for record in records:
-        Store(tmp_path).write(record)
+    write(tmp_path, records)
     loaded, lines = said(Results(tmp_path).load)
     assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in records}
 
 
 def test_values_that_nobody_expects_cost_no_figure(tmp_path):
     assert_drawn(tmp_path, list(EXTREME.values()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXTREME)
-def test_a_value_that_nobody_expects_costs_no_figure(kind, tmp_path):
-    assert_drawn(tmp_path, [EXTREME[kind]])
 
 
 @pytest.mark.slow
@@ -136,8 +134,7 @@ def test_a_text_of_any_kind_costs_no_figure(kind, tmp_path):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
     records = strange(kind)
-    for record in records:
-        Store(tmp_path).write(record)
+    write(tmp_path, records)
     # In memory too, where nobody has read them.
     for each in (records, Store(tmp_path).load()):
         text = table(each)
@@ -150,10 +147,8 @@ def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
 
 def assert_drawn(folder, records):
     """That the records, read from files, cost no figure or table of good ones, nor a word; returns what was read."""
-    results = Results(folder)
-    for record in records:
-        results.write(record)
-    loaded, lines = said(results.load)
+    write(folder, records)
+    loaded, lines = said(Results(folder).load)
     assert len(loaded) == len(records) and lines == []
     frame, lines = said(tidy, [*good(), *loaded])
     assert all(text.startswith("skipped, ") for text in lines) and len(lines) <= len(records)
@@ -168,54 +163,38 @@ def assert_drawn(folder, records):
     return loaded, frame
 
 
-def test_figures_with_all_texts_can_be_written(results):
+def test_figures_with_all_texts_can_be_written(tmp_path):
     for kind in TEXTS:
-        for record in strange(kind)[:3]:
-            Store(results).write(record)
-    paths, lines = said(analysis.figures, results)
-    assert len(paths) == 2 * len(FIGURES)
+        write(tmp_path, strange(kind)[:2])  # of latency and memory
+    paths, lines = said(analysis.figures, tmp_path)
+    assert {path.stem for path in paths} >= {"polysketchformer_figure1", "memory"}
     assert not any(text.startswith("warning: ") for text in lines)
     for path in paths:
         if path.suffix == ".svg":
             xml.etree.ElementTree.parse(path)
+    assert "<!-- v$_{$.yaml -->" in (tmp_path / "figures" / "memory.svg").read_text(), "a dollar is drawn as one"
 
 
-def test_a_dollar_in_a_label_is_drawn_as_one(tmp_path):
-    for record in strange("mathtext of a file"):
-        if record.config["bench"]["name"] == "memory":
-            Store(tmp_path).write(record)
-    assert analysis.figures(tmp_path)
-    assert "<!-- v$_{$.yaml -->" in (tmp_path / "figures" / "memory.svg").read_text()
-
-
-@pytest.mark.parametrize("what", ["file", "dangling", "loop", "device"])
-@pytest.mark.parametrize("folder", ["records", "samples"])
-def test_a_folder_that_is_none_is_one_line(what, folder, tmp_path, capsys):
+@pytest.mark.parametrize(("folder", "target"), [("records", None), ("records", "/dev/zero"), ("samples", "/nowhere")])
+def test_a_folder_that_is_none_is_one_line(folder, target, tmp_path, capsys):
     path = tmp_path / folder
-    if what == "file":
-        path.write_text("a")
-    else:
-        path.symlink_to({"dangling": "/nowhere/at/all", "loop": path, "device": "/dev/zero"}[what])
+    path.symlink_to(target) if target else path.write_text("a")
     with pytest.raises(NotADirectoryError):
         Store(tmp_path).load()
     assert main(["figures", "--results", str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and str(path) in error
+    (error,) = messages(capsys)
+    assert str(path) in error
 
 
-def test_the_mirror_holds_all_that_can_be_read(results):
+def test_the_mirror_holds_all_that_can_be_read(tmp_path):
     from mlflow import MlflowClient
 
-    odd = [
-        *list(UNUSABLE.values())[::12],
-        *list(EXTREME.values())[::6],
-        *(strange(kind)[number % 8] for number, kind in enumerate(TEXTS)),
-    ]
-    for record in odd:
-        Store(results).write(record)
-    records, _ = said(Store(results).load)
-    assert len(records) == len(good()) + len(odd)
-    mirror = Mirror(results)
+    odd = [*list(UNUSABLE.values())[::16], *list(EXTREME.values())[::8]]
+    odd += [strange(kind)[number % 8] for number, kind in enumerate(TEXTS) if number % 3 == 0]
+    write(tmp_path, odd)
+    records, _ = said(Store(tmp_path).load)
+    assert len(records) == len(odd)
+    mirror = Mirror(tmp_path)
     assert mirror.sync(records) == len(records) and mirror.sync(records) == 0
     mirror.summary("1" * 16, records, [], table(records))
     client = MlflowClient(mirror.uri)
@@ -236,28 +215,7 @@ def test_odd_records_are_not_packed_and_are_named(results, tmp_path, capsys):
     Path(linked.rename(results / "elsewhere")).touch()
     linked.symlink_to(results / "elsewhere")
     assert archive.main(["pack", str(tmp_path / "a.tgz"), "--results", str(results)]) == 0
-    lines = capsys.readouterr().err.split("\n")[:-1]
-    assert len(lines) == len(UNREADABLE)
-    assert_plain(lines)
+    assert len(messages(capsys)) == len(UNREADABLE)
     assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 0
     loaded, lines = said(Store(tmp_path / "home").load)
     assert lines == [] and {record.record_id for record in loaded} == {record.record_id for record in good()}
-
-
-ARCHIVED = ("fifo", "dangling link", "cut in the middle", "another name", "samples are gone", "samples are others")
-
-
-@pytest.mark.parametrize("kind", ARCHIVED)
-def test_an_archive_of_an_odd_record_is_refused_in_one_line_and_nothing_is_written(kind, tmp_path, capsys):
-    store = Store(tmp_path / "runs")
-    store.write(base("a good one"))
-    spoil(store, kind)
-    with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
-        for folder in ("samples", "records"):
-            for path in sorted((store.root / folder).iterdir()):
-                tar.add(path, f"{folder}/{path.name}", recursive=False)
-    assert archive.main(["unpack", str(tmp_path / "a.tgz"), "--results", str(tmp_path / "home")]) == 2
-    lines = capsys.readouterr().err.split("\n")[:-1]
-    assert len(lines) == 1 and lines[0].startswith("error: ")
-    assert_plain(lines)
-    assert not (tmp_path / "home").exists()

@@ -14,33 +14,34 @@ class OutOfResources(Exception):
     """As Triton's, told by its name."""
 
 
+CUDA = "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 15.90 GiB total capacity)"
+OUT_OF_MEMORY = [
+    *(torch.OutOfMemoryError(CUDA), MemoryError(), OSError(12, "Cannot allocate memory")),
+    MemoryError("Unable to allocate 7.45 GiB for an array with shape (1000000000,)"),
+    RuntimeError(CUDA),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("HIP out of memory. Tried to allocate 3.00 GiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("Invalid buffer size: 64.00 GB"),
+    RuntimeError("not enough memory: you tried to allocate 17179869184 bytes."),
+]
+ERRORS = [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"),
+    *(ValueError("seq_len=5: must be"), KeyError("query"), AssertionError()),
+    RuntimeError("No available kernel. Aborting execution."),
+]
 RAISED = [
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "oom"),
-    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 15.90 GiB total capacity)"), "oom"),
-    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "oom"),
-    (RuntimeError("HIP out of memory. Tried to allocate 3.00 GiB."), "oom"),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
-    (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"), "oom"),
-    (RuntimeError("std::bad_alloc"), "oom"),
-    (MemoryError(), "oom"),
-    (MemoryError("Unable to allocate 7.45 GiB for an array with shape (1000000000,)"), "oom"),
-    (OSError(12, "Cannot allocate memory"), "oom"),
-    (RuntimeError("Invalid buffer size: 64.00 GB"), "oom"),
-    (RuntimeError("not enough memory: you tried to allocate 17179869184 bytes."), "oom"),
+    *((error, "oom") for error in OUT_OF_MEMORY),
+    *((error, "error") for error in ERRORS),
     (OutOfResources("out of resource: shared memory, Required: 262144, Hardware limit: 232448"), "unsupported"),
     (UnsupportedError("causal=true: cannot"), "unsupported"),
     (NonFiniteError("output: 3 of 12 values are not finite"), "nonfinite"),
     (IncorrectError("relative error 1.0"), "incorrect"),
-    (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
-    (RuntimeError("CUDA error: device-side assert triggered"), "error"),
-    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)"), "error"),
-    (ValueError("seq_len=5: must be"), "error"),
-    (KeyError("query"), "error"),
-    (RuntimeError("No available kernel. Aborting execution."), "error"),
-    (AssertionError(), "error"),
-    (RuntimeError("0 active drivers ([]). There should only be one."), "error"),
-    (ImportError("No module named 'triton'"), "error"),
 ]
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from bench.records.statistics import (
     FEWEST,
-    Estimate,
+    Interval,
     crossover,
     mean_interval,
     median_interval,
@@ -19,16 +19,13 @@ from bench.records.statistics import (
 )
 
 
-@pytest.mark.parametrize("n", [6, 7, 10, 20, 31])
+@pytest.mark.parametrize("n", [6, 7, 20])
 def test_the_interval_covers_the_median(n):
     rng = np.random.default_rng(0)
-    trials = 600
-    hits = 0
-    for trial in range(trials):
-        found = median_interval(rng.lognormal(1.0, 0.5, n), seed=trial)
-        hits += found.low <= np.e <= found.high
+    found = [median_interval(rng.lognormal(1.0, 0.5, n), seed=trial) for trial in range(600)]
+    covered = np.mean([one.low <= np.e <= one.high for one in found])
     # Binomial standard error 0.9 %; the plain percentile interval would have 88 % at n = 7.
-    assert 0.925 <= hits / trials <= 0.995
+    assert 0.925 <= covered <= 0.995
 
 
 def test_identical_contestants_tie_in_95_percent():
@@ -63,47 +60,44 @@ def test_few_rounds_are_no_claim():
     assert ratio_interval([2.0] * (FEWEST - 1), [1.0] * (FEWEST - 1)).verdict == "tie"
     assert ratio_interval([2.0] * FEWEST, [1.0] * FEWEST).verdict == "faster"
     few = median_interval([3.0, 1.0, 2.0])
-    assert (few.low, few.median, few.high) == (1.0, 2.0, 3.0)
+    assert (few.low, few.value, few.high) == (1.0, 2.0, 3.0)
 
 
 def test_the_crossover_of_power_laws_is_exact():
     # a = n^2 / 3000 overtakes b = n / 1 at n = 3000, and power laws are straight lines in log-log.
     lengths = [512, 1024, 2048, 4096, 8192]
-    a = [np.full(8, n**2 / 3000) for n in lengths]
-    b = [np.full(8, float(n)) for n in lengths]
-    found = crossover(lengths, a, b)
+    ratios = [np.full(8, n / 3000) for n in lengths]
+    found = crossover(lengths, ratios)
     assert found.length == pytest.approx(3000) and found.faster == "b"
     assert (found.low, found.high) == pytest.approx((3000, 3000))
-    assert crossover(lengths, b, a).faster == "a"
+    assert crossover(lengths, [1 / rounds for rounds in ratios]).faster == "a"
+    with pytest.raises(ValueError, match="lengths"):
+        crossover(lengths[::-1], ratios)
 
 
 def test_the_interval_of_the_crossover_covers_it():
     lengths = [1024, 2048, 4096, 8192]
     rng = np.random.default_rng(3)
     hits = 0
-    for trial in range(100):
+    for trial in range(60):
         noise = rng.lognormal(0, 0.1, (2, len(lengths), 15))
-        a = [n**2 / 3000 * noise[0, i] for i, n in enumerate(lengths)]
-        b = [n * noise[1, i] for i, n in enumerate(lengths)]
-        found = crossover(lengths, a, b, seed=trial)
+        ratios = [n / 3000 * noise[0, i] / noise[1, i] for i, n in enumerate(lengths)]
+        found = crossover(lengths, ratios, seed=trial)
         hits += found is not None and found.low <= 3000 <= found.high
-    assert hits >= 88  # 95 expected, three binomial standard errors of 2.2 below
+    assert hits >= 51  # 57 expected, three binomial standard errors of 1.7 below
 
 
 def test_no_crossing_is_none_and_the_last_one_counts():
     lengths = [1, 2, 4, 8]
-    ones = [np.ones(8)] * 4
-    assert crossover(lengths, [np.full(8, 2.0)] * 4, ones) is None
-    ratios = [2.0, 0.5, 0.5, 2.0]
-    found = crossover(lengths, [np.full(8, ratio) for ratio in ratios], ones)
+    assert crossover(lengths, [np.full(8, 2.0)] * 4) is None
+    found = crossover(lengths, [np.full(8, ratio) for ratio in (2.0, 0.5, 0.5, 2.0)])
     assert found.length == pytest.approx(4 * 2**0.5) and found.faster == "b"
 
 
 def test_an_uncertain_end_leaves_the_interval_open():
-    rng = np.random.default_rng(4)
-    a = [np.full(10, 0.5), rng.lognormal(0.01, 0.5, 10)]
-    a[1] *= 1.02 / np.median(a[1])
-    found = crossover([1024, 2048], a, [np.ones(10)] * 2)
+    ratios = [np.full(10, 0.5), np.random.default_rng(4).lognormal(0.01, 0.5, 10)]
+    ratios[1] *= 1.02 / np.median(ratios[1])
+    found = crossover([1024, 2048], ratios)
     assert 1024 < found.length < 2048 and found.high == np.inf
 
 
@@ -111,15 +105,10 @@ def test_an_uncertain_end_leaves_the_interval_open():
 def test_the_interval_of_a_mean_is_students(units):
     values = np.random.default_rng(units).normal(size=units)
     found, half = mean_interval(values), stats.t.ppf(0.975, units - 1) * values.std(ddof=1) / units**0.5
-    assert (found.value, found.low, found.high) == pytest.approx(
-        (values.mean(), values.mean() - half, values.mean() + half), rel=0.004
-    )
-
-
-def test_one_or_two_units_have_no_interval():
-    for units in ([1.0], [1.0, 2.0]):
-        assert np.isnan([mean_interval(units).low, mean_interval(units).high]).all()
-        assert np.isnan([root_mean_square(units).low, root_mean_square(units).high]).all()
+    expected = values.mean(), values.mean() - half, values.mean() + half
+    assert (found.value, found.low, found.high) == pytest.approx(expected, rel=0.004)
+    for interval in (mean_interval, root_mean_square):
+        assert np.isnan([interval([1.0, 2.0]).low, interval([1.0]).high]).all(), "one or two have none"
 
 
 @pytest.mark.parametrize(
@@ -136,23 +125,23 @@ def test_the_root_mean_square_and_its_error():
     assert found.value == pytest.approx(3)  # mean squares of the units: 17, 1 and 9
     # The standard error of their mean is 8 / root 3; the slope of the root at 9 is 1/6.
     assert found.high - found.value == pytest.approx(4.3027 * 8 / 3**0.5 / 6)
-    assert root_mean_square([0.0] * 3) == Estimate(0.0, 0.0, 0.0)
+    assert root_mean_square([0.0] * 3) == Interval(0.0, 0.0, 0.0)
 
 
 def test_the_exponent_of_a_power_law_is_exact():
     sizes = [8, 32, 128]
     found = power_law(sizes, [np.full(5, 3 * r**-0.7) for r in sizes])
-    assert (found.median, found.low, found.high) == pytest.approx((-0.7, -0.7, -0.7))
+    assert (found.value, found.low, found.high) == pytest.approx((-0.7, -0.7, -0.7))
+    for few, trials in (([8], [[1.0]]), ([8, 8], [[1.0], [1.0]]), ([8, 16], [[1.0]])):
+        with pytest.raises(ValueError, match="sizes"):
+            power_law(few, trials)
 
 
 def test_the_interval_of_the_exponent_covers_it():
-    rng = np.random.default_rng(5)
-    sizes = [8, 16, 32, 64]
-    hits = 0
-    for trial in range(200):
-        found = power_law(sizes, [r**-0.5 * rng.lognormal(0, 0.2, 20) for r in sizes], seed=trial)
-        hits += found.low <= -0.5 <= found.high
-    assert 0.9 <= hits / 200 <= 0.995  # 95 % expected, binomial standard error 1.5 %
+    rng, sizes = np.random.default_rng(5), [8, 16, 32, 64]
+    found = [power_law(sizes, [r**-0.5 * rng.lognormal(0, 0.2, 20) for r in sizes], seed=trial) for trial in range(200)]
+    covered = np.mean([one.low <= -0.5 <= one.high for one in found])
+    assert 0.9 <= covered <= 0.995  # 95 % expected, binomial standard error 1.5 %
 
 
 def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
@@ -160,24 +149,14 @@ def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
     few = power_law((8, 32), [small, large])
     assert (few.low, few.high) == pytest.approx(np.log([0.5 / 2.0, 0.8 / 1.0]) / np.log(4))
     two = power_law((8, 32), [small[:2], large[:2]])
-    assert np.isnan([two.low, two.high]).all() and two.median < 0
-
-
-@pytest.mark.parametrize(("sizes", "trials"), [([8], [[1.0]]), ([8, 8], [[1.0], [1.0]]), ([8, 16], [[1.0]])])
-def test_a_power_law_needs_two_sizes(sizes, trials):
-    with pytest.raises(ValueError, match="sizes"):
-        power_law(sizes, trials)
-
-
-def test_lengths_must_ascend():
-    with pytest.raises(ValueError, match="lengths"):
-        crossover([2, 1], [[1.0]] * 2, [[1.0]] * 2)
+    assert np.isnan([two.low, two.high]).all() and two.value < 0
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("bench.tracking.mirror", ("torch", "mlflow", "pandas")),
         ("analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
         ("analysis.__main__", ("torch", "bench.measures", "hydra", "mlflow")),
     ],

@@ -1,14 +1,112 @@
-"""Writing records: whole or not at all, and what a killed writer left is cleared, but not from under one who writes."""
+"""Records in files: strict, whole or not at all, the newest outcome stands; what a killed writer left is cleared."""
 
+import dataclasses
 import errno
+import gzip
+import itertools
+import json
+import math
 import os
 
 import pytest
-from synthetic_records import everything
+from odd_records import with_value
+from synthetic_records import config, record
 
-from bench.records import disk
+from bench.records import disk, store
 from bench.records.disk import write_atomically
-from bench.records.store import Store
+from bench.records.store import READABLE, Store, encode, latest
+
+FINE = dataclasses.replace(
+    record(config("flash", {"name": "latency"}, 64), {"samples": [1.5, 2.5]}), record_id="0" * 32, cell_id="c" * 64
+)
+LONG = {"curve": {"loss": [math.sqrt(k) for k in range(READABLE + 1)], "step": 10}, "norms": [[1.0] * 12] * 8, "n": [7]}
+
+
+def changed(**fields):
+    return dataclasses.replace(FINE, **fields)
+
+
+@pytest.mark.parametrize("measurements", [{"samples": [1.5, 2.5]}, LONG, {}])
+def test_round_trip(tmp_path, measurements):
+    source = changed(measurements=measurements, overrides=("a=1", "b"))
+    Store(tmp_path).write(source)
+    assert Store(tmp_path).load() == [source]
+
+
+def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_path):
+    path = Store(tmp_path).write(changed(measurements=LONG))
+    text = path.read_text()
+    assert len(text.splitlines()) < 70 and max(map(len, text.splitlines())) <= 120
+    assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
+    samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
+    assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
+    at_the_limit = changed(record_id="1" * 32, measurements={"samples": [0.0] * READABLE})
+    assert not Store(tmp_path).samples_file(Store(tmp_path).write(at_the_limit).name).exists()
+
+
+def test_samples_that_an_older_version_did_not_compress_are_read_and_copied(tmp_path):
+    source, old, new = changed(measurements=LONG), Store(tmp_path / "old"), Store(tmp_path / "new")
+    compressed = old.samples_file(old.write(source).name)
+    compressed.with_suffix("").write_bytes(gzip.decompress(compressed.read_bytes()))
+    compressed.unlink()
+    assert old.load() == [source]
+    new.copy(old, source.file_name)
+    assert new.load() == [source]
+    old.write(source)
+    assert new.samples_file(source.file_name).read_bytes() == compressed.read_bytes()
+    old.clear_leftovers()
+    assert old.load() == [source]
+
+
+def test_a_writer_that_is_killed_leaves_no_record_without_its_samples(tmp_path, monkeypatch):
+    real, written = store.write_atomically, []
+
+    def killed_before_the_second(path, data):
+        if written:
+            raise KeyboardInterrupt
+        written.append(path.parent.name)
+        real(path, data)
+
+    monkeypatch.setattr(store, "write_atomically", killed_before_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path).write(changed(measurements=LONG))
+    assert written == ["samples"] and Store(tmp_path).load() == []
+
+
+def test_non_finite_numbers_are_not_written():
+    for value, count in itertools.product((math.nan, math.inf, -math.inf), (1, READABLE + 1)):
+        with pytest.raises(ValueError):
+            encode(changed(measurements={"samples": [value] * count}))
+
+
+def test_whole_numbers_and_fields_that_are_left_out_are_fine(tmp_path):
+    path = Store(tmp_path).write(FINE)
+    for name, value in (("duration_s", 1), ("stderr_tail", ...), ("reason", None)):
+        with_value(name, value)(path)
+    assert Store(tmp_path).load() == [FINE]
+
+
+def test_lists_and_what_fits_stand_on_one_line(monkeypatch):
+    monkeypatch.setattr(store, "WIDTH", 30)
+    source = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
+    lines = encode(source)[0].decode().splitlines()
+    start = lines.index(' "measurements": {')
+    assert lines[start + 1 : start + 6] == [
+        '  "curve": {',
+        '   "first": [1, 2, 3, 4, 5, 6],',
+        '   "second": [[1, 2], [3, 4], [5, 6]]',
+        "  },",
+        '  "n": {}',
+    ]
+
+
+def test_the_newest_outcome_stands_and_a_failed_attempt_replaces_none():
+    ok, later = changed(), changed(record_id="1", ended="2026-01-02T00:00:00+00:00")
+    crash = changed(record_id="2", status="crash", measurements={}, ended="2026-01-03T00:00:00+00:00")
+    assert latest([ok, later])["c" * 64] is later
+    assert latest([ok, crash])["c" * 64] is ok
+    assert latest([crash, ok])["c" * 64] is ok
+    assert latest([crash])["c" * 64] is crash
 
 
 def names(folder):
@@ -30,7 +128,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_no_unfinished_file(tmp_pat
 
 def a_store_with_leftovers(folder):
     results = Store(folder)
-    whole = results.write(everything()[0]).name
+    whole = results.write(FINE).name
     results.samples_dir.mkdir(exist_ok=True)
     for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.gz.2f.tmp"):
         path.write_text("{")

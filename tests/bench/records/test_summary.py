@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.records.files import decode, encode
 from bench.records.record import STATUSES, RecordError
-from bench.records.store import Store, latest
+from bench.records.store import Store, decode, encode, latest
 from bench.records.summary import headline, quantities, summarised, traits
 
 ROOT = Path(__file__).parents[3]

@@ -1,18 +1,24 @@
 """The tracking server as docs/tracking.md and its compose.yaml set it up: what is typed there runs."""
 
+import os
+import pwd
 import re
 import shlex
+import shutil
+import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import needs
 import pytest
 import yaml
 from click.testing import CliRunner
 from command import TINY, bench
-from postgresql import postgresql
 from tracking_server import a_free_port, finished, mlflow_server, told
 
 DOCS = Path(__file__).parents[3] / "docs"
+PASSWORD = "only for the test"
 
 
 def commands():
@@ -50,6 +56,31 @@ def test_the_containers_answer_on_the_loopback_address_and_hold_no_secret():
 def sqlite():
     """The page's first command says all about its database."""
     yield commands()[0], {}
+
+
+@contextmanager
+def postgresql(port):
+    """A real PostgreSQL with a database and a user `mlflow`; yields the database's address."""
+    # It refuses to be run by root.
+    owner = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    with tempfile.TemporaryDirectory(prefix="attention-zoo-postgresql-") as name:
+        folder, password = Path(name), Path(name) / "password"
+        password.write_text(PASSWORD)
+        for path in (folder, password):
+            shutil.chown(path, owner)
+
+        def run(program, *arguments):
+            command = [needs.postgresql() / program, "-D", str(folder / "data"), *arguments]
+            done = subprocess.run(command, user=owner, cwd=folder, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+
+        run("initdb", "-U", "mlflow", "-A", "scram-sha-256", "--pwfile", str(password), "--no-sync")
+        options = f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories={folder}"
+        run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "start")
+        try:
+            yield f"postgresql+psycopg2://mlflow:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/postgres"
+        finally:
+            run("pg_ctl", "-m", "immediate", "stop")
 
 
 @contextmanager

@@ -3,27 +3,20 @@
 import json
 import threading
 
-import numpy as np
 import pytest
 from mlflow import MlflowClient
 from synthetic_records import train
+from test_tracker import tracker as a_tracker
 
 from bench.measures.progress import Point, Progress
-from bench.plan.config import Config
 from bench.tracking import tracker
 from bench.tracking.mirror import Mirror
 from bench.tracking.runs import MAX_POINTS
-from bench.tracking.tracker import Tracker
 
 
 @pytest.fixture
-def mirror(tmp_path):
-    return Mirror(tmp_path)
-
-
-@pytest.fixture
-def record():
-    return train("softmax", 16, 0, np.random.default_rng(0))
+def record(rng):
+    return train("softmax", 16, 0, rng)
 
 
 def runs(mirror, kind):
@@ -53,8 +46,8 @@ def test_points_are_there_while_it_trains_and_make_room_for_the_record(mirror, r
     ]
 
 
-def test_of_a_run_that_failed_the_curve_stays_and_the_next_attempt_adds_to_it(mirror, record):
-    failed = train("softmax", 16, 0, np.random.default_rng(0), status="timeout")
+def test_of_a_run_that_failed_the_curve_stays_and_the_next_attempt_adds_to_it(mirror, rng):
+    failed = train("softmax", 16, 0, rng, status="timeout")
     mirror.follow(failed.cell_id, failed.config, {"train_loss": Point(10, 2.0)})
     mirror.sync([failed])
     client, (live,) = runs(mirror, "live")
@@ -74,8 +67,7 @@ def test_a_record_without_the_shape_of_its_benchmark_is_mirrored_without_curves(
 def test_the_tracker_does_not_write_at_every_word(tmp_path, record, monkeypatch):
     followed = []
     monkeypatch.setattr(Mirror, "follow", lambda self, *given: followed.append(given))
-    tracking = {"name": "mlflow", "experiment": "x", "uri": None}
-    one = Tracker(Config({}, {}, {}, tracking, results_dir=str(tmp_path)))
+    one = a_tracker(tmp_path, None)
     clock = iter([0.0, 1.0, 1.5, 4.9, 6.1])
     monkeypatch.setattr(tracker.time, "monotonic", lambda: next(clock))
     one.follow(record, Progress("1/2"))
@@ -91,8 +83,7 @@ def test_a_slow_server_gets_the_newest_points_only_and_none_after_the_record(tmp
     monkeypatch.setattr(Mirror, "create", lambda self: free.wait(10))
     monkeypatch.setattr(Mirror, "follow", lambda self, *given: told.append(given[2]["train_loss"].step))
     monkeypatch.setattr(Mirror, "sync", lambda self, records: told.append("record"))
-    tracking = {"name": "mlflow", "experiment": "x", "uri": "http://127.0.0.1:1"}
-    one = Tracker(Config({}, {}, {}, tracking, results_dir=str(tmp_path)))
+    one = a_tracker(tmp_path, "http://127.0.0.1:1")
     one.sync([])
     for step in (1, 2, 3):
         one.follow(record, Progress("1/2", {"train_loss": Point(step, 1.0)}))

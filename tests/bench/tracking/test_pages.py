@@ -3,14 +3,14 @@
 import dataclasses
 import re
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import synthetic_records as synthetic
 from needs import chromium
-from test_ui import a_free_port
+from test_ui import ui
+from tracking_server import a_free_port
 
 from bench.records.store import Store
 from bench.tracking.ui import LOG
@@ -41,8 +41,7 @@ def addresses(tmp_path_factory):
     results, port = tmp_path_factory.mktemp("pages") / "runs", a_free_port()
     for record in a_sweep():
         Store(results).write(dataclasses.replace(record, sweep_id="5" * 64))
-    command = [sys.executable, "-m", "bench.tracking.ui", "--results", str(results), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(ui(results, port), stdout=subprocess.PIPE, text=True) as server:
         found = {}
         for line in server.stdout:
             name, _, address = line.strip().partition(":")

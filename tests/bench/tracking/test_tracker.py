@@ -80,9 +80,8 @@ def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch
 
 
 def test_what_does_not_get_on_is_left_to_the_next_sweep(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tracker_module, "FINISH_S", 0.1)
-    monkeypatch.setattr(tracker_module, "SILENT_S", 0.1)
-    monkeypatch.setattr(tracker_module, "LOCAL_WINDOW_S", 0.1)
+    for name in ("FINISH_S", "SILENT_S", "LOCAL_WINDOW_S"):
+        monkeypatch.setattr(tracker_module, name, 0.1)
     never = threading.Event()
     monkeypatch.setattr(Mirror, "create", lambda self: never.wait(60))
     mirror = tracker(tmp_path, None)
@@ -115,16 +114,9 @@ def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == PATIENCE["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]
 
 
-@pytest.mark.parametrize(
-    "uri", ["foo://x", "http://", "http://h:99999", "sqlite://", "sqlite:///no/such/folder/x.db", "x"]
-)
-def test_an_address_that_no_store_can_have_is_refused(uri, tmp_path):
-    with pytest.raises(ConfigError, match=r"^tracking\.uri="):
-        tracker(tmp_path, uri)
-
-
-@pytest.mark.parametrize(
-    "uri", ["http://h:80", "https://h/x", "sqlite:///{}/x.db", "file:///{}", "postgresql+psycopg2://h/x"]
-)
-def test_an_address_of_a_store_is_not(uri, tmp_path):
-    assert tracker(tmp_path, uri.format(tmp_path)).mirror is not None
+def test_an_address_that_no_store_can_have_is_refused(tmp_path):
+    for uri in ("foo://x", "http://", "http://h:99999", "sqlite://", "sqlite:///no/such/folder/x.db", "x"):
+        with pytest.raises(ConfigError, match=r"^tracking\.uri="):
+            tracker(tmp_path, uri)
+    for uri in ("http://h:80", "https://h/x", "sqlite:///{}/x.db", "file:///{}", "postgresql+psycopg2://h/x"):
+        assert tracker(tmp_path, uri.format(tmp_path)).mirror is not None

@@ -1,8 +1,9 @@
+"""The pages of a results folder: for this machine alone, and gone without a trace."""
+
 import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,14 +13,11 @@ from urllib.parse import quote
 import psutil
 import pytest
 from command import family
+from tracking_server import a_free_port
+
+from bench.tracking.ui import main
 
 pytestmark = pytest.mark.commands
-
-
-def a_free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ui(results_dir, port):
@@ -109,28 +107,23 @@ def test_a_kill_takes_the_server_along(tmp_path):
         assert family(marker) == []
 
 
-@pytest.mark.parametrize("name", ["typo", "runs/of/nobody"])
-def test_a_folder_that_is_not_there_is_not_made(tmp_path, name):
-    done = subprocess.run(ui(tmp_path / name, a_free_port()), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stderr.startswith("error: --results=") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1"])
-def test_a_port_that_is_none_is_refused(tmp_path, port):
-    done = subprocess.run(ui(tmp_path, port), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: --port: {port!r}: must be a number from 1 to 65535; ")
-
-
-def test_a_folder_that_is_none_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--results", "typo"], "--results="),
+        (["--results", "runs/of/nobody"], "--results="),
+        (["--results", "file"], "--results='file': "),
+        *((["--port", port], f"--port: {port!r}: must be a number from 1 to 65535; ") for port in ("0", "65536", "x")),
+        (["--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0; "),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_nothing_is_made(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
-    done = subprocess.run(ui(tmp_path / "file", a_free_port()), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert str(tmp_path / "file") in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_the_address_cannot_be_chosen(tmp_path):
-    done = subprocess.run([*ui(tmp_path, a_free_port()), "--host", "0.0.0.0"], capture_output=True, timeout=60)
-    assert done.returncode == 2
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["--port", str(a_free_port()), *arguments])
+    except SystemExit as end:
+        code = end.code
+    error = capsys.readouterr().err
+    assert code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
