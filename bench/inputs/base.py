@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from attention_zoo import Attention
 from attention_zoo.checks import check_choice, check_int, require
+from bench.common.errors import package
 from bench.records.disk import require_file, write_atomically
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -132,16 +132,3 @@ def cached_shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | N
 def _cache_file(key: Mapping[str, Any], cache_dir: Path) -> tuple[str, Path]:
     text = json.dumps(key, sort_keys=True)
     return text, Path(cache_dir) / f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
-
-
-def package(module: str, setting: str, install: str) -> Any:
-    """A module of an optional package.
-
-    Raises:
-        ModuleNotFoundError: in one line, which setting needs it and what `pip install` is given to get it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        name = module.partition(".")[0]
-        raise ModuleNotFoundError(f"{setting}: {name} is missing; pip install {install}") from None

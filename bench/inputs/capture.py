@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_zoo.checks import require
-from bench.inputs.base import package
-from bench.inputs.models import origin
+from bench.common.errors import package
+from bench.inputs.models import origin, reading
 
 _CAPTURE = "capture_query_key_value"
 
@@ -33,7 +32,7 @@ class Transformer:
         transformers.utils.logging.disable_progress_bar()
         self.name = name
         self._origin = origin(name)
-        with self._reading():
+        with reading(name, self._origin):
             self.config = transformers.AutoConfig.from_pretrained(**self._origin)
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(**self._origin)
         two_parts = getattr(self.config, "is_encoder_decoder", False)
@@ -98,7 +97,7 @@ class Transformer:
         # Without a mask function of the same name, causal models would silently lose their masks.
         transformers.AttentionMaskInterface.register(_CAPTURE, _transformers("masking_utils").sdpa_mask)
         common: dict[str, Any] = {"attn_implementation": _CAPTURE, "dtype": torch.float32}
-        with self._reading(), torch.random.fork_rng(devices=[]):
+        with reading(self.name, self._origin), torch.random.fork_rng(devices=[]):
             if seed is None:
                 # Layers above the captured one never run, so they need not be read either.
                 depth: dict[str, Any] = {"num_hidden_layers": capture.layer + 1}
@@ -107,15 +106,6 @@ class Transformer:
                 ).eval()
             torch.default_generator.manual_seed(seed)
             return transformers.AutoModel.from_config(self.config, **common).eval()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError) as error:
-            reason = f"inputs.model={self.name!r}: cannot be read: {str(error).strip().splitlines()[0]}"
-            unreachable = isinstance(error, OSError) and "revision" in self._origin
-            raise (ConnectionError if unreachable else ValueError)(reason) from None
 
 
 def _transformers(module: str = "") -> Any:

@@ -9,12 +9,9 @@ from typing import Any
 
 from bench.common.errors import ConfigError
 from bench.common.schema import checked
-from bench.tasks.associative_recall import AssociativeRecall
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
-from bench.tasks.induction_heads import InductionHeads
+from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
 from bench.tasks.language_modelling import LanguageModelling
-from bench.tasks.reversal import Reversal
-from bench.tasks.selective_copying import SelectiveCopying
 
 __all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "require_fits", "settings"]
 

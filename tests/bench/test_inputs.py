@@ -462,8 +462,7 @@ def test_errors_of_what_does_not_fit(tmp_path):
 @needs_data
 def test_errors_of_missing_packages(hidden, changes, message, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, hidden, None)
-    for module in (models, texts):
-        monkeypatch.setattr(module, "find_spec", lambda name: None if name == hidden else find_spec(name))
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name == hidden else find_spec(name))
     check_error(ModuleNotFoundError, message, pretrained(**changes), tmp_path)
 
 

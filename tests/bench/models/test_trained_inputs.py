@@ -352,7 +352,7 @@ def test_the_code_of_a_cell_is_that_of_its_inputs_too(trained):
         {source.name for source in one.sources}
         for one in (reading(trained()), planned("softmax", bench={"name": "latency"}))
     )
-    own = {"bench/training/inputs.py", "bench/models/transformer.py", "bench/tasks/induction_heads.py"}
+    own = {"bench/training/inputs.py", "bench/models/transformer.py", "bench/tasks/generated.py"}
     assert read >= own | {"attention_zoo/polysketch.py"}
     assert not drawn & (own | {"bench/inputs/pretrained.py", "bench/tasks/__init__.py", "attention_zoo/polysketch.py"})
 

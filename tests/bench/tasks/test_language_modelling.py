@@ -13,7 +13,7 @@ import torch
 
 from bench.common.errors import ConfigError
 from bench.inputs import models, texts
-from bench.tasks import hub, open_task, tokenizing
+from bench.tasks import corpus, open_task, tokenizing
 from bench.tasks.corpus import LocalText
 
 ROOT = Path(__file__).parents[3]
@@ -372,10 +372,10 @@ def test_a_document_is_read_no_further_than_the_tokens_asked_for(reached, cache)
 
 def test_markers_of_wiki40b_are_no_text():
     document = "\n_START_ARTICLE_\nA cat\n_START_SECTION_\nLife\n_START_PARAGRAPH_\nIt sleeps._NEWLINE_It eats."
-    assert hub.without_markers(document) == "A cat\nLife\nIt sleeps.\nIt eats."
-    assert hub.KNOWN["wiki40b"].clean is hub.without_markers
+    assert corpus.without_markers(document) == "A cat\nLife\nIt sleeps.\nIt eats."
+    assert corpus.KNOWN["wiki40b"].clean is corpus.without_markers
     with pytest.raises(ValueError, match="must be a text, not the repr of bytes"):
-        hub.without_markers("b'\\n_START_ARTICLE_\\n'")
+        corpus.without_markers("b'\\n_START_ARTICLE_\\n'")
 
 
 def test_what_is_cached_is_read_without_the_hub(reached, cache, monkeypatch):

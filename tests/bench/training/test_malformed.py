@@ -62,7 +62,7 @@ def test_several_learning_rates_are_cells_of_their_own_and_labels_are_not():
 def test_what_trains_is_part_of_the_id_and_of_no_other_benchmark():
     (cell,) = planned(Loader(), ENCODER).cells
     names = {source.name for source in cell.sources}
-    assert {"bench/training/loop.py", "bench/tasks/reversal.py", "bench/models/encoder.py"} <= names
+    assert {"bench/training/loop.py", "bench/tasks/generated.py", "bench/models/encoder.py"} <= names
     (other,) = planned(Loader(), ["bench=latency", "bench.passes=[forward]", "attention=softmax", "device=cpu"]).cells
     assert not {"model", "task", "training"} & other.config.keys()
     # Inputs know the folder of a trained model.
