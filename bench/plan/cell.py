@@ -240,8 +240,8 @@ def _resolve_training(config: Config, attention: dict[str, Any]) -> dict[str, An
     if config.model is None or config.task is None or config.training is None:
         return {}
     sizes = {key: getattr(config, key) for key in ("seq_len", "num_heads", "head_dim", "causal")}
-    models.require_fits({**sizes, "model": config.model, "attention": attention})
-    tasks.require_fits({**sizes, "task": config.task})
+    models.settings(config.model).require_fits({**sizes, "attention": attention})
+    tasks.settings(config.task).require_fits(sizes)
     require_parts(config.training, config.batch_size or config.tokens_per_batch // config.seq_len)
     return {"model": config.model, "task": config.task, "training": config.training}
 

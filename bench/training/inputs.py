@@ -105,7 +105,7 @@ class Trained(ModelSource):
         """What the folder says; raises `ValueError` unless it is of a model that fits this cell."""
         saved_model = self._read()
         with self._named():
-            tasks.require_fits(saved_model.cell)
+            tasks.settings(saved_model.cell["task"]).require_fits(saved_model.cell)
             layers = models.settings(saved_model.cell["model"]).layers
         self.require_sizes(config, saved_model.cell["num_heads"], saved_model.cell["head_dim"])
         longest, length = saved_model.cell["seq_len"], config["seq_len"]

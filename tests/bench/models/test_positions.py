@@ -5,7 +5,7 @@ import math
 import torch
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from bench.models.positions import Rotary, sinusoidal
+from bench.models.layers import Rotary, sinusoidal
 
 
 def drawn(*shape):

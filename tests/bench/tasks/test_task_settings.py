@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from bench.common.errors import ConfigError
-from bench.tasks import TASKS, check, open_task, require_fits, settings
+from bench.tasks import TASKS, check, open_task, settings
 
 ROOT = Path(__file__).parents[3]
 WRITTEN = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "conf" / "task").glob("*.yaml")}
@@ -19,7 +19,7 @@ def test_every_task_has_a_file_that_fits_it():
         assert written["task"] == {"name": name} and next(iter(check({"name": name}))) == "name"
         path = ROOT / "conf" / "task" / f"{name}.yaml"
         assert path.read_text().startswith("# @package _global_\n")
-        require_fits({**written, "causal": TASKS[name].causal})
+        settings(written["task"]).require_fits({**written, "causal": TASKS[name].causal})
 
 
 def test_the_papers_sizes_are_the_defaults():
@@ -80,10 +80,9 @@ def text(**changes):
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_is_drawn(config, message, tmp_path):
-    for refuse in (require_fits, lambda config: open_task(config, tmp_path / "cache")):
-        with pytest.raises(ConfigError) as error:
-            refuse(config)
-        assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        open_task(config, tmp_path / "cache")
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()
 
 
