@@ -140,7 +140,7 @@ def _try(question: dict[str, Any]) -> Answer:
         if builds:
             build_attention({**question, "seed": 0})
         else:
-            inputs.check(question, Path(question["cache_dir"]))
+            inputs.source(question["inputs"]).check(question, Path(question["cache_dir"]))
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
     except BaseException as error:  # a constructor may raise what it likes

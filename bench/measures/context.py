@@ -161,7 +161,7 @@ class CellContext:
             "batch_size": batch_size or self.config["batch_size"],
             "seq_len": seq_len or self.config["seq_len"],
         }
-        loaded = input_sources.load({**self.config, **sizes}, self.cache_dir)
+        loaded = input_sources.source(self.config["inputs"]).load({**self.config, **sizes}, self.cache_dir)
         query, key, value = (x.to(precision) for x in loaded)
         if batch_size is None and seq_len is None and precision == self.dtype:
             self.inputs_sha256 = _digest((query, key, value))

@@ -21,7 +21,7 @@ from bench.common.errors import one_line
 from bench.common.mechanism import build_attention
 from bench.inputs import models as names
 from bench.inputs.base import ModelSource, cached_tensors
-from bench.inputs.capture import ReachedLayer
+from bench.inputs.pretrained import ReachedLayer
 from bench.models.layers import MultiHead
 from bench.training import saved
 
@@ -110,8 +110,7 @@ class Trained(ModelSource):
         self.require_sizes(config, saved_model.cell["num_heads"], saved_model.cell["head_dim"])
         longest, length = saved_model.cell["seq_len"], config["seq_len"]
         require("seq_len", length, length <= longest, f"at most {longest}, as in inputs.model={self.model}")
-        allowed = f"between 0 and {layers - 1}: {self.model} has {layers} layers"
-        require("inputs.layer", self.layer, self.layer < layers, allowed)
+        self.require_layer(layers)
         return saved_model
 
     def _build(self, saved_model: saved.Saved, seed: int | None) -> nn.Module:
@@ -120,8 +119,13 @@ class Trained(ModelSource):
             return models.build({**saved_model.cell, "seed": seed}, saved_model.vocabulary).eval()
         with self._named():
             model = models.build(saved_model.cell, saved_model.vocabulary)
-            _require_shapes(model, saved.shapes(self.model))
-            model.load_state_dict(saved.load_weights(self.model))
+            weights = saved.load_weights(self.model)
+            for name, value in model.state_dict().items():
+                if isinstance(value, Tensor) and (name not in weights or weights[name].shape != value.shape):
+                    has = list(weights[name].shape) if name in weights else "missing"
+                    must = f"must be {list(value.shape)} as config.json has it"
+                    raise ValueError(f"model.safetensors: {name} is {has}, {must}")
+            model.load_state_dict(weights)
         return model.eval()
 
     def _tokens(self, saved_model: saved.Saved, config: Mapping[str, Any], cache_dir: Path) -> Tensor:
@@ -161,16 +165,7 @@ def _attention(model: nn.Module, layer: int) -> attention_zoo.Attention:
 @functools.lru_cache
 def _require_whole(source: Trained, identity: str) -> None:
     """One look at a folder of this identity does for all seeds and lengths."""
-    with source._named():
-        saved_model = saved.read(source.model)
-        _require_shapes(models.build(saved_model.cell, saved_model.vocabulary), saved.shapes(source.model))
-
-
-def _require_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor) and shapes.get(name) != tuple(value.shape):
-            has = list(shapes[name]) if name in shapes else "missing"
-            raise ValueError(f"model.safetensors: {name} is {has}, must be {list(value.shape)} as config.json has it")
+    source._build(source._read(), None)
 
 
 def _complete(attention: Mapping[str, Any]) -> Any:

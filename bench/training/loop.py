@@ -3,22 +3,97 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
-from bench.training.metrics import Sums, answers
-from bench.training.order import number_of, training_indices
 from bench.training.settings import Training
 from bench.training.world import World
 
 LOGGED = ("train_loss", "gradient_norm", "learning_rate")
+
+
+def number_of(*key: int | str) -> int:
+    """A number of 63 bits that a key decides, and nothing near it."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def training_indices(seed: int, step: int, batch_size: int, size: int | None) -> list[int]:
+    """The examples of a step: every epoch has each of `size` once, in an order of its own; None never repeats one."""
+    positions = range(step * batch_size, (step + 1) * batch_size)
+    if size is None:
+        return list(positions)
+    return [int(_permutation(seed, position // size, size)[position % size]) for position in positions]
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number_of(seed, "order", epoch))
+    return torch.randperm(size, generator=generator)
+
+
+class Answers(NamedTuple):
+    """The `k` predictions of a batch where something is asked, `(k,)` each.
+
+    Attributes:
+        losses: in nats and at least float32; gradients flow through it.
+        right: bool.
+        rows: the example of each.
+        columns: its position.
+    """
+
+    losses: Tensor
+    right: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> Answers:
+    """Ask a model `(b, n)` tokens; logits are made where something is asked only."""
+    asked = targets != IGNORED
+    logits = model(tokens, asked)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wanted = targets[asked]
+    losses = F.cross_entropy(logits, wanted, reduction="none")
+    return Answers(losses, logits.detach().argmax(-1) == wanted, *asked.nonzero(as_tuple=True))
+
+
+class Sums:
+    """Over the answers of many batches, and at each position."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self._right = self._whole = torch.zeros((), dtype=torch.float64, device=device)
+        self._losses, self._asked = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
+
+    def add(self, found: Answers, batch_size: int) -> None:
+        """Add the answers of a batch of `batch_size` examples."""
+        wrong = torch.zeros(batch_size, dtype=torch.long, device=found.rows.device)
+        wrong.index_add_(0, found.rows, (~found.right).long())
+        self._right = self._right + found.right.sum()
+        self._whole = self._whole + (wrong == 0).sum()
+        self._losses.index_add_(0, found.columns, found.losses.double())
+        self._asked.index_add_(0, found.columns, torch.ones_like(found.losses, dtype=torch.float64))
+
+    def means(self, world: World, examples: int) -> dict[str, Any]:
+        """Mean loss, accuracy of answers and of whole examples, mean loss by position, of all processes together."""
+        right, whole, losses, asked = map(world.total, (self._right, self._whole, self._losses, self._asked))
+        by_position = zip(losses.tolist(), asked.tolist(), strict=True)
+        return {
+            "loss": float(losses.sum() / asked.sum()),
+            "token_accuracy": float(right / asked.sum()),
+            "example_accuracy": float(whole / examples),
+            "loss_by_position": [loss / count if count else None for loss, count in by_position],
+        }
 
 
 class Trainer:

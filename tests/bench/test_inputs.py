@@ -40,6 +40,10 @@ def pretrained(seq_len=700, batch_size=2, seed=0, num_heads=12, head_dim=32, **c
     return {"inputs": {**inputs, "window": 512, **changes}, **shape, "seed": seed}
 
 
+def load(config, cache_dir):
+    return bench.inputs.source(config["inputs"]).load(config, cache_dir)
+
+
 def scores(query, key):
     return query.double() @ key.double().transpose(-1, -2) / query.shape[-1] ** 0.5
 
@@ -64,7 +68,7 @@ def no_network(monkeypatch):
 
 @pytest.mark.parametrize("score_scale", [0.25, 1.0, 6.0])
 def test_gaussian_scores_have_the_standard_deviation_asked_for(score_scale, tmp_path):
-    query, key, value = bench.inputs.load(gaussian(score_scale, seq_len=1024), tmp_path)
+    query, key, value = load(gaussian(score_scale, seq_len=1024), tmp_path)
     # Scores share their queries and keys, so about 2 * 4 * 1024 * 32 independent normals: 1 % is 5 sigma.
     assert scores(query, key).std().item() == pytest.approx(score_scale, rel=0.01)
     for tensor in (query / score_scale**0.5, key / score_scale**0.5, value):
@@ -77,23 +81,23 @@ def test_gaussian_scores_have_the_standard_deviation_asked_for(score_scale, tmp_
 
 
 def test_gaussian_is_a_function_of_the_seed_and_not_of_the_mechanism(tmp_path):
-    plain = bench.inputs.load(gaussian(), tmp_path)
+    plain = load(gaussian(), tmp_path)
     for attention in ("softmax", "performer"):
         torch.manual_seed(7)
-        again = bench.inputs.load(gaussian(attention={"name": attention}, dtype="bfloat16"), tmp_path)
+        again = load(gaussian(attention={"name": attention}, dtype="bfloat16"), tmp_path)
         assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-    other = bench.inputs.load(gaussian(seed=1), tmp_path)
+    other = load(gaussian(seed=1), tmp_path)
     assert all(not torch.equal(a, b) for a, b in zip(plain, other, strict=True))
 
 
 def test_gaussian_leaves_the_global_generator_alone(tmp_path):
     state = torch.get_rng_state()
-    bench.inputs.load(gaussian(), tmp_path)
+    load(gaussian(), tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_inputs_are_independent_of_what_a_mechanism_draws_from_the_same_seed(tmp_path):
-    query, _, _ = bench.inputs.load(gaussian(), tmp_path)
+    query, _, _ = load(gaussian(), tmp_path)
     projection = torch.randn(query.shape, generator=create("softmax", head_dim=32, num_heads=4)._generator())
     # The correlation of 65536 independent pairs has standard error 0.0039; equal streams would give 1.
     assert abs(torch.corrcoef(torch.stack([query.flatten(), projection.flatten()]))[0, 1].item()) < 0.02
@@ -178,7 +182,7 @@ def expected_layer_0(weights, ids, window):
 @pytest.mark.parametrize("window", [512, 300])
 def test_layer_0_equals_a_computation_from_the_bare_weights(minilm, window, tmp_path):
     _, weights, ids = minilm
-    loaded = bench.inputs.load(pretrained(window=window), tmp_path)
+    loaded = load(pretrained(window=window), tmp_path)
     assert all(t.shape == (2, 12, 700, 32) and t.dtype == torch.float32 for t in loaded)
     for sequence in range(2):
         wanted = expected_layer_0(weights, ids[sequence * 700 : (sequence + 1) * 700], window)
@@ -199,7 +203,7 @@ def test_deeper_layers_equal_projections_of_the_models_hidden_states(minilm, lay
             model(part[None], output_hidden_states=True).hidden_states[layer][0] for part in (ids[:512], ids[512:700])
         ]
     x = torch.cat(hidden)
-    loaded = bench.inputs.load(pretrained(batch_size=1, layer=layer), tmp_path)
+    loaded = load(pretrained(batch_size=1, layer=layer), tmp_path)
     for name, tensor in zip(("query", "key", "value"), loaded, strict=True):
         prefix = f"encoder.layer.{layer}.attention.self.{name}."
         expected = F.linear(x, weights[f"{prefix}weight"], weights[f"{prefix}bias"])
@@ -211,7 +215,7 @@ def test_deeper_layers_equal_projections_of_the_models_hidden_states(minilm, lay
 def test_positions_repeat_with_every_window(tmp_path):
     file = tmp_path / "same.txt"
     file.write_text("word " * 1300)
-    query, _, _ = bench.inputs.load(pretrained(1200, 1, text=str(file)), tmp_path)
+    query, _, _ = load(pretrained(1200, 1, text=str(file)), tmp_path)
     # One token throughout, so that only the position tells two rows apart; the last window is a short one.
     torch.testing.assert_close(query[:, :, :512], query[:, :, 512:1024], rtol=0, atol=1e-5)
     torch.testing.assert_close(query[:, :, :176], query[:, :, 1024:], rtol=0, atol=1e-5)
@@ -220,8 +224,8 @@ def test_positions_repeat_with_every_window(tmp_path):
 
 @needs_data
 def test_a_larger_batch_begins_with_the_smaller_one(tmp_path):
-    small = bench.inputs.load(pretrained(64, 1, text=SHORT), tmp_path)
-    large = bench.inputs.load(pretrained(64, 3, text=SHORT), tmp_path)
+    small = load(pretrained(64, 1, text=SHORT), tmp_path)
+    large = load(pretrained(64, 3, text=SHORT), tmp_path)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(small, large, strict=True))
     assert not torch.equal(large[0][0], large[0][1])
 
@@ -230,9 +234,10 @@ LOAD_IN_A_PROCESS = """
 import hashlib, json, sys
 from pathlib import Path
 import bench.inputs
+config = json.loads(sys.argv[1])
 for name in json.loads(sys.argv[3]):
     sys.modules[name] = None
-tensors = bench.inputs.load(json.loads(sys.argv[1]), Path(sys.argv[2]))
+tensors = bench.inputs.source(config["inputs"]).load(config, Path(sys.argv[2]))
 digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
 print(digest, "transformers" in sys.modules)
 """
@@ -264,11 +269,11 @@ def test_a_cache_hit_equals_the_miss_and_needs_no_model_text_or_transformers(tmp
 @needs_data
 def test_a_cache_file_cut_short_is_made_again(tmp_path):
     config = pretrained(seq_len=64, batch_size=1, text=SHORT)
-    first = bench.inputs.load(config, tmp_path)
+    first = load(config, tmp_path)
     first = [tensor.clone() for tensor in first]
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-100])
-    again = bench.inputs.load(config, tmp_path)
+    again = load(config, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert list(tmp_path.iterdir()) == [file]
 
@@ -296,16 +301,16 @@ def test_the_cache_key_covers_all_that_determines_the_inputs(tmp_path):
 
 @needs_data
 def test_initialised_weights_are_other_seeded_and_leave_the_global_generator_alone(tmp_path):
-    def load(seed, cache):
+    def initialised(seed, cache):
         state = torch.get_rng_state()
-        tensors = bench.inputs.load(pretrained(32, 1, seed, weights="initialised", text=SHORT), tmp_path / cache)
+        tensors = load(pretrained(32, 1, seed, weights="initialised", text=SHORT), tmp_path / cache)
         assert torch.equal(torch.get_rng_state(), state)
         return tensors
 
-    trained = bench.inputs.load(pretrained(32, 1, text=SHORT), tmp_path)
-    first = load(0, "a")
+    trained = load(pretrained(32, 1, text=SHORT), tmp_path)
+    first = initialised(0, "a")
     torch.manual_seed(3)
-    again, other = load(0, "b"), load(1, "c")
+    again, other = initialised(0, "b"), initialised(1, "c")
     for a, b, c, d in zip(first, again, other, trained, strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c) and not torch.equal(a, d)
@@ -354,7 +359,7 @@ def test_a_causal_model_with_grouped_queries_from_a_local_directory(save_model, 
     mistral = {**llama().to_dict(), "model_type": "mistral", "sliding_window": sliding_window}
     directory, text = save_model(MistralConfig(**mistral) if sliding_window else llama())
     config = pretrained(100, 2, num_heads=4, head_dim=8, model=directory, text=text, layer=2)
-    query, key, value = bench.inputs.load(config, tmp_path / "cache")
+    query, key, value = load(config, tmp_path / "cache")
     assert query.shape == key.shape == value.shape == (2, 4, 100, 8)
     for shared in (key, value):
         assert torch.equal(shared[:, 0], shared[:, 1]) and torch.equal(shared[:, 2], shared[:, 3])
@@ -384,7 +389,7 @@ def test_scores_are_the_models_own_where_it_scales_them_otherwise(save_model, tm
     config = GraniteConfig(**{**llama().to_dict(), "model_type": "granite", "attention_multiplier": 0.9})
     model_directory, text = save_model(config)
     cell = pretrained(40, 1, num_heads=4, head_dim=8, model=model_directory, text=text)
-    query, key, _ = bench.inputs.load(cell, tmp_path / "cache")
+    query, key, _ = load(cell, tmp_path / "cache")
     model = AutoModel.from_pretrained(model_directory, attn_implementation="eager").eval()
     ids = torch.tensor([[i * i % 47 for i in range(40)]])
     with torch.no_grad():
@@ -399,7 +404,7 @@ def test_scores_are_the_models_own_where_it_scales_them_otherwise(save_model, tm
 
 def check_error(kind, message, config, tmp_path):
     with pytest.raises(kind) as caught:
-        bench.inputs.load(config, tmp_path)
+        load(config, tmp_path)
     assert type(caught.value) is kind
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -492,7 +497,7 @@ def test_models_whose_attention_cannot_be_seen_are_refused(save_model, tmp_path)
     directory, text = save_model(BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4))
     cell = pretrained(40, 1, num_heads=4, head_dim=8, model=directory, text=text)
     with pytest.raises(ValueError, match="does not call its attention through"):
-        bench.inputs.load(cell, tmp_path / "cache")
+        load(cell, tmp_path / "cache")
     directory, _ = save_model(T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4))
     check_error(
         ValueError,
@@ -506,8 +511,9 @@ OFFLINE = """
 import json, sys
 from pathlib import Path
 import bench.inputs
+config = json.loads(sys.argv[1])
 try:
-    bench.inputs.load(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    bench.inputs.source(config["inputs"]).load(config, Path(sys.argv[2]))
 except ConnectionError as error:
     print(error)
 """

@@ -81,9 +81,17 @@ def reading(folder, attention="softmax", bench_name="latency", inputs=None, **va
     return planned(attention, bench=bench_settings, inputs=inputs, **values)
 
 
+def load(config, cache_dir):
+    return bench.inputs.source(config["inputs"]).load(config, cache_dir)
+
+
+def check_inputs(config, cache_dir):
+    bench.inputs.source(config["inputs"]).check(config, cache_dir)
+
+
 def loaded(folder, tmp_path, **values):
     tmp_path.mkdir(exist_ok=True)
-    return bench.inputs.load(reading(folder, **values).config, tmp_path / "cache")
+    return load(reading(folder, **values).config, tmp_path / "cache")
 
 
 def context(folder, tmp_path, attention=LEARNED, **values):
@@ -431,17 +439,17 @@ def test_a_folder_that_is_no_whole_model_is_one_line_before_anything_starts(spoi
     spoil(decoder)
     plan_cell.forget()
     with pytest.raises((ConfigError, ValueError)) as refused:
-        bench.inputs.check(reading(decoder).config, tmp_path)
+        check_inputs(reading(decoder).config, tmp_path)
     assert str(refused.value).startswith(line.format(decoder)) and "\n" not in str(refused.value)
     with pytest.raises(ValueError, match=r"^inputs\.model="):
-        bench.inputs.load(good, tmp_path / "cache")
+        load(good, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(("changes", "line"), UNFIT, ids=range(len(UNFIT)))
 def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tmp_path):
     with pytest.raises((ConfigError, ValueError)) as refused:
-        bench.inputs.check(reading(trained(), **changes).config, tmp_path)
+        check_inputs(reading(trained(), **changes).config, tmp_path)
     assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
 
 

@@ -9,8 +9,7 @@ from torch import nn
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
-from bench.training.loop import Trainer
-from bench.training.order import training_indices
+from bench.training.loop import Trainer, training_indices
 from bench.training.settings import Training
 
 VOCABULARY, LENGTH = 7, 5

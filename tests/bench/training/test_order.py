@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from bench.training.order import number_of, training_indices
+from bench.training.loop import number_of, training_indices
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(24, 8), (10, 4), (7, 20), (1, 3)])
