@@ -68,17 +68,10 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Logits at each position.
+        """Logits `(batch, n, vocabulary)` at each position of tokens `(batch, n)`, which are int64.
 
-        Args:
-            tokens: `(batch, n)` int64, n at most `seq_len`.
-            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
-
-        Returns:
-            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
-
-        Raises:
-            ValueError: more than `seq_len` tokens.
+        With `asked`, `(batch, n)` bool, those where it is true, `(asked, vocabulary)`. More than `seq_len` tokens raise
+        `ValueError`.
         """
         x = self.embedding(tokens)
         for block in self.blocks:
@@ -158,11 +151,7 @@ class PositionedEmbedding(nn.Embedding):
         self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`(batch, n)` int64 -> `(batch, n, width)`.
-
-        Raises:
-            ValueError: more than `seq_len` tokens.
-        """
+        """`(batch, n)` int64 -> `(batch, n, width)`; more than `seq_len` tokens raise `ValueError`."""
         n, longest = tokens.shape[1], len(self.positions)
         require("seq_len", n, n <= longest, f"at most {longest}")
         return super().forward(tokens) + self.positions[:n]

@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,58 +42,17 @@ def _permutation(seed: int, epoch: int, size: int) -> Tensor:
     return torch.randperm(size, generator=generator)
 
 
-class Answers(NamedTuple):
-    """The `k` predictions of a batch where something is asked, `(k,)` each.
+def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Ask a model `(b, n)` tokens; logits are made where something is asked only, `k` times.
 
-    Attributes:
-        losses: in nats and at least float32; gradients flow through it.
-        right: bool.
-        rows: the example of each.
-        columns: its position.
+    Returns:
+        Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
     """
-
-    losses: Tensor
-    right: Tensor
-    rows: Tensor
-    columns: Tensor
-
-
-def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> Answers:
-    """Ask a model `(b, n)` tokens; logits are made where something is asked only."""
     asked = targets != IGNORED
     logits = model(tokens, asked)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    wanted = targets[asked]
-    losses = F.cross_entropy(logits, wanted, reduction="none")
-    return Answers(losses, logits.detach().argmax(-1) == wanted, *asked.nonzero(as_tuple=True))
-
-
-class Sums:
-    """Over the answers of many batches, and at each position."""
-
-    def __init__(self, length: int, device: torch.device) -> None:
-        self._right = self._whole = torch.zeros((), dtype=torch.float64, device=device)
-        self._losses, self._asked = (torch.zeros(length, dtype=torch.float64, device=device) for _ in range(2))
-
-    def add(self, found: Answers, batch_size: int) -> None:
-        """Add the answers of a batch of `batch_size` examples."""
-        wrong = torch.zeros(batch_size, dtype=torch.long, device=found.rows.device)
-        wrong.index_add_(0, found.rows, (~found.right).long())
-        self._right = self._right + found.right.sum()
-        self._whole = self._whole + (wrong == 0).sum()
-        self._losses.index_add_(0, found.columns, found.losses.double())
-        self._asked.index_add_(0, found.columns, torch.ones_like(found.losses, dtype=torch.float64))
-
-    def means(self, world: World, examples: int) -> dict[str, Any]:
-        """Mean loss, accuracy of answers and of whole examples, mean loss by position, of all processes together."""
-        right, whole, losses, asked = map(world.total, (self._right, self._whole, self._losses, self._asked))
-        by_position = zip(losses.tolist(), asked.tolist(), strict=True)
-        return {
-            "loss": float(losses.sum() / asked.sum()),
-            "token_accuracy": float(right / asked.sum()),
-            "example_accuracy": float(whole / examples),
-            "loss_by_position": [loss / count if count else None for loss, count in by_position],
-        }
+    losses = F.cross_entropy(logits, targets[asked], reduction="none")
+    return losses, logits.detach().argmax(-1) == targets[asked]
 
 
 class Trainer:
@@ -145,7 +104,8 @@ class Trainer:
         began = time.perf_counter()
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._accumulated(self._training_batch())
+        indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"))
+        loss = self._accumulated(self.task.batch("train", indices))
         norm, rate = self.update(loss)
         for name, value in zip(LOGGED, (loss, norm, rate), strict=True):
             self.curve[name].append(value)
@@ -155,7 +115,7 @@ class Trainer:
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of the answers of a batch."""
         with self._autocast():
-            return answers(self.run, tokens, targets).losses.mean()
+            return answers(self.run, tokens, targets)[0].mean()
 
     def update(self, loss: float) -> tuple[float, float]:
         """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
@@ -169,10 +129,6 @@ class Trainer:
         self.optimizer.step()
         return norm, rate
 
-    def _training_batch(self) -> Batch:
-        size = self.task.size("train")
-        return self.task.batch("train", training_indices(self.seed, self.step, self.batch_size, size))
-
     def _accumulated(self, batch: Batch) -> float:
         """The gradients of the mean loss of a batch, part by part; returns the loss."""
         asked, parts = int((batch.targets != IGNORED).sum()), self.settings.accumulate
@@ -184,7 +140,7 @@ class Trainer:
             torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
-                loss = answers(self.run, tokens.to(self.device), targets.to(self.device)).losses.sum() / asked
+                loss = answers(self.run, tokens.to(self.device), targets.to(self.device))[0].sum() / asked
                 # The mean over the processes is to be the sum.
                 (loss * self.world.size).backward()
             total += loss.detach()
@@ -204,15 +160,33 @@ class Trainer:
         """Loss (nats) and accuracies over the first examples of a split, and the loss at each position."""
         self.model.eval()
         count = min(examples, self.task.size(split) or examples)
-        sums = Sums(self.task.batch(split, [0]).tokens.shape[1], self.device)
+        length = self.task.batch(split, [0]).tokens.shape[1]
+        sums: dict[str, Any] = {"dtype": torch.float64, "device": self.device}
+        right, whole, losses, asked = (torch.zeros(shape, **sums) for shape in ((), (), length, length))
         for first in range(0, count, self.batch_size):
             batch = self.task.batch(split, range(first, min(first + self.batch_size, count)))
             own = self.world.rows(len(batch.tokens))
             tokens, targets = batch.tokens[own].to(self.device), batch.targets[own].to(self.device)
-            if len(tokens):
-                with self._autocast():
-                    sums.add(answers(self.model, tokens, targets), len(tokens))
-        return {"step": self.step, "examples": count, **sums.means(self.world, count)}
+            if not len(tokens):
+                continue
+            with self._autocast():
+                found, is_right = answers(self.model, tokens, targets)
+            rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
+            wrong = torch.zeros(len(tokens), **sums).index_add_(0, rows, (~is_right).double())
+            right += is_right.sum()
+            whole += (wrong == 0).sum()
+            losses.index_add_(0, columns, found.double())
+            asked.index_add_(0, columns, torch.ones_like(found, dtype=torch.float64))
+        right, whole, losses, asked = map(self.world.total, (right, whole, losses, asked))
+        by_position = zip(losses.tolist(), asked.tolist(), strict=True)
+        return {
+            "step": self.step,
+            "examples": count,
+            "loss": float(losses.sum() / asked.sum()),
+            "token_accuracy": float(right / asked.sum()),
+            "example_accuracy": float(whole / count),
+            "loss_by_position": [loss / times if times else None for loss, times in by_position],
+        }
 
     def state(self) -> dict[str, Any]:
         """All that a run goes on from."""
