@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import SEQ_LEN, VOCABULARY, config, made, tokens
+from model_cases import SEQ_LEN, VOCABULARY, config, made, tokens, turned
 from torch import nn
 
 from bench.models import build
@@ -31,16 +31,6 @@ def sinusoids(length, width):
         ],
         dtype=torch.float64,
     )
-
-
-def turned(x):
-    """Rotary positions by complex numbers: coordinates i and i + h/2 are real and imaginary part."""
-    half = x.shape[-1] // 2
-    number = torch.complex(x[..., :half], x[..., half:])
-    frequencies = torch.tensor([10000 ** (-i / half) for i in range(half)], dtype=torch.float64)
-    angles = torch.arange(x.shape[2])[:, None] * frequencies
-    turned = number * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag], -1)
 
 
 def transformer(weights, read, heads=3, layers=2):
