@@ -145,10 +145,8 @@ def test_mechanisms_and_weights_share_no_numbers():
 def test_scores_depend_on_differences_only():
     """The same query and key everywhere: a score is a function of how far they are apart, and not of less."""
     rotary, n = Rotary(40, 16), 40
-    query, key = (
-        x[None, None].expand(1, 1, n, 16)
-        for x in torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0)).double()
-    )
+    drawn = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    query, key = (x[None, None].expand(1, 1, n, 16) for x in drawn)
     scores = (rotary(query) @ rotary(key).mT)[0, 0]
     for offset in range(1 - n, n):
         diagonal = scores.diagonal(offset)
