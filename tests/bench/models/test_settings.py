@@ -48,14 +48,11 @@ def test_sizes_are_those_of_the_papers():
     [
         ({}, "model.name=None: must be one of transformer, encoder"),
         ({"name": "bert"}, "model.name='bert': must be one of transformer, encoder"),
-        ({"name": ["encoder"]}, "model.name=['encoder']: must be one of transformer, encoder"),
         ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, activation_chec"),
         ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
         ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),
         ({"name": "encoder", "layers": 10**9}, "model.layers=1000000000: must be a number of at most 1000"),
-        ({"name": "transformer", "layers": "many"}, "model.layers='many': Value 'many' of type 'str' could not be"),
         ({"name": "transformer", "dropout": 1.5}, "model.dropout=1.5: must be a number of at most 1"),
-        ({"name": "transformer", "dropout": -0.1}, "model.dropout=-0.1: must be a number of at least 0"),
         ({"name": "transformer", "dropout": float("nan")}, "model.dropout=nan: must be a number of at least 0"),
         ({"name": "transformer", "activation_checkpointing": "x"}, "model.activation_checkpointing='x': Value 'x' is"),
     ],
@@ -82,7 +79,6 @@ def test_a_mistake_in_the_settings_is_one_line(values, message):
             "model.activation_checkpointing=true: must be false with attention.redraw_interval=10, which would count "
             "what is computed again as another forward pass",
         ),
-        ({"settings": {"layers": 0}}, "model.layers=0: must be a number of at least 1"),
     ],
 )
 def test_what_does_not_fit_is_one_line(changes, message):
