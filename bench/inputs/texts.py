@@ -35,11 +35,14 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
 
 def lines(name: str, key: str = KEY) -> Iterator[str]:
     """The text `name`, line by line with its line ends, read no further than asked."""
-    if is_local(name, key):
-        text = _kjv(key) if name == "kjv" else _pydoc() if name == "pydoc" else _read(name, key)
-        yield from text.splitlines(keepends=True)
-    else:
+    if not is_local(name, key):
         yield from rows(*dataset(name), key=key)
+        return
+    try:
+        text = _kjv(key) if name == "kjv" else _pydoc() if name == "pydoc" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}={name!r}: cannot be read: {error}") from None
+    yield from text.splitlines(keepends=True)
 
 
 def is_local(name: str, key: str = KEY) -> bool:
@@ -76,13 +79,6 @@ def rows(path: str, config: str | None, revision: str | None, split: str = "trai
             yield row["text"]
     except OSError as error:
         raise ConnectionError(f"{key}={path!r}: cannot be read from the hub: {one_line(error)}") from None
-
-
-def _read(name: str, key: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{key}={name!r}: cannot be read: {error}") from None
 
 
 def _kjv(key: str) -> str:

@@ -73,16 +73,12 @@ class _AttentionZooModel(PreTrainedModel):
         """Logits at every position, and with labels the mean cross-entropy.
 
         Args:
-            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
-            attention_mask: ones.
+            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at, else a `ValueError`.
+            attention_mask: ones; padding is an `UnsupportedError`.
             labels: `(batch, n)`, -100 where nothing is asked. A decoder's are the tokens themselves, as for every such
                 model of transformers, which shifts them (those of `bench.tasks` are shifted already); an encoder's are
                 what belongs at each position.
             **kwargs: what transformers passes along, of `num_items_in_batch` the loss makes use.
-
-        Raises:
-            UnsupportedError: padding.
-            ValueError: a sequence that is too long.
         """
         if attention_mask is not None and not attention_mask.all():
             raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")

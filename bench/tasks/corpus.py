@@ -43,18 +43,16 @@ class LocalText:
 
     def pieces(self, split: str) -> Iterator[str]:
         """The lines of a split, with their ends."""
-        start, end = (_line_start(self._whole, share) for share in SHARES[split])
-        yield from self._whole[start:end].splitlines(keepends=True)
+        text, ends = self._whole, []
+        for share in SHARES[split]:
+            place = round(share * len(text))
+            # Where the line there starts; the place itself in a text of one line.
+            ends.append(place if place == len(text) else text.rfind("\n", 0, place) + 1 or place)
+        yield from text[ends[0] : ends[1]].splitlines(keepends=True)
 
     @functools.cached_property
     def _whole(self) -> str:
         return "".join(texts.lines(self.source, KEY))
-
-
-def _line_start(text: str, share: float) -> int:
-    """Where the line at that share of the characters starts; the place itself in a text of one line."""
-    place = round(share * len(text))
-    return place if place == len(text) else text.rfind("\n", 0, place) + 1 or place
 
 
 def without_markers(document: str) -> str:

@@ -20,7 +20,7 @@ from bench import models, tasks
 from bench.common.errors import one_line
 from bench.common.mechanism import build_attention
 from bench.inputs import models as names
-from bench.inputs.base import ModelSource, cached_tensors
+from bench.inputs.base import Inputs, ModelSource, cached_tensors
 from bench.inputs.pretrained import ReachedLayer
 from bench.models.layers import MultiHead
 from bench.training import saved
@@ -39,7 +39,7 @@ class Trained(ModelSource):
 
     name: ClassVar[str] = "trained"
 
-    def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Let the model read as far as the layer; what it gave before is read from `cache_dir`."""
         saved_model = self._fitting(config)
         tokens = self._tokens(saved_model, config, cache_dir)
@@ -137,24 +137,22 @@ class Trained(ModelSource):
         return task.batch("test", range(batch_size)).tokens[:, : config["seq_len"]].contiguous()
 
 
-def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> Inputs:
     """What the mechanism of a layer is given for tokens `(batch, n)`: three tensors `(batch, heads, n, head_dim)`."""
-    captured: list[Tensor] = []
 
     def capture(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        captured.extend(arguments)
-        raise ReachedLayer
+        raise ReachedLayer(*arguments)
 
     hook = _attention(model, layer).register_forward_pre_hook(capture)
     try:
         with torch.no_grad():
             model(tokens)
-    except ReachedLayer:
-        pass
+    except ReachedLayer as reached:
+        query, key, value = (x.clone(memory_format=torch.contiguous_format) for x in reached.args)
+        return query, key, value
     finally:
         hook.remove()
-    query, key, value = (x.clone(memory_format=torch.contiguous_format) for x in captured)
-    return query, key, value
+    raise AssertionError("every model calls the mechanisms of its layers")
 
 
 def _attention(model: nn.Module, layer: int) -> attention_zoo.Attention:

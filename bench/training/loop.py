@@ -85,11 +85,11 @@ class Trainer:
         self.world = world or World()
         wrapped = self.world.wrapped(model)
         self.run: Callable[..., Tensor] = torch.compile(wrapped) if settings.compile else wrapped
-        self.optimizer = torch.optim.AdamW(
-            _groups(model, settings.weight_decay),
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
+        groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
+        betas = (settings.beta1, settings.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas)
         self.step = 0
         self.curve: dict[str, list[float]] = {name: [] for name in LOGGED}
         self.evaluations: list[dict[str, Any]] = []
@@ -122,7 +122,10 @@ class Trainer:
         limit = math.inf if self.settings.clip is None else self.settings.clip
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         if not math.isfinite(loss) or not math.isfinite(norm):
-            raise NonFiniteError(f"step={self.step}: loss {loss:g}, {self._first_nonfinite()}")
+            gradients = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+            first = next((name for name, gradient in gradients if not gradient.isfinite().all()), None)
+            what = f"the gradient of {first} is not finite" if first else "every gradient is finite"
+            raise NonFiniteError(f"step={self.step}: loss {loss:g}, {what}")
         rate = self.settings.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -148,12 +151,6 @@ class Trainer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
-
-    def _first_nonfinite(self) -> str:
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                return f"the gradient of {name} is not finite"
-        return "every gradient is finite"
 
     @torch.no_grad()
     def evaluate(self, split: str, examples: int) -> dict[str, Any]:
@@ -217,9 +214,3 @@ class Trainer:
             for name, value in vars(of_module).items()
             if isinstance(value, torch.Generator)
         }
-
-
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
