@@ -7,14 +7,11 @@ import torch
 import transformers
 from model_cases import VOCABULARY, config, every_model, made, tokens
 from safetensors.torch import load_file, save_file
-from test_structure import FILES
 from torch.nn import functional as F
 
-import bench.models.hf
 from attention_zoo import UnsupportedError
 from bench import models
 from bench.models.hf import AttentionZooForCausalLM, AttentionZooForMaskedLM
-from bench.plan import sources
 from bench.training import saved
 
 AUTO = {"transformer": transformers.AutoModelForCausalLM, "encoder": transformers.AutoModelForMaskedLM}
@@ -115,10 +112,3 @@ def test_weights_that_are_missing_are_new_ones_and_are_named(tmp_path):
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {lost}
     assert torch.equal(loaded.get_parameter(lost), made().float().get_parameter(lost.removeprefix("model.")))
-
-
-def test_models_need_no_transformers():
-    needs = {module for module in FILES if "transformers" in sources._imported(FILES[module], module)}
-    ours = ("bench.models.", "bench.training.saved")
-    assert {module for module in needs if module.startswith(ours)} == {"bench.models.hf"}
-    assert bench.models.hf.__name__ in needs

@@ -76,11 +76,3 @@ def test_what_does_not_fit_is_one_line_before_anything_is_drawn(config, message,
         open_task(config, tmp_path / "cache")
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "seq_len"), [("selective_copying", 32), ("induction_heads", 3), ("associative_recall", 16)]
-)
-def test_the_shortest_sequence_that_fits_can_be_drawn(name, seq_len, tmp_path):
-    tokens, targets = open_task(refused(name, seq_len), tmp_path).batch("train", range(20))
-    assert tokens.shape == targets.shape == (20, seq_len)
