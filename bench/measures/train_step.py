@@ -17,8 +17,7 @@ from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
 from bench.measures.timing import Timed
 from bench.measures.train import make_trainer
 from bench.records.metrics import Metric, median, rate, speedup, verdicts
-from bench.training.loop import Trainer
-from bench.training.order import training_indices
+from bench.training.loop import Trainer, training_indices
 
 PARTS = ("forward", "backward", "optimizer", "step")
 GIB = 2**30

@@ -1,21 +1,41 @@
-"""The models that mechanisms are trained in."""
+"""The models that mechanisms are trained in. A closed registry: a config can name a model, never import one."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from attention_zoo import UnsupportedError
+from bench.common.errors import ConfigError
 from bench.common.mechanism import build_attention
-from bench.models.encoder import Encoder
-from bench.models.layers import Model, initialise
-from bench.models.registry import MODELS, EncoderSettings, TransformerSettings, check, require_fits, settings
-from bench.models.transformer import Transformer
+from bench.common.schema import checked
+from bench.models.encoder import Encoder, EncoderSettings
+from bench.models.layers import Model, Settings, initialise
+from bench.models.transformer import Transformer, TransformerSettings
 
-__all__ = ["MODELS", "EncoderSettings", "TransformerSettings", "build", "check", "require_fits", "settings"]
+_OF_SETTINGS: dict[type[Settings], Callable[..., Model]] = {TransformerSettings: Transformer, EncoderSettings: Encoder}
+MODELS = {kind.name: kind for kind in _OF_SETTINGS}
+
+
+def settings(values: Mapping[str, Any]) -> Settings:
+    """The checked settings of the model that `values["name"]` names.
+
+    Raises:
+        ConfigError: an unknown name or key, or a value that is not allowed.
+    """
+    name = values.get("name")
+    if not isinstance(name, str) or name not in MODELS:
+        raise ConfigError(f"model.name={name!r}: must be one of {', '.join(MODELS)}")
+    return checked(MODELS[name], {key: value for key, value in values.items() if key != "name"}, "model.")
+
+
+def check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `model` settings of a configuration with their defaults, `name` among them; raises as `settings`."""
+    return {"name": values.get("name"), **dataclasses.asdict(settings(values))}
 
 
 def build(config: Mapping[str, Any], vocabulary: int) -> Model:
@@ -26,26 +46,19 @@ def build(config: Mapping[str, Any], vocabulary: int) -> Model:
     its own, the i-th with seed `config["seed"] + i`. Weights are a function of the seed alone.
 
     Raises:
-        ConfigError: as `require_fits`.
+        ConfigError: as `Settings.require_fits`.
         UnsupportedError: the mechanism cannot be part of such a model.
     """
-    require_fits(config)
     chosen = settings(config["model"])
+    chosen.require_fits(config)
     # What torch's own layers fill themselves with is drawn from the global generator, and then replaced.
     with torch.random.fork_rng(devices=[]):
         attentions = [build_attention(dict(config), seed=config["seed"] + layer) for layer in range(chosen.layers)]
         if chosen.is_causal and not attentions[0].info.causal:
             what = "which keys of the past it sees depends on the future"
             raise UnsupportedError(f"attention={attentions[0].info.name}: {what}, no decoder may know it")
-        model: Model
-        if isinstance(chosen, TransformerSettings):
-            model = Transformer(chosen, attentions, vocabulary=vocabulary, seq_len=config["seq_len"])
-        else:
-            model = Encoder(attentions, vocabulary=vocabulary, seq_len=config["seq_len"])
-    initialise(model, torch.Generator("cpu").manual_seed(_weights_seed(config["seed"])))
+        model = _OF_SETTINGS[type(chosen)](chosen, attentions, vocabulary=vocabulary, seq_len=config["seq_len"])
+    # Of 63 bits of their own: weights must not be the numbers that a mechanism draws from the same seed.
+    seed = int.from_bytes(hashlib.sha256(f"weights:{config['seed']}".encode()).digest()[:8]) >> 1
+    initialise(model, torch.Generator("cpu").manual_seed(seed))
     return model
-
-
-def _weights_seed(seed: int) -> int:
-    """63 bits of their own: weights must not be the numbers that a mechanism draws from the same seed."""
-    return int.from_bytes(hashlib.sha256(f"weights:{seed}".encode()).digest()[:8]) >> 1

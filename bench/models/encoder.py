@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo import Attention
-from bench.models.layers import Model, MultiHead, before_logits
-from bench.models.registry import EncoderSettings
+from bench.common.schema import setting
+from bench.models.layers import Model, MultiHead, Settings, before_logits
+
+
+@dataclass
+class EncoderSettings(Settings):
+    """`model=encoder`: the post-LN encoder of the thesis."""
+
+    name: ClassVar[str] = "encoder"
+    is_causal: ClassVar[bool] = False
+
+    layers: int = setting(1, minimum=1, maximum=1000)
 
 
 class Encoder(Model):
@@ -20,9 +31,9 @@ class Encoder(Model):
     and four times the model. Its logits are of what belongs at each position.
     """
 
-    is_causal: ClassVar[bool] = EncoderSettings.is_causal
-
-    def __init__(self, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int) -> None:
+    def __init__(
+        self, settings: EncoderSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int
+    ) -> None:
         super().__init__(attentions, [Block(each) for each in attentions], vocabulary=vocabulary, seq_len=seq_len)
         norm = before_logits(nn.LayerNorm(self.width))
         self.final = nn.Sequential(nn.Linear(self.width, self.width), nn.GELU(), norm)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -28,33 +29,21 @@ class AttentionZooConfig(PreTrainedConfig):
 
     model_type = saved.TYPE
 
-    cell: dict[str, Any] | None = None
+    cell: dict[str, Any] = field(default_factory=dict)
     vocab_size: int = 1
     tie_word_embeddings: bool = False  # by the model itself, where they are
+    max_position_embeddings: int = 0
+    num_attention_heads: int = 0
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
 
-    @property
-    def max_position_embeddings(self) -> int:
-        """The longest sequence."""
-        return int(self._cell["seq_len"])
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Heads of a layer."""
-        return int(self._cell["num_heads"])
-
-    @property
-    def hidden_size(self) -> int:
-        """The width of a token."""
-        return int(self._cell["num_heads"] * self._cell["head_dim"])
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Layers."""
-        return models.settings(self._cell["model"]).layers
-
-    @property
-    def _cell(self) -> dict[str, Any]:
-        return self.cell or {}
+    def __post_init__(self, **kwargs: Any) -> None:
+        """What transformers asks for besides follows from the cell."""
+        if self.cell:
+            self.max_position_embeddings, self.num_attention_heads = self.cell["seq_len"], self.cell["num_heads"]
+            self.hidden_size = self.cell["num_heads"] * self.cell["head_dim"]
+            self.num_hidden_layers = models.settings(self.cell["model"]).layers
+        super().__post_init__(**kwargs)
 
 
 class _AttentionZooModel(PreTrainedModel):
@@ -66,13 +55,13 @@ class _AttentionZooModel(PreTrainedModel):
         super().__init__(config)
         # Not every mechanism can be made on transformers' meta device.
         with torch.device("cpu"):
-            self.model = models.build(config._cell, config.vocab_size)
+            self.model = models.build(config.cell, config.vocab_size)
         self.post_init()
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """What the checkpoint does not hold (tables of positions are made, not saved) is as in a new model."""
-        new = models.build(self.config._cell, self.config.vocab_size)
+        new = models.build(self.config.cell, self.config.vocab_size)
         fresh = dict([*new.named_parameters(), *new.named_buffers()])
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if not getattr(tensor, "_is_hf_initialized", False):
@@ -84,16 +73,12 @@ class _AttentionZooModel(PreTrainedModel):
         """Logits at every position, and with labels the mean cross-entropy.
 
         Args:
-            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at.
-            attention_mask: ones.
+            input_ids: `(batch, n)` int64, n at most the `seq_len` that it was trained at, else a `ValueError`.
+            attention_mask: ones; padding is an `UnsupportedError`.
             labels: `(batch, n)`, -100 where nothing is asked. A decoder's are the tokens themselves, as for every such
                 model of transformers, which shifts them (those of `bench.tasks` are shifted already); an encoder's are
                 what belongs at each position.
             **kwargs: what transformers passes along, of `num_items_in_batch` the loss makes use.
-
-        Raises:
-            UnsupportedError: padding.
-            ValueError: a sequence that is too long.
         """
         if attention_mask is not None and not attention_mask.all():
             raise UnsupportedError("attention_mask: must be all ones, the model was trained without padding")

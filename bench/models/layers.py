@@ -1,18 +1,44 @@
-"""What the models are put together from, and the weights that they begin with."""
+"""What the models are put together from, positions among them, and the weights that they begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attention_zoo import Attention
-from bench.models.positions import PositionedEmbedding, Rotary
+from attention_zoo.checks import require
+from bench.common.errors import ConfigError
 
 LOGIT_STD = 0.2
 """Of an untrained model: its loss begins at the logarithm of the vocabulary."""
+THETA = 10000.0
+
+
+@dataclass
+class Settings:
+    """The settings `model.*` of a cell, each a `setting` with a default."""
+
+    name: ClassVar[str]
+    is_causal: ClassVar[bool]
+    layers: int
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse a resolved configuration whose sizes, mask or mechanism's settings are none of the model.
+
+        Raises:
+            ConfigError: naming the key, its value and what is allowed.
+        """
+        heads, width = config["num_heads"], config["num_heads"] * config["head_dim"]
+        if config["causal"] != self.is_causal:
+            value, allowed = (str(flag).lower() for flag in (config["causal"], self.is_causal))
+            raise ConfigError(f"causal={value}: must be {allowed} with model.name={self.name}")
+        if width % 2:
+            raise ConfigError(f"num_heads={heads}: num_heads * head_dim={width} must be even, sines and cosines")
 
 
 class Model(nn.Module):
@@ -42,17 +68,10 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
-        """Logits at each position.
+        """Logits `(batch, n, vocabulary)` at each position of tokens `(batch, n)`, which are int64.
 
-        Args:
-            tokens: `(batch, n)` int64, n at most `seq_len`.
-            asked: `(batch, n)` bool, where logits are wanted; None is everywhere.
-
-        Returns:
-            `(batch, n, vocabulary)`, or `(asked, vocabulary)`.
-
-        Raises:
-            ValueError: more than `seq_len` tokens.
+        With `asked`, `(batch, n)` bool, those where it is true, `(asked, vocabulary)`. More than `seq_len` tokens raise
+        `ValueError`.
         """
         x = self.embedding(tokens)
         for block in self.blocks:
@@ -114,3 +133,54 @@ def before_logits(norm: nn.LayerNorm) -> nn.LayerNorm:
     """The norm whose output meets the embeddings, so scaled that logits begin with `LOGIT_STD`."""
     nn.init.constant_(norm.weight, LOGIT_STD)
     return norm
+
+
+def sinusoidal(length: int, width: int) -> Tensor:
+    """`(length, width)`: sine and cosine of `position / 10000^(2i / width)`, in turns (Vaswani et al. 2017, 3.5)."""
+    angles = _angles(length, width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(torch.float32)
+
+
+class PositionedEmbedding(nn.Embedding):
+    """Tokens 0 to `vocabulary - 1` as vectors of `width`, with sinusoidal positions, `seq_len` of them, added."""
+
+    positions: Tensor
+
+    def __init__(self, vocabulary: int, width: int, seq_len: int) -> None:
+        super().__init__(vocabulary, width)
+        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """`(batch, n)` int64 -> `(batch, n, width)`; more than `seq_len` tokens raise `ValueError`."""
+        n, longest = tokens.shape[1], len(self.positions)
+        require("seq_len", n, n <= longest, f"at most {longest}")
+        return super().forward(tokens) + self.positions[:n]
+
+
+class Rotary(nn.Module):
+    """Rotary positions (Su et al. 2021): scores of queries and keys that it turned depend on differences only.
+
+    Coordinate i is turned with coordinate i + head_dim / 2, as in Llama: the neighbouring pairs of the paper up to a
+    permutation that is the same for queries and keys.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, length: int, head_dim: int) -> None:
+        super().__init__()
+        angles = _angles(length, head_dim)
+        self.register_buffer("cos", angles.cos().to(torch.float32), persistent=False)
+        self.register_buffer("sin", angles.sin().to(torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, heads, n, head_dim)` -> the same shape and dtype, position i turned by i steps."""
+        cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def _angles(length: int, width: int) -> Tensor:
+    """`(length, width / 2)` in float64: float32 has three digits of the angle left at position 32,768."""
+    frequencies = THETA ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return torch.outer(torch.arange(length, dtype=torch.float64), frequencies)

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_zoo import Attention
-from bench.models.layers import Model, MultiHead, before_logits
-from bench.models.positions import Rotary
-from bench.models.registry import TransformerSettings
+from bench.common.errors import ConfigError
+from bench.common.schema import setting
+from bench.models.layers import Model, MultiHead, Rotary, Settings, before_logits
 
 EPS = 1e-5
+
+
+@dataclass
+class TransformerSettings(Settings):
+    """`model=transformer_...`: Transformer++, the decoder of PolySketchFormer."""
+
+    name: ClassVar[str] = "transformer"
+    is_causal: ClassVar[bool] = True
+
+    layers: int = setting(12, minimum=1, maximum=1000)
+    dropout: float = setting(0.0, minimum=0, maximum=1)  # of the outputs of attention and feed-forward layers
+    activation_checkpointing: bool = False  # computes each block again in the backward pass instead of keeping it
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse also what rotary positions cannot turn, and redraws that checkpointing would count twice."""
+        heads, head_dim, redraw = config["num_heads"], config["head_dim"], config["attention"].get("redraw_interval")
+        if head_dim % 2:
+            raise ConfigError(f"head_dim={head_dim}: must be even, rotary positions turn pairs of coordinates")
+        if heads * head_dim < 4:
+            raise ConfigError(f"num_heads={heads}: num_heads * head_dim={heads * head_dim} must be at least 4")
+        if self.activation_checkpointing and redraw is not None:
+            raise ConfigError(
+                f"model.activation_checkpointing=true: must be false with attention.redraw_interval={redraw}, "
+                "which would count what is computed again as another forward pass"
+            )
+        super().require_fits(config)
 
 
 class Transformer(Model):
@@ -22,8 +49,6 @@ class Transformer(Model):
 
     Its logits are of the token after each.
     """
-
-    is_causal: ClassVar[bool] = TransformerSettings.is_causal
 
     def __init__(
         self, settings: TransformerSettings, attentions: Sequence[Attention], *, vocabulary: int, seq_len: int

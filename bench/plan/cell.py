@@ -195,10 +195,10 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
             f"tokens_per_batch={config.tokens_per_batch}: must be at least seq_len={config.seq_len}, or set batch_size"
         )
     trained = {}
-    if config.training is not None:
+    if config.model is not None and config.task is not None and config.training is not None:
         trained = {"model": config.model, "task": config.task, "training": config.training}
-        models.require_fits({**sizes, **trained, "attention": attention})
-        tasks.require_fits({**sizes, **trained})
+        models.settings(config.model).require_fits({**sizes, "attention": attention})
+        tasks.settings(config.task).require_fits(sizes)
         require_parts(config.training, sizes["batch_size"])
     sizes["device"] = choose_device(config.device, resources)
     return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}

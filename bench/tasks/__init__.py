@@ -9,14 +9,11 @@ from typing import Any
 
 from bench.common.errors import ConfigError
 from bench.common.schema import checked
-from bench.tasks.associative_recall import AssociativeRecall
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
-from bench.tasks.induction_heads import InductionHeads
+from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
 from bench.tasks.language_modelling import LanguageModelling
-from bench.tasks.reversal import Reversal
-from bench.tasks.selective_copying import SelectiveCopying
 
-__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "require_fits", "settings"]
+__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "settings"]
 
 TASKS: dict[str, type[Settings]] = {
     task.name: task for task in (AssociativeRecall, InductionHeads, LanguageModelling, Reversal, SelectiveCopying)
@@ -41,18 +38,6 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": task.name, **dataclasses.asdict(task)}
 
 
-def require_fits(config: Mapping[str, Any]) -> None:
-    """Refuse sizes and names that a task has no examples for; draws, reads and writes nothing.
-
-    Args:
-        config: a cell's resolved config; `task`, `seq_len` and `causal` are read.
-
-    Raises:
-        ConfigError: naming the key, its value and what is allowed.
-    """
-    settings(config["task"]).require_fits(config)
-
-
 def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
     """The task of a cell: the same examples for every mechanism in a comparison.
 
@@ -65,5 +50,6 @@ def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
         ModuleNotFoundError: a package is missing; the message gives the pip command.
         ConnectionError: a name on the Hugging Face hub cannot be read, and no other text is allowed instead.
     """
-    require_fits(config)
-    return settings(config["task"]).open(config, cache_dir)
+    task = settings(config["task"])
+    task.require_fits(config)
+    return task.open(config, cache_dir)

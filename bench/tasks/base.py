@@ -1,4 +1,4 @@
-"""What a task is: settings that open it, and examples by (split, index); tasks whose examples are random numbers."""
+"""What a task is: settings that open it, and examples by (split, index); the random numbers they are made of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.common.errors import ConfigError
-from bench.common.schema import setting
 
 SPLITS = ("train", "validation", "test")
 IGNORED = -100
 """The target where nothing is asked: what `torch.nn.functional.cross_entropy` ignores."""
+
+Example = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Tokens and targets, `(seq_len,)` each."""
 
 
 class Batch(NamedTuple):
@@ -31,24 +33,45 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-class Task(Protocol):
-    """Examples, each a pure function of (seed, split, index): the same in any batch, order and process."""
+@dataclass
+class Task:
+    """Examples, each a pure function of (seed, split, index): the same in any batch, order and process.
 
-    vocabulary: int
-    """How many token ids there are: 0..vocabulary - 1."""
-    causal: bool
-    """Whether a decoder reads it; False: an encoder, which sees the whole sequence."""
+    Attributes:
+        source: where the examples come from, for records and figures.
+        vocabulary: how many token ids there are: 0..vocabulary - 1.
+        causal: whether a decoder reads it; False: an encoder, which sees the whole sequence.
+        sizes: how many examples each split has; None: without end.
+    """
+
     source: str
-    """Where the examples come from, for records and figures."""
+    vocabulary: int
+    causal: bool
+    sizes: Mapping[str, int | None]
 
     def size(self, split: str) -> int | None:
         """How many examples a split has; None: without end. Raises `ValueError` for another split."""
+        if split not in self.sizes:
+            raise ValueError(f"split={split!r}: must be one of {', '.join(self.sizes)}")
+        return self.sizes[split]
 
     def baselines(self) -> dict[str, float]:
         """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""
+        return {}
 
     def batch(self, split: str, indices: Sequence[int]) -> Batch:
         """The examples `indices` of a split, in that order; `IndexError` for one that the split has not."""
+        size = self.size(split)
+        for index in indices:
+            if index < 0 or (size is not None and index >= size):
+                raise IndexError(f"index {index}: the split {split} has {'no such example' if size is None else size}")
+        examples = [self.example(split, index) for index in indices]
+        tokens, targets = (torch.from_numpy(np.stack(part)) for part in zip(*examples, strict=True))
+        return Batch(tokens, targets)
+
+    def example(self, split: str, index: int) -> Example:
+        """One example that the split has."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -72,19 +95,6 @@ class Settings:
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """The task of a configuration that fits; `cache_dir` is where it keeps what is costly to make."""
         raise NotImplementedError
-
-
-def require_index(task: Task, split: str, index: int) -> None:
-    """Raise `IndexError` unless a split has an example `index`, `ValueError` unless there is such a split."""
-    size = task.size(split)
-    if index < 0 or (size is not None and index >= size):
-        raise IndexError(f"index {index}: the split {split} has {'no such example' if size is None else size}")
-
-
-def require_split(split: str) -> None:
-    """Raise `ValueError` unless there is such a split."""
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
 
 
 class Draws:
@@ -122,52 +132,3 @@ def _smallest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     """Where the `count` smallest values are, the smallest first."""
     smallest = np.argpartition(values, count - 1)[:count]
     return smallest[np.argsort(values[smallest])]
-
-
-@dataclass
-class GeneratedSettings(Settings):
-    """The settings of a task whose examples are drawn."""
-
-    examples: int | None = setting(None, minimum=1)  # to train on; None: fresh ones without end
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many token ids there are."""
-        raise NotImplementedError
-
-    def draw(self, draws: Draws, seq_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens and targets of one example, `(seq_len,)` each."""
-        raise NotImplementedError
-
-    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Generated:
-        """The task; nothing is cached."""
-        return Generated(self, config["seq_len"], config["seed"])
-
-
-class Generated:
-    """Examples that are drawn, each from a stream of its own."""
-
-    source = "generated"
-
-    def __init__(self, settings: GeneratedSettings, seq_len: int, seed: int) -> None:
-        self._settings, self._seq_len, self._seed = settings, seq_len, seed
-        self.vocabulary, self.causal = settings.vocabulary_size, settings.causal
-
-    def size(self, split: str) -> int | None:
-        """How many examples a split has; None: without end, as those of validation and test."""
-        require_split(split)
-        return self._settings.examples if split == "train" else None
-
-    def baselines(self) -> dict[str, float]:
-        """None: there is chance alone to beat."""
-        return {}
-
-    def batch(self, split: str, indices: Sequence[int]) -> Batch:
-        """The examples `indices` of a split."""
-        drawn = [self._example(split, index) for index in indices]
-        tokens, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
-        return Batch(tokens, targets)
-
-    def _example(self, split: str, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        require_index(self, split, index)
-        return self._settings.draw(Draws(self._seed, split, index), self._seq_len)

@@ -1,24 +1,28 @@
-"""The tokens of a text, split, on the disk: made once, then only mapped into memory."""
+"""Texts in splits, local ones and those of the Hugging Face hub, and their tokens on the disk, made once."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.inputs import texts
+from attention_zoo.checks import require
+from bench.inputs import models, texts
 from bench.records.disk import replacing, require_file
-from bench.tasks import hub, tokenizing
-from bench.tasks.base import SPLITS
+from bench.tasks import tokenizing
 
-KEY = hub.KEY
+KEY = "task.text"
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other tokens."""
 SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
@@ -27,122 +31,137 @@ SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
-class Text(Protocol):
-    """A text in splits; `pieces` are tokenized one by one."""
-
-    @property
-    def source(self) -> str:
-        """For records and figures."""
-
-    def identity(self, split: str) -> dict[str, Any]:
-        """What pins a split down."""
-
-    def pieces(self, split: str) -> Iterator[str]:
-        """A split, piece by piece."""
-
-
 @dataclass(frozen=True)
 class LocalText:
     """A packaged text or a file: one part after the other, cut at the last line end before each share of it."""
 
-    name: str
-
-    @property
-    def source(self) -> str:
-        """Its name."""
-        return self.name
+    source: str
 
     def identity(self, split: str) -> dict[str, Any]:
-        """The hash of the whole, and the share."""
-        return {**texts.identity(self.name, KEY), "share": SHARES[split]}
+        """What pins a split down: the hash of the whole, and the share."""
+        return {**texts.identity(self.source, KEY), "share": SHARES[split]}
 
     def pieces(self, split: str) -> Iterator[str]:
         """The lines of a split, with their ends."""
-        start, end = (_line_start(self._whole, share) for share in SHARES[split])
-        yield from self._whole[start:end].splitlines(keepends=True)
+        text, ends = self._whole, []
+        for share in SHARES[split]:
+            place = round(share * len(text))
+            # Where the line there starts; the place itself in a text of one line.
+            ends.append(place if place == len(text) else text.rfind("\n", 0, place) + 1 or place)
+        yield from text[ends[0] : ends[1]].splitlines(keepends=True)
 
     @functools.cached_property
     def _whole(self) -> str:
-        return "".join(texts.lines(self.name, KEY))
+        return "".join(texts.lines(self.source, KEY))
 
 
-def _line_start(text: str, share: float) -> int:
-    """Where the line at that share of the characters starts; the place itself in a text of one line."""
-    place = round(share * len(text))
-    return place if place == len(text) else text.rfind("\n", 0, place) + 1 or place
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Tokens by split, mapped into memory and read-only; `source` says what was really read."""
-
-    source: str
-    vocabulary: int
-    tokens: Mapping[str, Tokens]
+def without_markers(document: str) -> str:
+    """A document of Wiki-40B without the markers of its structure, a line for each of its parts."""
+    # In other languages than English the published files hold Python's notation of bytes, not texts.
+    require(f"{KEY}: wiki40b", document[:20], not document.startswith(("b'", 'b"')), "a text, not the repr of bytes")
+    document = re.sub(r"_START_(?:ARTICLE|SECTION|PARAGRAPH)_|_NEWLINE_", "\n", document)
+    return "\n".join(line for line in map(str.strip, document.split("\n")) if line)
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How a text becomes tokens."""
+class HubText:
+    """A dataset, streamed; its documents, the column `text`, end with a line end.
 
-    tokenizer: str
-    vocabulary: int | None
-    max_tokens: int | None
-    cache_dir: Path
+    Attributes:
+        has_test: whether there is a test split; else every other document of its validation split is one.
+        clean: what is left of a document.
+    """
 
-    def read(self, name: str, fallback: str | None) -> Corpus:
-        """The text `name`, or `fallback` where the hub cannot be reached; raises as `bench.tasks.open_task`."""
-        text: Text = LocalText(name) if texts.is_local(name, KEY) else hub.named(name)
-        try:
-            return self._corpus(text, text.source)
-        except ConnectionError:
-            if fallback is None or isinstance(text, LocalText):
-                raise
-            return self._corpus(LocalText(fallback), f"{fallback} ({name} could not be reached)")
+    path: str
+    config: str | None = None
+    revision: str | None = None
+    has_test: bool = True
+    clean: Callable[[str], str] = str
 
-    def _corpus(self, text: Text, source: str) -> Corpus:
-        tokenizer = self._tokenizer(text)
-        tokens = {split: self._tokens(text, split, tokenizer) for split in SPLITS}
-        return Corpus(source, tokenizer.vocabulary, tokens)
+    @property
+    def source(self) -> str:
+        """For records and figures."""
+        config = f":{self.config}" if self.config else ""
+        return f"{self.path}{config}@{self.revision or 'main'}"
 
-    def _tokenizer(self, text: Text) -> tokenizing.Tokenizer:
-        if self.vocabulary is None:
-            return tokenizing.named(self.tokenizer)
-        key = {**text.identity("train"), "bpe": self.vocabulary, "sample": tokenizing.SAMPLE}
-        return tokenizing.trained(self._cached(key, "json"), text.pieces("train"), self.vocabulary)
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down."""
+        return {"dataset": self.source, "column": "text", "split": self._place(split)}
 
-    def _tokens(self, text: Text, split: str, tokenizer: tokenizing.Tokenizer) -> Tokens:
-        key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": self.max_tokens}
-        path = self._cached(key, "npy")
-        dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-        try:
-            return _mapped(path, dtype)
-        except (FileNotFoundError, ValueError, EOFError):
-            # A file that cannot be read, cut short on its way here perhaps, is made again.
-            self._write(path, text, split, tokenizer, dtype)
-            return _mapped(path, dtype)
+    def pieces(self, split: str) -> Iterator[str]:
+        """The documents of a split, read no further than asked; raises as `bench.inputs.texts.rows`."""
+        if not models.hub_answers():
+            raise ConnectionError(f"{KEY}={self.path!r}: the Hugging Face hub cannot be reached")
+        there, first, step = self._place(split)
+        rows = texts.rows(self.path, self.config, self.revision, there, KEY)
+        for row in islice(rows, first, None, step):
+            document = self.clean(row)
+            yield document if document.endswith("\n") or not document else f"{document}\n"
 
-    def _write(self, path: Path, text: Text, split: str, tokenizer: tokenizing.Tokenizer, dtype: np.dtype[Any]) -> None:
-        count = 0
-        with replacing(path) as file:
-            _write_header(file, dtype, 0)
-            for piece in text.pieces(split):
-                ids = np.asarray(tokenizer.encode(piece), dtype)
-                ids = ids if self.max_tokens is None else ids[: self.max_tokens - count]
-                file.write(ids.tobytes())
-                count += len(ids)
-                if count == self.max_tokens:
-                    break
-            if count == 0:
-                raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")
-            file.seek(0)
-            _write_header(file, dtype, count)
+    def _place(self, split: str) -> tuple[str, int, int]:
+        """The split there, and the first and the distance of the documents taken of it."""
+        if self.has_test or split == "train":
+            return split, 0, 1
+        return "validation", int(split == "test"), 2
 
-    def _cached(self, key: Mapping[str, Any], suffix: str) -> Path:
-        content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-        path = self.cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
-        require_file(path)
-        return path
+
+# No commit of Wiki-40B is known here; task.text=wiki40b@COMMIT pins one.
+KNOWN = {
+    "pg19": HubText("emozilla/pg19", None, "c021754c8e01c5b1cc83a1f549c1f97fbbb756b8"),
+    "wiki40b": HubText("google/wiki40b", "en", clean=without_markers),
+    "c4": HubText("allenai/c4", "en", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2", has_test=False),
+    "wikitext": HubText("Salesforce/wikitext", "wikitext-103-raw-v1", "b08601e04326c79dfdd32d625aee71d232d685c3"),
+}
+
+
+def named(name: str) -> LocalText | HubText:
+    """A local text, or that of `path[:config][@revision]`; of a known path, what is not given is as known."""
+    if texts.is_local(name, KEY):
+        return LocalText(name)
+    path, config, revision = texts.dataset(name)
+    known = KNOWN.get(path) or next((text for text in KNOWN.values() if text.path == path), HubText(path))
+    return dataclasses.replace(known, config=config or known.config, revision=revision or known.revision)
+
+
+def tokenizer(text: LocalText | HubText, name: str, vocabulary: int | None, cache_dir: Path) -> tokenizing.Tokenizer:
+    """The tokenizer of a name; with a vocabulary one of that size, trained on the text's training split."""
+    if vocabulary is None:
+        return tokenizing.named(name)
+    key = {**text.identity("train"), "bpe": vocabulary, "sample": tokenizing.SAMPLE}
+    return tokenizing.trained(_cached(key, "json", cache_dir), text.pieces("train"), vocabulary)
+
+
+def tokens(
+    text: LocalText | HubText, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path
+) -> Tokens:
+    """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
+    key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": max_tokens}
+    path, dtype = _cached(key, "npy", cache_dir), np.min_scalar_type(tokenizer.vocabulary - 1)
+    # A file that cannot be read, cut short on its way here perhaps, is made again.
+    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
+        return _mapped(path, dtype)
+    count = 0
+    with replacing(path) as file:
+        _write_header(file, dtype, 0)
+        for piece in text.pieces(split):
+            ids = np.asarray(tokenizer.encode(piece), dtype)
+            ids = ids if max_tokens is None else ids[: max_tokens - count]
+            file.write(ids.tobytes())
+            count += len(ids)
+            if count == max_tokens:
+                break
+        if count == 0:
+            raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")
+        file.seek(0)
+        _write_header(file, dtype, count)
+    return _mapped(path, dtype)
+
+
+def _cached(key: Mapping[str, Any], suffix: str, cache_dir: Path) -> Path:
+    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    path = cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
+    require_file(path)
+    return path
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.inputs import models, texts
-from bench.tasks import hub, tokenizing
-from bench.tasks.base import Batch, Draws, Settings, require_index, require_split
-from bench.tasks.corpus import Corpus, Reader
+from bench.tasks import corpus, tokenizing
+from bench.tasks.base import SPLITS, Draws, Example, Settings, Task
 from bench.tasks.ngram import bigram_loss, unigram_loss
 
 BYTES = 256
@@ -57,7 +55,7 @@ class LanguageModelling(Settings):
             allowed = "a number with task.tokenizer=bpe, null with every other"
             raise ConfigError(f"task.vocabulary={self.vocabulary}: must be {allowed}")
         try:
-            texts.is_local(self.text, hub.KEY)
+            texts.is_local(self.text, corpus.KEY)
             if self.tokenizer not in ("bytes", "bpe") and not tokenizing.is_file(self.tokenizer):
                 models.is_directory(self.tokenizer, tokenizing.KEY)
         except ValueError as error:
@@ -65,52 +63,52 @@ class LanguageModelling(Settings):
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Windows:
         """Read and tokenize the text, or find its tokens in `cache_dir`; raises as `bench.tasks.open_task`."""
-        reader = Reader(self.tokenizer, self.vocabulary, self.max_tokens, Path(cache_dir))
+        seq_len, text, source = config["seq_len"], corpus.named(self.text), None
         try:
-            corpus = reader.read(self.text, self.fallback)
+            try:
+                vocabulary, tokens = self._read(text, Path(cache_dir))
+            except ConnectionError:
+                if self.fallback is None:
+                    raise
+                source = f"{self.fallback} ({self.text} could not be reached)"
+                vocabulary, tokens = self._read(corpus.named(self.fallback), Path(cache_dir))
         except ValueError as error:
             raise ConfigError(one_line(error)) from error
-        for split, tokens in corpus.tokens.items():
-            if len(tokens) <= config["seq_len"]:
-                has = f"the split {split} of task.text={corpus.source} has {len(tokens)} tokens"
-                raise ConfigError(f"seq_len={config['seq_len']}: must be at most {len(tokens) - 1}, {has}")
-        return Windows(corpus, config["seq_len"], config["seed"])
+        source = source or text.source
+        for split in SPLITS:
+            if (count := len(tokens[split])) <= seq_len:
+                has = f"the split {split} of task.text={source} has {count} tokens"
+                raise ConfigError(f"seq_len={seq_len}: must be at most {count - 1}, {has}")
+        sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
+        return Windows(source, vocabulary, self.causal, sizes, tokens, seq_len, config["seed"])
+
+    def _read(self, text: corpus.LocalText | corpus.HubText, cache_dir: Path) -> tuple[int, dict[str, corpus.Tokens]]:
+        tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
+        of_split = {split: corpus.tokens(text, split, tokenizer, self.max_tokens, cache_dir) for split in SPLITS}
+        return tokenizer.vocabulary, of_split
 
 
-class Windows:
-    """Windows of a text: for training at random offsets, else one after the other.
+@dataclass
+class Windows(Task):
+    """Windows of a text: for training at random offsets without end, else one after the other.
 
     Window i of validation and test reads the tokens from i * seq_len on, so that each but the first of the split is a
     target exactly once; what is left at the end is no window. `tokens` are the splits, mapped into memory.
     """
 
-    causal = True
-
-    def __init__(self, corpus: Corpus, seq_len: int, seed: int) -> None:
-        self.source, self.vocabulary, self.tokens = corpus.source, corpus.vocabulary, corpus.tokens
-        self._seq_len, self._seed = seq_len, seed
-
-    def size(self, split: str) -> int | None:
-        """How many windows; None for training, whose offsets are drawn without end."""
-        require_split(split)
-        return None if split == "train" else (len(self.tokens[split]) - 1) // self._seq_len
+    tokens: Mapping[str, corpus.Tokens]
+    seq_len: int
+    seed: int
 
     def baselines(self) -> dict[str, float]:
         """Losses of the `unigram` and the `bigram` model of the same tokens."""
-        return {
-            "unigram": unigram_loss(self.tokens, self.vocabulary),
-            "bigram": bigram_loss(self.tokens, self.vocabulary),
-        }
+        losses = {"unigram": unigram_loss, "bigram": bigram_loss}
+        return {name: loss(self.tokens, self.vocabulary) for name, loss in losses.items()}
 
-    def batch(self, split: str, indices: Sequence[int]) -> Batch:
-        """The windows `indices` of a split; targets are the tokens one further."""
-        starts = [self._start(split, index) for index in indices]
-        windows = np.stack([self.tokens[split][start : start + self._seq_len + 1] for start in starts])
-        whole = torch.from_numpy(windows.astype(np.int64))
-        return Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous())
-
-    def _start(self, split: str, index: int) -> int:
-        require_index(self, split, index)
-        if split != "train":
-            return index * self._seq_len
-        return int(Draws(self._seed, split, index).below(len(self.tokens[split]) - self._seq_len, 1)[0])
+    def example(self, split: str, index: int) -> Example:
+        """A window; targets are the tokens one further."""
+        tokens, start = self.tokens[split], index * self.seq_len
+        if split == "train":
+            start = Draws(self.seed, split, index).below(len(tokens) - self.seq_len, 1)[0]
+        window = tokens[start : start + self.seq_len + 1].astype(np.int64)
+        return window[:-1], window[1:]

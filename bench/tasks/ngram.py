@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ DISCOUNTS = np.linspace(0.05, 0.95, 19)
 
 
 def unigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
-    """Cross-entropy of the test split, nats per token, by the frequencies of the training split.
+    """Cross-entropy of the test split but for its first token, nats per token, by the training split's frequencies.
 
     Counts are discounted as those of `bigram_loss`, so that tokens never seen have a chance too.
 
@@ -23,11 +23,7 @@ def unigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
         vocabulary: how many ids there are.
     """
     counts = np.bincount(tokens["train"], minlength=vocabulary)
-
-    def loss(split: str, discount: float) -> float:
-        return _cross_entropy(_discounted(counts, discount)[tokens[split][1:]])
-
-    return loss("test", min(DISCOUNTS, key=lambda discount: loss("validation", discount)))
+    return _loss(lambda split, discount: _discounted(counts, discount)[tokens[split][1:]])
 
 
 def bigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
@@ -37,35 +33,22 @@ def bigram_loss(tokens: Mapping[str, Tokens], vocabulary: int) -> float:
     p(w) comes, discounted likewise, from how many different tokens came before w (Kneser and Ney, 1995; Chen and
     Goodman, 1999). The discount d is the one of `DISCOUNTS` that suits the validation split best.
     """
-    bigrams = _Bigrams(tokens["train"], vocabulary)
-    discount = min(DISCOUNTS, key=lambda discount: _cross_entropy(bigrams.chances(tokens["validation"], discount)))
-    return _cross_entropy(bigrams.chances(tokens["test"], discount))
+    pairs = {split: each[:-1].astype(np.int64) * vocabulary + each[1:] for split, each in tokens.items()}
+    seen, times = np.unique(pairs["train"], return_counts=True)
+    first, second = np.divmod(seen, vocabulary)
+    contexts = np.bincount(first, times, vocabulary)
+    followers, precedents = (np.bincount(each, minlength=vocabulary) for each in (first, second))
 
-
-class _Bigrams:
-    """Counts of pairs: their codes v * vocabulary + w, sorted, and how often each occurs."""
-
-    def __init__(self, train: Tokens, vocabulary: int) -> None:
-        self.vocabulary = vocabulary
-        self.codes, self.counts = np.unique(self._pairs(train), return_counts=True)
-        first, second = np.divmod(self.codes, vocabulary)
-        self.contexts = np.bincount(first, self.counts, vocabulary)
-        self.followers = np.bincount(first, minlength=vocabulary)
-        self.precedents = np.bincount(second, minlength=vocabulary)
-
-    def _pairs(self, tokens: Tokens) -> NDArray[np.int64]:
-        return tokens[:-1].astype(np.int64) * self.vocabulary + tokens[1:]
-
-    def chances(self, tokens: Tokens, discount: float) -> NDArray[np.float64]:
-        """p of each token but the first, given the one before."""
-        pairs = self._pairs(tokens)
-        before, after = np.divmod(pairs, self.vocabulary)
-        found = np.searchsorted(self.codes, pairs).clip(max=len(self.codes) - 1)
-        counts = np.where(self.codes[found] == pairs, self.counts[found], 0)
-        lower = _discounted(self.precedents, discount)[after]
-        context = self.contexts[before]
-        higher = (counts - discount).clip(min=0) + discount * self.followers[before] * lower
+    def chances(split: str, discount: float) -> NDArray[np.float64]:
+        before, after = np.divmod(pairs[split], vocabulary)
+        found = np.searchsorted(seen, pairs[split]).clip(max=len(seen) - 1)
+        counts = np.where(seen[found] == pairs[split], times[found], 0)
+        lower = _discounted(precedents, discount)[after]
+        context = contexts[before]
+        higher = (counts - discount).clip(min=0) + discount * followers[before] * lower
         return np.where(context > 0, higher / context.clip(min=1), lower)
+
+    return _loss(chances)
 
 
 def _discounted(counts: NDArray[np.int64], discount: float) -> NDArray[np.float64]:
@@ -74,5 +57,10 @@ def _discounted(counts: NDArray[np.int64], discount: float) -> NDArray[np.float6
     return ((counts - discount).clip(min=0) + spread) / counts.sum()
 
 
-def _cross_entropy(chances: NDArray[np.float64]) -> float:
-    return float(-np.log(chances).mean())
+def _loss(chances: Callable[[str, float], NDArray[np.float64]]) -> float:
+    """Of the test split, with the discount that suits the validation split best."""
+
+    def loss(split: str, discount: float) -> float:
+        return float(-np.log(chances(split, discount)).mean())
+
+    return loss("test", min(DISCOUNTS, key=lambda discount: loss("validation", discount)))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_zoo.checks import require
-from bench.common.errors import one_line
+from bench.common.errors import one_line, package
 from bench.inputs import models
-from bench.inputs.base import package
 from bench.records.disk import write_atomically
 
 KEY = "task.tokenizer"
@@ -21,79 +21,15 @@ SAMPLE = 2**26
 """Characters of the training split that a tokenizer is trained on, at most."""
 
 
-class Tokenizer(Protocol):
-    """`encode` gives the ids of a text, each below `vocabulary`; `identity` pins it down."""
+class Tokenizer(NamedTuple):
+    """`encode` gives the ids of a text without special ones, each below `vocabulary`; `identity` pins it down."""
 
+    encode: Callable[[str], Sequence[int] | NDArray[np.uint8]]
     vocabulary: int
     identity: Any
 
-    def encode(self, text: str) -> Sequence[int] | NDArray[np.uint8]:
-        """Token ids without special ones."""
 
-
-class Bytes:
-    """UTF-8."""
-
-    vocabulary = 256
-    identity = "bytes"
-
-    def encode(self, text: str) -> NDArray[np.uint8]:
-        """The bytes."""
-        return np.frombuffer(text.encode(), np.uint8)
-
-
-def library() -> Any:
-    """The package tokenizers; a `ModuleNotFoundError` that says where to get it."""
-    return package("tokenizers", KEY, "-e '.[pretrained]'")
-
-
-class File:
-    """A file of the library `tokenizers`."""
-
-    def __init__(self, data: bytes) -> None:
-        self._tokenizer = library().Tokenizer.from_str(data.decode())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.vocabulary = self._tokenizer.get_vocab_size()
-        self.identity = hashlib.sha256(data).hexdigest()
-
-    def encode(self, text: str) -> Sequence[int]:
-        """As the file says."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-
-class SentencePiece:
-    """A model of SentencePiece."""
-
-    def __init__(self, data: bytes) -> None:
-        sentencepiece = package("sentencepiece", KEY, "sentencepiece")
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-        self.vocabulary = self._processor.vocab_size()
-        self.identity = hashlib.sha256(data).hexdigest()
-
-    def encode(self, text: str) -> Sequence[int]:
-        """As the model says."""
-        return self._processor.encode(text)
-
-
-class Pretrained:
-    """That of a model: `minilm`, a local directory, or `repository[@revision]` on the hub."""
-
-    def __init__(self, name: str) -> None:
-        transformers = package("transformers", f"{KEY}={name!r}", "-e '.[pretrained]'")
-        self.identity = models.identity(name, KEY)
-        origin = models.origin(name, KEY)
-        try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(**origin)
-        except (OSError, ValueError) as error:
-            unreachable = isinstance(error, OSError) and "revision" in origin
-            kind = ConnectionError if unreachable else ValueError
-            raise kind(f"{KEY}={name!r}: cannot be read: {one_line(error)}") from None
-        self.vocabulary = len(self._tokenizer)
-
-    def encode(self, text: str) -> Sequence[int]:
-        """As the model reads."""
-        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+BYTES = Tokenizer(lambda text: np.frombuffer(text.encode(), np.uint8), 256, "bytes")
 
 
 def named(name: str) -> Tokenizer:
@@ -105,12 +41,12 @@ def named(name: str) -> Tokenizer:
         ConnectionError: a name on the hub cannot be read.
     """
     if name == "bytes":
-        return Bytes()
+        return BYTES
     if not is_file(name):
-        return Pretrained(name)
-    kind = File if name.endswith(".json") else SentencePiece
+        return _of_model(name)
+    read = _of_tokenizers if name.endswith(".json") else _of_sentencepiece
     try:
-        return kind(Path(name).read_bytes())
+        return read(Path(name).read_bytes())
     except ModuleNotFoundError:
         raise
     except Exception as error:  # what both libraries raise is of no more particular kind
@@ -119,10 +55,43 @@ def named(name: str) -> Tokenizer:
 
 def is_file(name: str) -> bool:
     """Whether a tokenizer is a local file; raises `ValueError` for one that is not there."""
-    looks_local = name.endswith((".json", ".model"))
-    found = models.exists_as(Path.is_file, name)
-    require(KEY, name, found == looks_local, "bytes, bpe, a file (.json, .model), a directory, or a hub repository")
+    found = os.path.isfile(name)
+    allowed = "bytes, bpe, a file (.json, .model), a directory, or a hub repository"
+    require(KEY, name, found == name.endswith((".json", ".model")), allowed)
     return found
+
+
+def _of_tokenizers(data: bytes) -> Tokenizer:
+    tokenizer = _library().Tokenizer.from_str(data.decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> Sequence[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    return Tokenizer(encode, tokenizer.get_vocab_size(), hashlib.sha256(data).hexdigest())
+
+
+def _of_sentencepiece(data: bytes) -> Tokenizer:
+    processor = package("sentencepiece", KEY, "sentencepiece").SentencePieceProcessor(model_proto=data)
+    return Tokenizer(processor.encode, processor.vocab_size(), hashlib.sha256(data).hexdigest())
+
+
+def _of_model(name: str) -> Tokenizer:
+    """That of `minilm`, a local directory, or `repository[@revision]` on the hub."""
+    transformers = package("transformers", f"{KEY}={name!r}", "-e '.[pretrained]'")
+    identity, origin = models.identity(name, KEY), models.origin(name, KEY)
+    with models.reading(name, origin, KEY):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**origin)
+
+    def encode(text: str) -> Sequence[int]:
+        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    return Tokenizer(encode, len(tokenizer), identity)
+
+
+def _library() -> Any:
+    return package("tokenizers", KEY, "-e '.[pretrained]'")
 
 
 def trained(path: Path, pieces: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -132,27 +101,21 @@ def trained(path: Path, pieces: Iterable[str], vocabulary: int) -> Tokenizer:
         ValueError: the text has not so many pairs to merge.
         ModuleNotFoundError: tokenizers is missing.
     """
-    kept = _kept(path)
-    if kept is None:
+    try:
+        kept = _of_tokenizers(path.read_bytes())
+    except ModuleNotFoundError:
+        raise
+    except Exception:  # there is none, or a damaged one: what the library raises is of no more particular kind
         data = _train(pieces, vocabulary)
         write_atomically(path, data)
-        kept = File(data)
+        kept = _of_tokenizers(data)
     allowed = f"at most {kept.vocabulary}, all that the text gives"
     require("task.vocabulary", vocabulary, kept.vocabulary == vocabulary, allowed)
     return kept
 
 
-def _kept(path: Path) -> File | None:
-    """The tokenizer in a file; None where there is none, or a damaged one."""
-    library()
-    try:
-        return File(path.read_bytes())
-    except Exception:  # what the library raises is of no more particular kind
-        return None
-
-
 def _train(pieces: Iterable[str], vocabulary: int) -> bytes:
-    tokenizers = library()
+    tokenizers = _library()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

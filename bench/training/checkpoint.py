@@ -21,10 +21,6 @@ KEPT = 2
 DIGEST = hashlib.sha256().digest_size
 
 
-class CheckpointError(Exception):
-    """A file that is not the checkpoint that was written there."""
-
-
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write a checkpoint, durably and in one piece, and remove the older ones but for a few.
 
@@ -32,21 +28,17 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
         OSError: the disk is full, or something else has its name; what was there stays.
     """
     path = folder / f"step-{step:010d}.pt"
-    # Whoever names a folder otherwise has moved the checkpoints of another cell there.
-    _write(path, {"cell": folder.name, **state})
-    # Newer ones than this are no good: the run did not go on from them.
-    for old in [each for each in files(folder, CHECKPOINT) if each <= path][:-KEPT]:
-        old.unlink(missing_ok=True)
-
-
-def _write(path: Path, state: dict[str, Any]) -> None:
     with replacing(path) as file:
         file.write(bytes(DIGEST))
-        torch.save(state, file)
+        # Whoever names a folder otherwise has moved the checkpoints of another cell there.
+        torch.save({"cell": folder.name, **state}, file)
         file.seek(DIGEST)
         digest = hashlib.file_digest(file, "sha256").digest()
         file.seek(0)
         file.write(digest)
+    # Newer ones than this are no good: the run did not go on from them.
+    for old in [each for each in files(folder, CHECKPOINT) if each <= path][:-KEPT]:
+        old.unlink(missing_ok=True)
 
 
 def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
@@ -70,11 +62,11 @@ def _read(path: Path) -> dict[str, Any]:
     with open_file(path) as file:
         digest = file.read(DIGEST)
         if hashlib.file_digest(file, "sha256").digest() != digest:
-            raise CheckpointError("does not have the contents that it was written with")
+            raise ValueError("does not have the contents that it was written with")
         file.seek(DIGEST)
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     if (cell := state.pop("cell")) != path.parent.name:
-        raise CheckpointError(f"is of another cell, {cell}")
+        raise ValueError(f"is of another cell, {cell}")
     return state
 
 

@@ -20,8 +20,8 @@ from bench import models, tasks
 from bench.common.errors import one_line
 from bench.common.mechanism import build_attention
 from bench.inputs import models as names
-from bench.inputs.base import ModelSource, cached_tensors
-from bench.inputs.capture import ReachedLayer
+from bench.inputs.base import Inputs, ModelSource, cached_tensors
+from bench.inputs.pretrained import ReachedLayer
 from bench.models.layers import MultiHead
 from bench.training import saved
 
@@ -39,7 +39,7 @@ class Trained(ModelSource):
 
     name: ClassVar[str] = "trained"
 
-    def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Let the model read as far as the layer; what it gave before is read from `cache_dir`."""
         saved_model = self._fitting(config)
         tokens = self._tokens(saved_model, config, cache_dir)
@@ -105,13 +105,12 @@ class Trained(ModelSource):
         """What the folder says; raises `ValueError` unless it is of a model that fits this cell."""
         saved_model = self._read()
         with self._named():
-            tasks.require_fits(saved_model.cell)
+            tasks.settings(saved_model.cell["task"]).require_fits(saved_model.cell)
             layers = models.settings(saved_model.cell["model"]).layers
         self.require_sizes(config, saved_model.cell["num_heads"], saved_model.cell["head_dim"])
         longest, length = saved_model.cell["seq_len"], config["seq_len"]
         require("seq_len", length, length <= longest, f"at most {longest}, as in inputs.model={self.model}")
-        allowed = f"between 0 and {layers - 1}: {self.model} has {layers} layers"
-        require("inputs.layer", self.layer, self.layer < layers, allowed)
+        self.require_layer(layers)
         return saved_model
 
     def _build(self, saved_model: saved.Saved, seed: int | None) -> nn.Module:
@@ -120,8 +119,13 @@ class Trained(ModelSource):
             return models.build({**saved_model.cell, "seed": seed}, saved_model.vocabulary).eval()
         with self._named():
             model = models.build(saved_model.cell, saved_model.vocabulary)
-            _require_shapes(model, saved.shapes(self.model))
-            model.load_state_dict(saved.load_weights(self.model))
+            weights = saved.load_weights(self.model)
+            for name, value in model.state_dict().items():
+                if isinstance(value, Tensor) and (name not in weights or weights[name].shape != value.shape):
+                    has = list(weights[name].shape) if name in weights else "missing"
+                    must = f"must be {list(value.shape)} as config.json has it"
+                    raise ValueError(f"model.safetensors: {name} is {has}, {must}")
+            model.load_state_dict(weights)
         return model.eval()
 
     def _tokens(self, saved_model: saved.Saved, config: Mapping[str, Any], cache_dir: Path) -> Tensor:
@@ -133,24 +137,22 @@ class Trained(ModelSource):
         return task.batch("test", range(batch_size)).tokens[:, : config["seq_len"]].contiguous()
 
 
-def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> Inputs:
     """What the mechanism of a layer is given for tokens `(batch, n)`: three tensors `(batch, heads, n, head_dim)`."""
-    captured: list[Tensor] = []
 
     def capture(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        captured.extend(arguments)
-        raise ReachedLayer
+        raise ReachedLayer(*arguments)
 
     hook = _attention(model, layer).register_forward_pre_hook(capture)
     try:
         with torch.no_grad():
             model(tokens)
-    except ReachedLayer:
-        pass
+    except ReachedLayer as reached:
+        query, key, value = (x.clone(memory_format=torch.contiguous_format) for x in reached.args)
+        return query, key, value
     finally:
         hook.remove()
-    query, key, value = (x.clone(memory_format=torch.contiguous_format) for x in captured)
-    return query, key, value
+    raise AssertionError("every model calls the mechanisms of its layers")
 
 
 def _attention(model: nn.Module, layer: int) -> attention_zoo.Attention:
@@ -161,16 +163,7 @@ def _attention(model: nn.Module, layer: int) -> attention_zoo.Attention:
 @functools.lru_cache
 def _require_whole(source: Trained, identity: str) -> None:
     """One look at a folder of this identity does for all seeds and lengths."""
-    with source._named():
-        saved_model = saved.read(source.model)
-        _require_shapes(models.build(saved_model.cell, saved_model.vocabulary), saved.shapes(source.model))
-
-
-def _require_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor) and shapes.get(name) != tuple(value.shape):
-            has = list(shapes[name]) if name in shapes else "missing"
-            raise ValueError(f"model.safetensors: {name} is {has}, must be {list(value.shape)} as config.json has it")
+    source._build(source._read(), None)
 
 
 def _complete(attention: Mapping[str, Any]) -> Any:

@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
-from bench.training.metrics import Sums, answers
-from bench.training.order import number_of, training_indices
 from bench.training.settings import Training
 from bench.training.world import World
 
 LOGGED = ("train_loss", "gradient_norm", "learning_rate")
+
+
+def number_of(*key: int | str) -> int:
+    """A number of 63 bits that a key decides, and nothing near it."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def training_indices(seed: int, step: int, batch_size: int, size: int | None) -> list[int]:
+    """The examples of a step: every epoch has each of `size` once, in an order of its own; None never repeats one."""
+    positions = range(step * batch_size, (step + 1) * batch_size)
+    if size is None:
+        return list(positions)
+    return [int(_permutation(seed, position // size, size)[position % size]) for position in positions]
+
+
+@functools.lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number_of(seed, "order", epoch))
+    return torch.randperm(size, generator=generator)
+
+
+def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Ask a model `(b, n)` tokens; logits are made where something is asked only, `k` times.
+
+    Returns:
+        Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
+    """
+    asked = targets != IGNORED
+    logits = model(tokens, asked)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits, targets[asked], reduction="none")
+    return losses, logits.detach().argmax(-1) == targets[asked]
 
 
 class Trainer:
@@ -51,11 +85,11 @@ class Trainer:
         self.world = world or World()
         wrapped = self.world.wrapped(model)
         self.run: Callable[..., Tensor] = torch.compile(wrapped) if settings.compile else wrapped
-        self.optimizer = torch.optim.AdamW(
-            _groups(model, settings.weight_decay),
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
+        groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
+        betas = (settings.beta1, settings.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas)
         self.step = 0
         self.curve: dict[str, list[float]] = {name: [] for name in LOGGED}
         self.evaluations: list[dict[str, Any]] = []
@@ -70,7 +104,8 @@ class Trainer:
         began = time.perf_counter()
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._accumulated(self._training_batch())
+        indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"))
+        loss = self._accumulated(self.task.batch("train", indices))
         norm, rate = self.update(loss)
         for name, value in zip(LOGGED, (loss, norm, rate), strict=True):
             self.curve[name].append(value)
@@ -80,23 +115,22 @@ class Trainer:
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of the answers of a batch."""
         with self._autocast():
-            return answers(self.run, tokens, targets).losses.mean()
+            return answers(self.run, tokens, targets)[0].mean()
 
     def update(self, loss: float) -> tuple[float, float]:
         """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
         limit = math.inf if self.settings.clip is None else self.settings.clip
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         if not math.isfinite(loss) or not math.isfinite(norm):
-            raise NonFiniteError(f"step={self.step}: loss {loss:g}, {self._first_nonfinite()}")
+            gradients = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+            first = next((name for name, gradient in gradients if not gradient.isfinite().all()), None)
+            what = f"the gradient of {first} is not finite" if first else "every gradient is finite"
+            raise NonFiniteError(f"step={self.step}: loss {loss:g}, {what}")
         rate = self.settings.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         return norm, rate
-
-    def _training_batch(self) -> Batch:
-        size = self.task.size("train")
-        return self.task.batch("train", training_indices(self.seed, self.step, self.batch_size, size))
 
     def _accumulated(self, batch: Batch) -> float:
         """The gradients of the mean loss of a batch, part by part; returns the loss."""
@@ -109,7 +143,7 @@ class Trainer:
             torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
-                loss = answers(self.run, tokens.to(self.device), targets.to(self.device)).losses.sum() / asked
+                loss = answers(self.run, tokens.to(self.device), targets.to(self.device))[0].sum() / asked
                 # The mean over the processes is to be the sum.
                 (loss * self.world.size).backward()
             total += loss.detach()
@@ -118,26 +152,38 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
-    def _first_nonfinite(self) -> str:
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not parameter.grad.isfinite().all():
-                return f"the gradient of {name} is not finite"
-        return "every gradient is finite"
-
     @torch.no_grad()
     def evaluate(self, split: str, examples: int) -> dict[str, Any]:
         """Loss (nats) and accuracies over the first examples of a split, and the loss at each position."""
         self.model.eval()
         count = min(examples, self.task.size(split) or examples)
-        sums = Sums(self.task.batch(split, [0]).tokens.shape[1], self.device)
+        length = self.task.batch(split, [0]).tokens.shape[1]
+        sums: dict[str, Any] = {"dtype": torch.float64, "device": self.device}
+        right, whole, losses, asked = (torch.zeros(shape, **sums) for shape in ((), (), length, length))
         for first in range(0, count, self.batch_size):
             batch = self.task.batch(split, range(first, min(first + self.batch_size, count)))
             own = self.world.rows(len(batch.tokens))
             tokens, targets = batch.tokens[own].to(self.device), batch.targets[own].to(self.device)
-            if len(tokens):
-                with self._autocast():
-                    sums.add(answers(self.model, tokens, targets), len(tokens))
-        return {"step": self.step, "examples": count, **sums.means(self.world, count)}
+            if not len(tokens):
+                continue
+            with self._autocast():
+                found, is_right = answers(self.model, tokens, targets)
+            rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
+            wrong = torch.zeros(len(tokens), **sums).index_add_(0, rows, (~is_right).double())
+            right += is_right.sum()
+            whole += (wrong == 0).sum()
+            losses.index_add_(0, columns, found.double())
+            asked.index_add_(0, columns, torch.ones_like(found, dtype=torch.float64))
+        right, whole, losses, asked = map(self.world.total, (right, whole, losses, asked))
+        by_position = zip(losses.tolist(), asked.tolist(), strict=True)
+        return {
+            "step": self.step,
+            "examples": count,
+            "loss": float(losses.sum() / asked.sum()),
+            "token_accuracy": float(right / asked.sum()),
+            "example_accuracy": float(whole / count),
+            "loss_by_position": [loss / times if times else None for loss, times in by_position],
+        }
 
     def state(self) -> dict[str, Any]:
         """All that a run goes on from."""
@@ -168,9 +214,3 @@ class Trainer:
             for name, value in vars(of_module).items()
             if isinstance(value, torch.Generator)
         }
-
-
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from bench.common.errors import one_line
+from torch import Tensor, nn
+
+from bench.common.errors import one_line, package
 from bench.records.disk import write_atomically
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TYPE = "attention_zoo"
 # transformers has no class for a model's body alone where the model is the body: it is a part of one of ours.
@@ -41,9 +40,6 @@ def save(folder: Path, model: nn.Module, cell: Mapping[str, Any], vocabulary: in
         cell: the resolved configuration of the cell that trained it.
         vocabulary: how many tokens it knows.
     """
-    import safetensors.torch
-    from torch import Tensor
-
     weights = {
         PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
@@ -55,7 +51,7 @@ def save(folder: Path, model: nn.Module, cell: Mapping[str, Any], vocabulary: in
         "cell": dict(cell),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "model.safetensors", safetensors.torch.save(weights, metadata={"format": "pt"}))
+    write_atomically(folder / "model.safetensors", _safetensors().save(weights, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", json.dumps(described, indent=1).encode())
 
 
@@ -95,25 +91,16 @@ def load_weights(folder: str | Path) -> dict[str, Tensor]:
     Raises:
         ValueError: it cannot be read.
     """
-    import safetensors
-    import safetensors.torch
-
+    safetensors = _safetensors()
     try:
-        tensors = safetensors.torch.load_file(Path(folder) / "model.safetensors")
-    except (OSError, safetensors.SafetensorError) as error:
+        tensors = safetensors.load_file(Path(folder) / "model.safetensors")
+    except Exception as error:  # the system's, or one of the library's own
         raise ValueError(f"model.safetensors cannot be read: {one_line(error)}") from None
     return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 
 
-def shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the state_dict of a saved model; raises as `load_weights`, which reads the tensors too."""
-    import safetensors
-
-    try:
-        with safetensors.safe_open(Path(folder) / "model.safetensors", "numpy") as file:
-            return {name.removeprefix(PREFIX): tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"model.safetensors cannot be read: {one_line(error)}") from None
+def _safetensors() -> Any:
+    return package("safetensors.torch", "a trained model", "-e '.[pretrained]'")
 
 
 def _described(folder: Path) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from typing import Any
 from bench.common.errors import ConfigError
 from bench.common.schema import checked, setting
 
-SCHEDULES = ("linear", "constant")
-
 
 @dataclass
 class Training:
@@ -23,7 +21,7 @@ class Training:
     steps: int = setting(1000, minimum=1)
     learning_rate: float = setting(1e-3, minimum=0)  # the peak
     warmup: int = setting(100, minimum=0)  # steps from 0 to the peak
-    schedule: str = setting("linear", choices=SCHEDULES)  # after the warm-up, to 0 or not
+    schedule: str = setting("linear", choices=("linear", "constant"))  # after the warm-up, to 0 or not
     weight_decay: float = setting(0.01, minimum=0)
     beta1: float = setting(0.9, minimum=0, maximum=0.9999999)
     beta2: float = setting(0.98, minimum=0, maximum=0.9999999)
@@ -44,8 +42,8 @@ class Training:
         return self.learning_rate * (self.steps - step) / max(1, self.steps - self.warmup)
 
 
-def load(values: Mapping[str, Any]) -> Training:
-    """The settings that a configuration describes.
+def check(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a configuration describes, with their defaults.
 
     Raises:
         ConfigError: naming the key, its value and what is allowed.
@@ -53,12 +51,7 @@ def load(values: Mapping[str, Any]) -> Training:
     settings = checked(Training, values, "training.")
     if settings.warmup > settings.steps:
         raise ConfigError(f"training.warmup={settings.warmup}: must be at most training.steps={settings.steps}")
-    return settings
-
-
-def check(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration with their defaults; raises as `load`."""
-    return dataclasses.asdict(load(values))
+    return dataclasses.asdict(settings)
 
 
 def require_parts(settings: Mapping[str, Any], batch_size: int) -> None:

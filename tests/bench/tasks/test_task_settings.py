@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from bench.common.errors import ConfigError
-from bench.tasks import TASKS, check, open_task, require_fits, settings
+from bench.tasks import TASKS, check, open_task, settings
 
 ROOT = Path(__file__).parents[3]
 WRITTEN = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "conf" / "task").glob("*.yaml")}
@@ -17,9 +17,7 @@ def test_every_task_has_a_file_that_fits_it():
     for name, written in WRITTEN.items():
         assert set(written) == {"task", "seq_len", "batch_size"}
         assert written["task"] == {"name": name} and next(iter(check({"name": name}))) == "name"
-        path = ROOT / "conf" / "task" / f"{name}.yaml"
-        assert path.read_text().startswith("# @package _global_\n")
-        require_fits({**written, "causal": TASKS[name].causal})
+        settings(written["task"]).require_fits({**written, "causal": TASKS[name].causal})
 
 
 def test_the_papers_sizes_are_the_defaults():
@@ -31,9 +29,8 @@ def test_the_papers_sizes_are_the_defaults():
         "language_modelling": (512, 32),
     }
     copying, recall = check({"name": "selective_copying"}), check({"name": "associative_recall"})
-    assert (copying["num_tokens"], copying["alphabet"], copying["examples"]) == (16, 16, 65536)
-    assert (recall["num_pairs"], recall["vocabulary"]) == (4, 8192)
-    assert settings({"name": "reversal", "alphabet": 3}).alphabet == 3
+    assert copying == {"name": "selective_copying", "num_tokens": 16, "alphabet": 16, "examples": 65536}
+    assert recall == {"name": "associative_recall", "num_pairs": 4, "vocabulary": 8192, "examples": None}
 
 
 def refused(name="selective_copying", seq_len=64, causal=True, **changes):
@@ -49,23 +46,18 @@ def text(**changes):
     [
         (refused("copying"), "task.name='copying': must be one of associative_recall, induction_heads, "),
         (refused(None), "task.name=None: must be one of"),
-        (refused(["reversal"]), "task.name=['reversal']: must be one of"),
         (refused(noise=3), "task.noise=3: unknown; known are examples, num_tokens, alphabet"),
         (refused(num_tokens=0), "task.num_tokens=0: must be a number of at least 1"),
-        (refused(num_tokens="many"), "task.num_tokens='many': must be an integer"),
         (refused(alphabet=3), "task.alphabet=3: must be a number of at least 4"),
         (refused(examples=0), "task.examples=0: must be a number of at least 1"),
         (refused(seq_len=31), "seq_len=31: must be at least 32, twice task.num_tokens=16"),
         (refused(causal=False), "causal=false: must be true: a decoder reads task.name=selective_copying"),
         (refused("reversal", causal=True), "causal=true: must be false: an encoder reads task.name=reversal"),
-        (refused("reversal", causal=False, alphabet=1), "task.alphabet=1: must be a number of at least 2"),
         (refused("induction_heads", seq_len=2), "seq_len=2: must be at least 3 for task.name=induction_heads"),
         (refused("induction_heads", alphabet=1), "task.alphabet=1: must be a number of at least 2"),
         (refused("associative_recall", seq_len=63), "seq_len=63: must be even and at least 16, four times"),
         (refused("associative_recall", num_pairs=17), "seq_len=64: must be even and at least 68, four times"),
         (refused("associative_recall", vocabulary=64), "task.vocabulary=64: must be more than seq_len=64"),
-        (refused("associative_recall", num_pairs=0), "task.num_pairs=0: must be a number of at least 1"),
-        (text(causal=False), "causal=false: must be true: a decoder reads task.name=language_modelling"),
         (text(text=" "), "task.text=' ': must be a name or a path"),
         (text(tokenizer=""), "task.tokenizer='': must be a name or a path"),
         (text(text="./no/such.txt"), "task.text='./no/such.txt': must be kjv, pydoc, a file, or a hub dataset"),
@@ -80,16 +72,7 @@ def text(**changes):
     ],
 )
 def test_what_does_not_fit_is_one_line_before_anything_is_drawn(config, message, tmp_path):
-    for refuse in (require_fits, lambda config: open_task(config, tmp_path / "cache")):
-        with pytest.raises(ConfigError) as error:
-            refuse(config)
-        assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        open_task(config, tmp_path / "cache")
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "seq_len"), [("selective_copying", 32), ("induction_heads", 3), ("associative_recall", 16)]
-)
-def test_the_shortest_sequence_that_fits_can_be_drawn(name, seq_len, tmp_path):
-    tokens, targets = open_task(refused(name, seq_len), tmp_path).batch("train", range(20))
-    assert tokens.shape == targets.shape == (20, seq_len)

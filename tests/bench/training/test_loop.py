@@ -1,68 +1,19 @@
 """The loop on a small model: steps against AdamW by hand, accumulation, interruptions, what is not finite."""
 
 import math
+from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import VOCABULARY, Ramps, trained, trainer, weights
 from torch import nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
-from bench.training.loop import Trainer
-from bench.training.order import training_indices
-from bench.training.settings import Training
-
-VOCABULARY, LENGTH = 7, 5
-
-
-class Shifted:
-    """Predict the next token of a ramp: (a, a + b, a + 2b, ...) modulo the vocabulary; the first is not asked."""
-
-    vocabulary, source = VOCABULARY, "ramps"
-
-    def __init__(self, examples=24):
-        self.examples = examples
-
-    def size(self, split):
-        return self.examples if split == "train" else 16
-
-    def batch(self, split, indices):
-        first = {"train": 0, "validation": 1000, "test": 2000}[split]
-        rows = torch.tensor([first + index for index in indices])[:, None]
-        ramp = (rows + (rows % 3 + 1) * torch.arange(LENGTH + 1)) % VOCABULARY
-        targets = ramp[:, 1:].clone()
-        targets[:, 0] = IGNORED
-        return Batch(ramp[:, :-1], targets)
-
-
-class Small(nn.Module):
-    def __init__(self, dropout=0.0, dtype=torch.float64):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 8, dtype=dtype)
-        self.mixer = nn.GRU(8, 8, batch_first=True, dtype=dtype)
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(8, VOCABULARY, dtype=dtype)
-
-    def forward(self, tokens, asked=None):
-        mixed = self.dropout(self.mixer(self.embedding(tokens))[0])
-        return self.out(mixed if asked is None else mixed[asked])
-
-
-def trainer(dropout=0.0, batch_size=8, task=None, **settings):
-    torch.manual_seed(0)
-    chosen = Training(**({"steps": 20, "warmup": 3, "learning_rate": 0.02} | settings))
-    return Trainer(Small(dropout), task or Shifted(), chosen, seed=5, batch_size=batch_size, dtype=torch.float64)
-
-
-def weights(one):
-    return torch.cat([p.detach().flatten() for p in one.model.parameters()])
-
-
-def trained(one, steps):
-    while one.step < steps:
-        one.train_step()
-    return one
+from bench.training.loop import number_of, training_indices
+from bench.training.world import World
 
 
 def test_steps_are_those_of_adamw_written_out():
@@ -90,14 +41,8 @@ def test_steps_are_those_of_adamw_written_out():
     torch.testing.assert_close(weights(one), torch.cat([p.flatten() for p in parameters]), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_an_accumulated_batch_is_the_whole_one(parts):
-    whole, accumulated = trained(trainer(), 10), trained(trainer(accumulate=parts), 10)
-    torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-12)
-
-
-def test_parts_with_fewer_questions_weigh_less():
-    class Uneven(Shifted):
+def test_an_accumulated_batch_is_the_whole_one_and_parts_with_fewer_questions_weigh_less():
+    class Uneven(Ramps):
         def batch(self, split, indices):
             tokens, targets = super().batch(split, indices)
             targets[: len(targets) // 2, 2:] = IGNORED
@@ -107,18 +52,18 @@ def test_parts_with_fewer_questions_weigh_less():
     torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("stops", [[7], [1, 2, 13, 19]])
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, dropout, stops):
-    whole = trained(trainer(dropout), 20)
+@pytest.mark.parametrize(("stops", "given"), [([7], {"noisy": True}), ([1, 2, 13, 19], {"dropout": 0.3})])
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, stops, given):
+    """A generator of a module goes on where it was, too."""
+    whole = trained(trainer(**given), 20)
     for stop in stops:
-        part = trainer(dropout)
+        part = trainer(**given)
         checkpoint.resume(tmp_path, part, pytest.fail)
         torch.manual_seed(stop)
         torch.rand(stop)  # whatever else draws in the process
         trained(part, stop)
         checkpoint.save(tmp_path, part.step, part.state())
-    last = trainer(dropout)
+    last = trainer(**given)
     checkpoint.resume(tmp_path, last, pytest.fail)
     assert last.step == stops[-1]
     trained(last, 20)
@@ -131,7 +76,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, dropout, stops)
 
 
 def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
-    quiet, looked_at = trainer(0.3), trainer(0.3, batch_size=8)
+    quiet, looked_at = trainer(0.3), trainer(0.3)
     for _ in range(6):
         quiet.train_step()
         looked_at.train_step()
@@ -150,21 +95,17 @@ def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
     assert found["loss_by_position"][1:] == pytest.approx(losses[:, 1:].mean(0).tolist(), rel=1e-12)
 
 
-def test_a_split_is_read_to_its_end_only():
-    assert trainer().evaluate("test", 1000)["examples"] == 16
-
-
 def test_it_learns():
     one = trained(trainer(steps=400, warmup=20), 400)
-    assert one.evaluate("test", 16)["example_accuracy"] > 0.9
+    found = one.evaluate("test", 1000)
+    assert found["example_accuracy"] > 0.9 and found["examples"] == 16, "a split is read to its end only"
     assert one.curve["train_loss"][0] == pytest.approx(math.log(VOCABULARY), rel=0.2)
 
 
-@pytest.mark.parametrize("poisoned", ["embedding.weight", "out.bias"])
-def test_what_is_not_finite_is_named_with_its_step(poisoned):
+def test_what_is_not_finite_is_named_with_its_step():
     one = trained(trainer(), 4)
     with torch.no_grad():
-        one.model.get_parameter(poisoned).fill_(math.nan)
+        one.model.out.bias.fill_(math.nan)
     with pytest.raises(NonFiniteError, match=r"step=4: loss nan, the gradient of embedding.weight is not finite"):
         one.train_step()
 
@@ -187,26 +128,42 @@ def test_bfloat16_computes_so_and_keeps_its_weights():
     assert seen == [torch.bfloat16] and {p.dtype for p in one.model.parameters()} == {torch.float32}
 
 
-class Noisy(torch.nn.Module):
-    """Draws from a generator of its own."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.out, self.generator = inner, inner.out, torch.Generator().manual_seed(3)
-
-    def forward(self, tokens, asked=None):
-        noise = torch.rand((), generator=self.generator, dtype=torch.float64)
-        return self.inner(tokens, asked) * (1 + noise)
+# --- which examples a step learns from, and which of them each of several processes
 
 
-def test_a_generator_of_a_module_goes_on_where_it_was(tmp_path):
-    def noisy():
-        one = trainer()
-        return Trainer(Noisy(one.model), one.task, one.settings, seed=5, batch_size=8, dtype=torch.float64)
+@pytest.mark.parametrize(("size", "batch_size"), [(24, 8), (10, 4), (7, 20), (1, 3)])
+def test_every_epoch_has_each_example_once(size, batch_size):
+    steps = 3 * size  # batch_size epochs and more
+    seen = [index for step in range(steps) for index in training_indices(3, step, batch_size, size)]
+    for epoch in range(len(seen) // size):
+        assert sorted(seen[epoch * size : (epoch + 1) * size]) == list(range(size))
 
-    whole = trained(noisy(), 20)
-    part = trained(noisy(), 7)
-    checkpoint.save(tmp_path, part.step, part.state())
-    last = noisy()
-    checkpoint.resume(tmp_path, last, pytest.fail)
-    assert last.step == 7 and torch.equal(weights(trained(last, 20)), weights(whole)) and last.curve == whole.curve
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = [tuple(training_indices(seed, epoch, 50, 50)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9 and tuple(range(50)) not in orders
+    assert orders[4] == tuple(training_indices(1, 1, 50, 50))
+
+
+def test_without_end_nothing_comes_twice():
+    seen = [index for step in range(40) for index in training_indices(0, step, 16, None)]
+    assert len(seen) == len(set(seen)) == 640
+
+
+def test_the_number_of_a_key_is_large_and_its_own():
+    numbers = {number_of(seed, "order", epoch) for seed in range(30) for epoch in range(30)}
+    assert len(numbers) == 900 and all(0 <= n < 2**63 for n in numbers)
+    assert number_of(1, 23) != number_of(12, 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 6, 7, 42])
+def test_every_row_is_one_processs(size, count):
+    worlds = [World(SimpleNamespace(process_index=rank, num_processes=size)) for rank in range(size)]
+    rows = [list(range(count))[world.rows(count)] for world in worlds]
+    assert list(chain(*rows)) == list(range(count))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def test_alone_everything_is_ones_own():
+    assert World().rows(5) == slice(0, 5) and (World().rank, World().size) == (0, 1)

@@ -58,14 +58,10 @@ def assert_equal(weights, others):
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
-def test_the_same_seed_gives_the_same_curve_and_another_seed_another(tmp_path):
-    records = [
-        trained(tmp_path / name, "attention=performer", "training.steps=30", f"seed={seed}", "model.layers=2")
-        for name, seed in (("one", 0), ("again", 0), ("other", 1))
-    ]
-    one, again, other = (record.measurements for record in records)
+def test_the_same_seed_gives_the_same_curve(tmp_path):
+    words = ("attention=performer", "training.steps=30", "model.layers=2")
+    one, again = (trained(tmp_path / name, *words).measurements for name in ("one", "again"))
     assert one["curve"] == again["curve"] and one["test"] == again["test"]
-    assert one["curve"]["train_loss"] != other["curve"]["train_loss"]
     assert_equal(weights(tmp_path / "one"), weights(tmp_path / "again"))
     assert [found["step"] for found in one["validation"]] == [10, 20, 30] and one["test"]["examples"] == 37
     assert one["test"].keys() - one["validation"][0].keys() == {"loss_by_position"}
@@ -141,7 +137,6 @@ def test_what_several_processes_cannot_do_is_one_line(tmp_path):
     cases = [
         (typed(tmp_path, "attention=softmax", "batch_size=15"), somewhere, "batch_size=15: must be divisible by"),
         (latency, somewhere, "WORLD_SIZE=2: must be 1 for bench=latency"),
-        (typed(tmp_path, "attention=softmax"), {"MASTER_PORT": "0"}, "MASTER_PORT=0: must be the port where"),
         (typed(tmp_path, "attention=softmax"), {}, "MASTER_PORT=: must be the port where"),
     ]
     for words, port, message in cases:
@@ -155,22 +150,3 @@ def test_what_is_not_finite_ends_the_run_with_its_step_and_parameter(tmp_path):
     done, (record,) = run(tmp_path, "attention=softmax", "training.learning_rate=1e35", "training.clip=null")
     assert done.returncode == 1 and record.status == "nonfinite"
     assert "step=" in record.reason and "the gradient of " in record.reason
-
-
-def test_trained_weights_build_their_model_again(tmp_path):
-    from bench import models
-    from bench.training import saved
-
-    record = trained(
-        tmp_path,
-        "attention=polysketch_learned_r32",
-        "causal=true",
-        "training.steps=20",
-        "task=induction_heads",
-        "model=transformer_tiny",
-        "seq_len=16",
-    )
-    (folder,) = tmp_path.glob("training/*")
-    found = saved.read(folder)
-    assert found == (record.config, record.measurements["vocabulary"])
-    models.build(*found).load_state_dict(saved.load_weights(folder))
