@@ -45,16 +45,10 @@ def features_kernel(
     low,  # (m, width), what that leaves of it; None is nothing
     out,  # (batch * heads, n, columns)
     log_scale,  # (batch * heads, n)
-    factor,
-    eps,
-    heads,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    factor, eps, heads,
+    WIDTH: tl.constexpr, M: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
-):
+):  # fmt: skip
     """The features of a tile of rows and zeros up to `COLUMNS`, and the logarithm of what was divided by."""
     head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
     visible = rows < x.rows
@@ -78,20 +72,13 @@ def features_kernel(
 
 @triton.jit
 def features_gradient_kernel(
-    x,
-    high,
-    low,
+    x, high, low,
     d_features,  # Rows (batch, heads, n, columns)
     d_log_scale,  # (batch * heads, n); None is zeros
     d_x,  # (batch * heads, n, width)
-    factor,
-    heads,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-):
+    factor, heads,
+    WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
     """The gradient of a tile of rows, summed relative to the largest exponent so far."""
     head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
     d, visible = tl.arange(0, WIDTH)[None, :], (rows < x.rows)[:, None]

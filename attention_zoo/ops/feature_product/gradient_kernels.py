@@ -20,14 +20,9 @@ def divide_kernel(
     totals,  # (batch * heads, n)
     grad,  # (batch * heads, n, h)
     d_total,  # (batch * heads, n)
-    heads,
-    seq_len,
-    stride_batch,
-    stride_head,
-    stride_row,
-    H: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, seq_len, stride_batch, stride_head, stride_row,
+    H: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """The gradient over the denominator, and that of the denominator; both 0 where that has no reciprocal."""
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -62,17 +57,9 @@ def square_gradient_kernel(
     states,  # descriptor (batch * heads * chunks * r * h, r)
     norms,  # (batch * heads, chunks, r, r), float32
     out,  # (batch * heads, n, r)
-    heads,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, chunk_size, chunks, first_reader, last_reader,
+    R: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are made in registers, 128 at a time."""
     COLUMNS: tl.constexpr = 128 // H
     head, chunk, t, _, end = rows_of_tile(x.rows, chunk_size, BLOCK_T)
@@ -113,19 +100,10 @@ def gradient_kernel(
     states,  # descriptor (batch * heads * chunks * m, h)
     norms,  # (batch * heads, chunks, m)
     out,  # (batch * heads, n, m)
-    heads,
-    seq_len,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    heads, seq_len, chunk_size, chunks, first_reader, last_reader,
+    M: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
-):
+):  # fmt: skip
     """`(y S^T + w z)` times the row's scale, for `BLOCK_M` features."""
     head, chunk, t, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     reads_sums = (chunk >= first_reader) & (chunk <= last_reader)

@@ -33,18 +33,10 @@ def near_query_kernel(
     running,  # (batch * heads, n), the largest log scale so far, or None
     scales,  # (batch * heads, n), log scales of the keys, or None
     out,  # (batch * heads, n, inner)
-    heads,
-    seq_len,
-    chunk_size,
-    H: tl.constexpr,
-    INNER: tl.constexpr,
-    LOG_DEGREE: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-):
+    heads, seq_len, chunk_size,
+    H: tl.constexpr, INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
     """The gradient of `BLOCK_T` queries from the keys of their chunk."""
     head, _, t, begin, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     if t >= end:
@@ -92,18 +84,10 @@ def near_key_kernel(
     scales,  # (batch * heads, n), log scales of the keys, or None
     d_keys,  # (batch * heads, n, inner), or None
     d_values,  # (batch * heads, n, h), or None
-    heads,
-    seq_len,
-    chunk_size,
-    H: tl.constexpr,
-    INNER: tl.constexpr,
-    LOG_DEGREE: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-):
+    heads, seq_len, chunk_size,
+    H: tl.constexpr, INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
     """The gradients of `BLOCK_N` keys and values from the queries of their chunk; weights are transposed."""
     head, _, s, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_N)
     if s >= end:

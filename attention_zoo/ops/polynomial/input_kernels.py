@@ -80,22 +80,9 @@ def largest_seen(sizes, largest, item, tile, keys, CAUSAL: tl.constexpr, BLOCK_M
 
 @triton.jit
 def prepare_queries(
-    query,
-    norm,
-    sizes,
-    largest,
-    in_units,
-    unit,
-    heads,
-    queries,
-    keys,
-    scale,
-    share,
-    least,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    query, norm, sizes, largest, in_units, unit, heads, queries, keys, scale, share, least,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """A tile of rows of the queries behind the layer norm, times the scale and in units, and these units.
 
     A unit is the power of two above what a score can be (Cauchy-Schwarz) times the `share`, and above `least`. `sizes`

@@ -86,22 +86,9 @@ def add_keys(
 
 @triton.jit
 def forward(
-    query,
-    key,
-    value,
-    unit,
-    out,
-    denominator,
-    heads,
-    queries,
-    keys,
-    root,
-    DEGREE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    query, key, value, unit, out, denominator, heads, queries, keys, root,
+    DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """A tile of rows of the output, and of its denominators, infinite where they are none, so that zeros come of it.
 
     The bias is `root^DEGREE`; `unit` and `denominator` are float32 `(batch * heads, queries)`.
@@ -137,19 +124,9 @@ def unit_of(denominator, DEGREE: tl.constexpr):
 
 @triton.jit
 def prepare_gradients(
-    d_out,
-    query,
-    out,
-    denominator,
-    in_units,
-    d_summed,
-    d_total,
-    heads,
-    queries,
-    DEGREE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    d_out, query, out, denominator, in_units, d_summed, d_total, heads, queries,
+    DEGREE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """A tile of rows of the queries in other units, and there of the gradients of `sum_j w_ij v_j` and of denominators.
 
     In those that the forward pass has to guess a row's weights may all be small, and its gradients large.
@@ -199,22 +176,9 @@ def add_queries(
 
 @triton.jit
 def backward_keys(
-    query,
-    key,
-    value,
-    d_summed,
-    d_total,
-    d_key,
-    d_value,
-    heads,
-    queries,
-    keys,
-    DEGREE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    query, key, value, d_summed, d_total, d_key, d_value, heads, queries, keys,
+    DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """A tile of rows of the gradients of keys and values, by queries in the units of `prepare_gradients`."""
     tiles = tl.cdiv(keys, BLOCK_N)
     item, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
@@ -259,24 +223,9 @@ def pull_keys(
 
 @triton.jit
 def backward_queries(
-    query,
-    key,
-    value,
-    d_summed,
-    d_total,
-    denominator,
-    unit,
-    d_query,
-    heads,
-    queries,
-    keys,
-    scale,
-    DEGREE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    query, key, value, d_summed, d_total, denominator, unit, d_query, heads, queries, keys, scale,
+    DEGREE: tl.constexpr, CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """A tile of rows of the gradients of queries, which come in the units of `prepare_gradients`, in none."""
     tiles = tl.cdiv(queries, BLOCK_M)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles

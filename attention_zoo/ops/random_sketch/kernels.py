@@ -8,22 +8,9 @@ from attention_zoo.ops.kernels import affine, pull_back, rows_at, standardised
 
 @triton.jit
 def _inputs(
-    x,
-    y,
-    weight,
-    bias,
-    eps,
-    heads,
-    seq_len,
-    x_batch,
-    x_head,
-    x_row,
-    y_batch,
-    y_head,
-    y_row,
-    WIDTH: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    x, y, weight, bias, eps, heads, seq_len, x_batch, x_head, x_row, y_batch, y_head, y_row,
+    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """A program's head and rows, both inputs of these, and what the layer norm of the first was made of."""
     tiles = tl.cdiv(seq_len, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -47,22 +34,10 @@ def sketch_kernel(
     bias,
     matrices,  # (groups, width, 2, r)
     out,  # (batch * heads, n, r)
-    factor,
-    eps,
-    heads,
-    seq_len,
-    stride_group,
-    stride_x_batch,
-    stride_x_head,
-    stride_x_row,
-    stride_y_batch,
-    stride_y_head,
-    stride_y_row,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    factor, eps, heads, seq_len, stride_group, stride_x_batch, stride_x_head, stride_x_row, stride_y_batch,
+    stride_y_head, stride_y_row,
+    WIDTH: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """`factor (x G1) o (y G2)` of a tile of rows."""
     head, rows, first, second, _, _ = _inputs(
         *(x, y, weight, bias, eps, heads, seq_len, stride_x_batch, stride_x_head, stride_x_row),
@@ -78,35 +53,15 @@ def sketch_kernel(
 
 @triton.jit
 def sketch_gradient_kernel(
-    x,
-    y,
-    weight,
-    bias,
-    matrices,
+    x, y, weight, bias, matrices,
     grad,  # (batch, heads, n, r), of any strides but the last
     d_x,  # (batch * heads, n, width)
     d_y,  # the same, or None
     d_weight,  # (programs, width), or None
-    d_bias,
-    factor,
-    eps,
-    heads,
-    seq_len,
-    stride_group,
-    stride_x_batch,
-    stride_x_head,
-    stride_x_row,
-    stride_y_batch,
-    stride_y_head,
-    stride_y_row,
-    stride_grad_batch,
-    stride_grad_head,
-    stride_grad_row,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    d_bias, factor, eps, heads, seq_len, stride_group, stride_x_batch, stride_x_head, stride_x_row, stride_y_batch,
+    stride_y_head, stride_y_row, stride_grad_batch, stride_grad_head, stride_grad_row,
+    WIDTH: tl.constexpr, R: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """The gradients of a tile of rows, and its share of those of the layer norm's parameters."""
     head, rows, first, second, unit, rate = _inputs(
         *(x, y, weight, bias, eps, heads, seq_len, stride_x_batch, stride_x_head, stride_x_row),

@@ -69,16 +69,9 @@ def _hat(u, eps):
 
 @triton.jit
 def _block(
-    hat,
-    w_in,
-    bias,
-    w_out,
-    HIDDEN: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    hat, w_in, bias, w_out,
+    HIDDEN: tl.constexpr, R: tl.constexpr, BLOCK_HIDDEN: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """`gelu(hat W_in + bias) W_out`, `(rows, r)`."""
     features = tl.arange(0, hat.shape[1])
     columns = tl.arange(0, R)
@@ -100,42 +93,12 @@ def _block(
 
 @triton.jit
 def networks(
-    x_ptr,
-    y_ptr,
-    w1_ptr,
-    b1_ptr,
-    w2_ptr,
-    w3_ptr,
-    b3_ptr,
-    w4_ptr,
-    out_ptr,
-    d_out_ptr,
-    hats_ptr,
-    rstds_ptr,
-    inner_hats_ptr,
-    inner_rstds_ptr,
-    d_networks_ptr,
-    x_outer,
-    x_inner,
-    x_row,
-    y_outer,
-    y_inner,
-    y_row,
-    inner,
-    rows,
-    total,
-    groups,
-    eps,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    RECOMPUTE: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    x_ptr, y_ptr, w1_ptr, b1_ptr, w2_ptr, w3_ptr, b3_ptr, w4_ptr, out_ptr, d_out_ptr, hats_ptr, rstds_ptr,
+    inner_hats_ptr, inner_rstds_ptr, d_networks_ptr, x_outer, x_inner, x_row, y_outer, y_inner, y_row, inner, rows,
+    total, groups, eps,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, RECOMPUTE: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """`sqrt(r) tanh(f1(x) f2(y) / sqrt(r))`; or, to `RECOMPUTE`, what the gradients of its blocks need.
 
     That is both `hat`s of each network (of the first one only if `DISTINCT` is 1: x is y), one over their standard
@@ -193,24 +156,10 @@ def networks(
 
 @triton.jit
 def input_gradient(
-    hats_ptr,
-    rstds_ptr,
-    d_out_ptr,
-    w_in_ptr,
-    bias_ptr,
-    w_out_ptr,
-    d_in_ptr,
-    rows,
-    groups,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    hats_ptr, rstds_ptr, d_out_ptr, w_in_ptr, bias_ptr, w_out_ptr, d_in_ptr, rows, groups,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """The gradient of a block's input: `(DISTINCT, groups, rows, WIDTH)` hats, `(2, groups, rows, R)` gradients.
 
     Both networks' gradients are added where their input is one.
@@ -250,26 +199,10 @@ def input_gradient(
 
 @triton.jit
 def weight_gradients(
-    hats_ptr,
-    d_out_ptr,
-    w_in_ptr,
-    bias_ptr,
-    w_out_ptr,
-    d_in_ptr,
-    d_bias_ptr,
-    d_out_weights_ptr,
-    rows,
-    groups,
-    share,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    hats_ptr, d_out_ptr, w_in_ptr, bias_ptr, w_out_ptr, d_in_ptr, d_bias_ptr, d_out_weights_ptr, rows, groups, share,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """The gradients of a block's weights for a tile of hidden units, of a `share` of the rows of a group.
 
     Written as `(splits, 2, groups, HIDDEN, WIDTH)`, `(splits, 2, groups, HIDDEN)` and
