@@ -15,9 +15,8 @@ from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
-from attention_zoo.ops.draws import integers
+from attention_zoo.ops.draws import gaussian_matrix, integers, orthogonal_features
 from attention_zoo.ops.feature_product.blocks import Features, Pull
-from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
 from attention_zoo.registry import register
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")

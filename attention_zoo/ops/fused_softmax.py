@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_zoo.ops.autocast import autocast
+from attention_zoo.ops.operators import autocast
 
 # The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
 HIDDEN = -1e30

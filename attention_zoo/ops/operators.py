@@ -1,4 +1,4 @@
-"""Custom operators: `torch.compile` and autograd take a launch of kernels as one operation whose shapes they know."""
+"""Custom operators, which `torch.compile` and autograd take as one operation, and autocast of their inputs."""
 
 from __future__ import annotations
 
@@ -103,3 +103,16 @@ def like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 def _results(number: int) -> str:
     return "Tensor" if number == 1 else f"({', '.join(['Tensor'] * number)})"
+
+
+def has_autocast(device: str) -> bool:
+    """As `torch.amp.is_autocast_available`, which code compiled by PyTorch 2.11 cannot ask."""
+    return device != "meta"
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
+    device = tensors[0].device.type
+    if not has_autocast(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)

@@ -5,7 +5,7 @@ import torch
 from performer_pytorch import performer_pytorch
 
 import attention_zoo
-from attention_zoo.ops.sketches import orthogonal_features
+from attention_zoo.ops.draws import orthogonal_features
 
 N, H, M, HEADS = 13, 4, 6, 2
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import attention_zoo
 from attention_zoo import UnsupportedError
-from attention_zoo.ops.sketches import hadamard, sampled_hadamard
+from attention_zoo.ops.draws import hadamard, sampled_hadamard
 from attention_zoo.polysketch import SKETCHES, SketchNetwork
 from bench.measures.flops import count
 

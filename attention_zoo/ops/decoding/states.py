@@ -11,8 +11,7 @@ from torch import Tensor
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.tiles import rows_of_part
 from attention_zoo.ops.feature_product.reference import divide_by_last, slices
-from attention_zoo.ops.masking import visible_rows
-from attention_zoo.ops.powers import power_
+from attention_zoo.ops.masking import power_, visible_rows
 
 # Keys whose tensored features are in memory together while a prompt is summed.
 ROWS = 128

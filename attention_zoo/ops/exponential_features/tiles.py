@@ -22,12 +22,3 @@ ROWS = (
     Row("gradient", _tiles(32, 32, 4), at_most={"width": 64}),
     Row("gradient", _tiles(16, 32, 4)),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    kernel: tuple(_tiles(*sizes) for sizes in tried)
-    for kernel, tried in {
-        "features": ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8), (64, 256, 8)),
-        "gradient": ((64, 32, 4), (64, 64, 4), (64, 64, 4, 2, 168), (128, 64, 4), (128, 64, 8)),
-    }.items()
-}

@@ -8,11 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.exponential_features.kernels import features_gradient_kernel, features_kernel
 from attention_zoo.ops.exponential_features.tiles import ROWS
 from attention_zoo.ops.launching import Rows, by_rows, configuration, launcher, precision
-from attention_zoo.ops.operators import register_with_gradient
+from attention_zoo.ops.operators import autocast, register_with_gradient
 
 
 def exponential_features(

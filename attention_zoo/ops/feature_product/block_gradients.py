@@ -8,18 +8,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.feature_product.block_sums import (
-    Scales,
+from attention_zoo.ops.feature_product.blocks import (
+    Block,
+    Chunk,
+    Inputs,
+    Settings,
     Sums,
-    next_scales,
     relative,
-    scaled,
     scales_inside_block,
-    visible,
     weight_factors,
 )
-from attention_zoo.ops.feature_product.blocks import Block, Chunk, Inputs, Settings
-from attention_zoo.ops.powers import power_
+from attention_zoo.ops.feature_product.reference import Scales, next_scales, scaled, visible
+from attention_zoo.ops.masking import power_
 
 
 class _BlockResiduals(NamedTuple):

@@ -17,23 +17,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_zoo.ops.autocast import has_autocast
 from attention_zoo.ops.feature_product.block_gradients import Gradients
-from attention_zoo.ops.feature_product.block_sums import (
-    Scales,
+from attention_zoo.ops.feature_product.blocks import (
+    Block,
+    Chunk,
+    Features,
+    Inputs,
+    Settings,
     Sums,
     denominator,
-    next_scales,
+    form_of,
     relative,
-    scaled,
     scales_inside_block,
-    visible,
     weight_factors,
 )
-from attention_zoo.ops.feature_product.blocks import Block, Chunk, Features, Inputs, Settings, form_of
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
-from attention_zoo.ops.feature_product.reference import Local
-from attention_zoo.ops.powers import power_
+from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
+from attention_zoo.ops.masking import power_
+from attention_zoo.ops.operators import has_autocast
 
 # Numbers of the features of a block; twice that stays in the caches of a few cores.
 ENTRIES = 2**20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.launching import Configuration, Row
 
 OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
 # One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
@@ -84,34 +84,3 @@ ROWS = (
 def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The tiles of a kernel for tensors like x, by sizes that the table names."""
     return launching.configuration(ROWS, kernel, x, **dims)
-
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    **dict.fromkeys(
-        SQUARES,
-        configurations(
-            "BLOCK_I BLOCK_T",
-            *((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2), (8, 128, 4, 3), (16, 64, 8, 3), (16, 128, 8, 2)),
-        ),
-    ),
-    "chunk": configurations("BLOCK_T", (64, 4, 2), (64, 8, 2), (128, 4, 2), (128, 8, 2)),
-    "square_output": configurations(
-        "BLOCK_T BLOCK_N", (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (256, 64, 8, 3)
-    ),
-    "square_gradient": configurations("BLOCK_T", (128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3)),
-    "near_query": configurations(
-        "BLOCK_T BLOCK_N",
-        *((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)),
-    ),
-    "near_key": configurations(
-        "BLOCK_T BLOCK_N",
-        *((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3), (32, 128, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)),
-    ),
-    "output": configurations(
-        "BLOCK_T BLOCK_N BLOCK_M BLOCK_INNER",
-        *((128, 64, 64, 256, 8, 1), (128, 64, 64, 256, 8, 2), (64, 64, 64, 256, 4, 2), (128, 64, 64, 64, 8, 2)),
-    ),
-    "gradient": configurations("BLOCK_T BLOCK_M", (128, 64, 4, 1), (128, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2)),
-    "state": configurations("BLOCK_M BLOCK_T", (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3)),
-}

@@ -13,13 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.feature_product import outputs, sums
-from attention_zoo.ops.feature_product.chunks import PART, WIDEST, Chunks, IntraChunk, Scales, packed_products
+from attention_zoo.ops.feature_product.chunks import (
+    PART,
+    WIDEST,
+    Chunks,
+    IntraChunk,
+    Scales,
+    packed_products,
+    running_maximum,
+)
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.launching import why_not_among
-from attention_zoo.ops.operators import like, register_with_gradient
-from attention_zoo.ops.scans import running_maximum
+from attention_zoo.ops.operators import autocast, like, register_with_gradient
 
 # What features, values and exact queries may have of columns.
 COLUMNS = (16, 32, 64, 128)

@@ -10,9 +10,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.launching import Rows
-from attention_zoo.ops.operators import like, register_with_gradient
+from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.polynomial import input_kernels, kernels
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attention_zoo.ops.launching import Configuration, Row, configurations, why_not_among
+from attention_zoo.ops.launching import Configuration, Row, why_not_among
 
 ROWS = (
     Row("sketch", Configuration({"BLOCK_T": 128}, 4, 1), bits=16),
@@ -14,12 +14,6 @@ ROWS = (
     Row("gradient", Configuration({"BLOCK_T": 64}, 8, 1), bits=16),
     Row("gradient", Configuration({"BLOCK_T": 32}, 8, 1)),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    "sketch": configurations("BLOCK_T", (64, 4, 1), (128, 4, 1), (128, 8, 1), (256, 8, 1)),
-    "gradient": configurations("BLOCK_T", (32, 4, 1), (64, 4, 1), (64, 8, 1), (128, 8, 1)),
-}
 
 # Columns of inputs and sketches that a tile can have.
 COLUMNS = (16, 32, 64, 128)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
-from attention_zoo.ops.operators import like, register_with_gradient
+from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.launching import Configuration, Row
 
 WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
 
@@ -33,16 +33,3 @@ ROWS = (
     Row("weight_gradients", _tiles(16, 32, 4, 2), bits=32, at_most={"r": 16}),
     Row("weight_gradients", _tiles(32, 16, 4, 2), bits=32),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    "networks": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2)
-    ),
-    "input_gradient": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)
-    ),
-    "weight_gradients": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2)
-    ),
-}

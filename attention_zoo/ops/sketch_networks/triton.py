@@ -14,8 +14,7 @@ import triton
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.operators import register
+from attention_zoo.ops.operators import autocast, register
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attention_zoo.ops.scans import SCAN_BLOCK, running_maximum
+from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, running_maximum
 
 
 @pytest.mark.parametrize("length", [1, SCAN_BLOCK - 1, SCAN_BLOCK, SCAN_BLOCK + 1, 3 * SCAN_BLOCK + 5])

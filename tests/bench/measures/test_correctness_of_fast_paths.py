@@ -6,7 +6,7 @@ from test_correctness import cell
 
 from attention_zoo import bigbird, linformer, nystromformer, skeinformer
 from attention_zoo.ops import chunks, fused_softmax
-from attention_zoo.ops.feature_product import block_gradients, block_sums, feature_maps
+from attention_zoo.ops.feature_product import block_gradients, blocks, feature_maps
 from bench.execution.child import measure_cell
 
 
@@ -58,7 +58,7 @@ IN_OUTPUT = {
     "an iteration less": (NYSTROMFORMER, False, nystromformer, "times_pseudo_inverse", one_iteration_less),
     "hidden keys": (BIGBIRD, False, bigbird.BigBird, "_hidden", giving(torch.zeros_like)),
     "denominator": (SQUARE, False, chunks, "_divided", first),
-    "sums of keys": (PERFORMER, True, block_sums.Sums, "advance", nothing),
+    "sums of keys": (PERFORMER, True, blocks.Sums, "advance", nothing),
     "pairs": (SKETCH, True, feature_maps.Squares, "expand", given("doubled", False)),
 }
 IN_GRADIENT = {

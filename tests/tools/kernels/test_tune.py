@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import pytest
 import small_kernels
@@ -11,6 +10,7 @@ import torch
 from attention_zoo.ops import launching
 from tools.kernels import tune
 from tools.kernels.call import Call
+from tools.kernels.tune import candidates
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 OWN, WIDE, HALF, ODD = small_kernels.CANDIDATES["from shared memory"]
@@ -18,10 +18,8 @@ OWN, WIDE, HALF, ODD = small_kernels.CANDIDATES["from shared memory"]
 
 @pytest.fixture(autouse=True)
 def tables(monkeypatch):
-    """The tables that there are: that of the small kernels."""
-    of_another = SimpleNamespace(ROWS=(), CANDIDATES={"from shared memory": (ODD,)})
-    small = SimpleNamespace(ROWS=small_kernels.PRODUCTS, CANDIDATES=small_kernels.CANDIDATES)
-    monkeypatch.setattr(tune, "_tables", lambda: [of_another, small])
+    """What is tried: the candidates of the small kernels."""
+    monkeypatch.setattr(tune, "candidates", lambda lookup: small_kernels.CANDIDATES.get(lookup.kernel, ()))
 
 
 @pytest.fixture
@@ -72,6 +70,13 @@ def test_the_fastest_that_is_right_wins_and_is_a_row_to_paste(call, progress):
     assert (found[OWN.name], found[WIDE.name], found[HALF.name]) == ("is right", "is right", "is wrong")
     assert "power of 2" in found[ODD.name] or "power of two" in found[ODD.name]
     assert launching.configuration(small_kernels.PRODUCTS, "from shared memory", torch.empty(1)) == OWN
+
+
+def test_the_table_and_neighbours_of_its_configuration_are_tried(call):
+    ((lookup,), _) = tune.lookups(call, DEVICE)
+    tried = {configuration.name for configuration in candidates(lookup)}
+    sizes = ("m64_n64_block64_w4_s3", "m128_n64_block128_w4_s3", "m128_n64_block64_w8_s3", "m128_n64_block64_w4_s2")
+    assert {OWN.name, *sizes} <= tried and len(tried) == 11
 
 
 def test_rounds_go_there_and_back(call, progress):
