@@ -6,18 +6,9 @@
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.kernels import first_of_rows
+from attention_zoo.ops.kernels import first_of_rows, own_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _own_rows(x, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """A program's head, its rows and what they hold."""
-    tiles = tl.cdiv(x.rows, BLOCK_T)
-    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
-    source = first_of_rows(x, head, heads, rows) + tl.arange(0, WIDTH)[None, :]
-    return head, rows, tl.load(source, (rows < x.rows)[:, None], 0.0)
 
 
 @triton.jit
@@ -50,7 +41,7 @@ def features_kernel(
     BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """The features of a tile of rows and zeros up to `COLUMNS`, and the logarithm of what was divided by."""
-    head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
+    head, rows, own = own_rows(x, heads, WIDTH, BLOCK_T)
     visible = rows < x.rows
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     for f in range(0, M, BLOCK_F):
@@ -80,7 +71,7 @@ def features_gradient_kernel(
     WIDTH: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of rows, summed relative to the largest exponent so far."""
-    head, rows, own = _own_rows(x, heads, WIDTH, BLOCK_T)
+    head, rows, own = own_rows(x, heads, WIDTH, BLOCK_T)
     d, visible = tl.arange(0, WIDTH)[None, :], (rows < x.rows)[:, None]
     upstream = first_of_rows(d_features, head, heads, rows)
     largest = tl.full((BLOCK_T,), float("-inf"), tl.float32)

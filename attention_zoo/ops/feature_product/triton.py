@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.ops.feature_product import outputs, sums
+from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.chunks import (
     PART,
     WIDEST,
@@ -186,17 +186,17 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if inputs.degree == 2:
         if inputs.reads_sums:
             cut = inputs.chunks_of_sums(right)
-            right_t, norms = sums.prepared(right, cut, h, scan=scan)
-            parts = sums.part_sums(right_t, value, cut) if scan else None
-            total, _ = sums.square_states(right_t, value, cut, parts, scan=scan, packed=True, permuted=False)
+            right_t, norms = launches.prepared(right, cut, h, scan=scan)
+            parts = launches.part_sums(right_t, value, cut) if scan else None
+            total, _ = launches.square_states(right_t, value, cut, parts, scan=scan, packed=True, permuted=False)
             del right_t
-        out, totals = outputs.square_output(
+        out, totals = launches.square_output(
             left, total, norms, chunks, h, intra_chunk=inputs.intra_chunk, bias=inputs.bias
         )
     else:
         if inputs.reads_sums:
             total, norms = _sums_of_keys(inputs, scales)
-        out, totals = outputs.output(
+        out, totals = launches.output(
             *(left, total, norms, chunks, h),
             intra_chunk=inputs.intra_chunk,
             scales=scales,
@@ -216,7 +216,7 @@ def empty_residuals(inputs: Inputs) -> Residuals:
     if inputs.degree == 2 and inputs.reads_sums:
         chunks = inputs.chunks_of_sums(right)
         norms = [rows, chunks.count if inputs.causal else 1, r, r]
-        segments = sums.segments_of(right, chunks, rows=rows, r=r, h=h).count if inputs.causal else 1
+        segments = launches.segments_of(right, chunks, rows=rows, r=r, h=h).count if inputs.causal else 1
         if segments > 1:
             parts = [rows, segments - 1, packed_products(r), h]
     return Residuals(*(right.new_empty(size, dtype=torch.float32) for size in ([rows, seq_len], norms, parts)))
@@ -226,18 +226,18 @@ def _sums_of_keys(inputs: Inputs, scales: Scales | None) -> tuple[Tensor, Tensor
     """The sums that queries read, and their norms."""
     weights, decay = (scales.key, scales.decay) if scales else (None, None)
     keys, values, chunks = inputs.right, _weighted(inputs.value, weights), inputs.chunks_of_sums(inputs.right)
-    return sums.states(keys, values, chunks, scan=inputs.causal, weights=weights, decay=decay)
+    return launches.states(keys, values, chunks, scan=inputs.causal, weights=weights, decay=decay)
 
 
 def backward(
     d_out: Tensor, inputs: Inputs, out: Tensor, residuals: Residuals
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of left, right, value, local query, local key and log scale; empty where there is none."""
-    (grad, d_total), scales = outputs.divide(d_out, out, residuals.totals), inputs.scales
+    (grad, d_total), scales = launches.divide(d_out, out, residuals.totals), inputs.scales
     d_local_query, d_local_key, d_scale = like(inputs.left, None, None, None)[1:]
     d_left, d_right, d_value = None, None, None
     if inputs.intra_chunk is not None:
-        d_query, d_key, d_value = outputs.intra_chunk_gradients(
+        d_query, d_key, d_value = launches.intra_chunk_gradients(
             inputs.intra_chunk, grad, d_total, inputs.chunks, scales
         )
         if inputs.local_query is None:
@@ -270,19 +270,21 @@ def _pull_squares(
     """Add what comes through the sums to the gradients of left, right and value."""
     left, right, value, scan = inputs.left, inputs.right, inputs.value, inputs.causal
     h, cut, parts = value.shape[-1], inputs.chunks_of_sums(right), residuals.parts if residuals.parts.numel() else None
-    right_t = sums.transposed(right, cut, h, scan=scan)
-    _, permuted = sums.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
+    right_t = launches.transposed(right, cut, h, scan=scan)
+    _, permuted = launches.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
     assert permuted is not None
-    d_left = outputs.square_gradient(left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=d_left)
+    d_left = launches.square_gradient(left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=d_left)
     del permuted, right_t
     cut, chunks = inputs.chunks_of_sums(left), inputs.chunks_of_gradients
-    left_t, norms = sums.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
-    parts = sums.part_sums(left_t, grad, cut, reverse=True) if scan else None
-    packed, permuted = sums.square_states(left_t, grad, cut, parts, scan=scan, reverse=True, packed=True, permuted=True)
+    left_t, norms = launches.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
+    parts = launches.part_sums(left_t, grad, cut, reverse=True) if scan else None
+    packed, permuted = launches.square_states(
+        left_t, grad, cut, parts, scan=scan, reverse=True, packed=True, permuted=True
+    )
     assert permuted is not None
     del left_t, parts
-    d_right = outputs.square_gradient(right, value, permuted, norms, chunks, out=d_right)
-    d_value, _ = outputs.square_output(right, packed, None, chunks, h, out=d_value)
+    d_right = launches.square_gradient(right, value, permuted, norms, chunks, out=d_right)
+    d_value, _ = launches.square_output(right, packed, None, chunks, h, out=d_value)
     return d_left, d_right, d_value
 
 
@@ -299,12 +301,12 @@ def _pull_features(
     left, right, value = inputs.left, inputs.right, inputs.value
     of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
     total, norms = _sums_of_keys(inputs, scales)
-    d_left = outputs.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=d_left)
+    d_left = launches.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=d_left)
     weights = d_total if of_query is None else d_total * of_query
     queries, cut, chunks = _weighted(grad, of_query), inputs.chunks_of_sums(left), inputs.chunks_of_gradients
-    total, norms = sums.states(left, queries, cut, scan=inputs.causal, reverse=True, weights=weights, decay=decay)
-    d_right = outputs.gradient(value, total, norms, chunks, row_scales=of_key, out=d_right)
-    d_value, _ = outputs.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=d_value)
+    total, norms = launches.states(left, queries, cut, scan=inputs.causal, reverse=True, weights=weights, decay=decay)
+    d_right = launches.gradient(value, total, norms, chunks, row_scales=of_key, out=d_right)
+    d_value, _ = launches.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=d_value)
     return d_left, d_right, d_value
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.launching import by_rows, configuration, launcher, precision
+from attention_zoo.ops.launching import Rows, configuration, launcher, precision
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.random_sketch.kernels import sketch_gradient_kernel, sketch_kernel
 from attention_zoo.ops.random_sketch.tiles import ROWS
@@ -28,7 +28,7 @@ def random_sketch(
     Returns:
         `(batch, heads, n, r)`.
     """
-    x, *others = map(by_rows, autocast(x) if y is None else autocast(x, y))
+    x, *others = autocast(x) if y is None else autocast(x, y)
     weight, bias, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     return sketch(x, others[0] if others else None, weight, bias, matrices.to(x.dtype), factor, eps)
 
@@ -41,8 +41,8 @@ def launch(
     tiles = configuration(ROWS, "sketch", x, width=width, r=r)
     out = x.new_empty(batch, heads, seq_len, r)
     launcher(sketch_kernel, x, batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"]))(
-        *(x, y, weight, bias, matrices, out, factor, eps, heads, seq_len, _stride_of_groups(matrices)),
-        *(*_strides(x, y), width, r, precision(x)),
+        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, out, factor, eps, heads),
+        *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
     )
     return out
@@ -62,21 +62,17 @@ def launch_backward(
     (batch, heads, seq_len, width), r = x.shape, matrices.shape[-1]
     tiles = configuration(ROWS, "gradient", x, width=width, r=r)
     programs = batch * heads * -(-seq_len // tiles.tiles["BLOCK_T"])
-    grad, (d_x, d_y, *d_norm) = by_rows(grad), like(x, y, weight, bias)
+    d_x, d_y, *d_norm = like(x, y, weight, bias)
     shares = None if weight is None else x.new_empty(2, programs, width, dtype=torch.float32)
     launcher(sketch_gradient_kernel, x, programs)(
-        *(x, y, weight, bias, matrices, grad, d_x, None if y is None else d_y),
-        *(*((None, None) if shares is None else shares), factor, eps, heads, seq_len, _stride_of_groups(matrices)),
-        *(*_strides(x, y, grad), width, r, precision(x)),
+        *(Rows.of(x), None if y is None else Rows.of(y), weight, bias, matrices, Rows.of(grad), d_x),
+        *(None if y is None else d_y, *((None, None) if shares is None else shares), factor, eps, heads),
+        *(_stride_of_groups(matrices), width, r, precision(x)),
         **tiles.options,
     )
     if shares is not None:
         d_norm = [share.sum(0).to(parameter.dtype) for parameter, share in zip(d_norm, shares, strict=True)]
     return d_x, d_y, *d_norm
-
-
-def _strides(*tensors: Tensor | None) -> list[int]:
-    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
 
 
 def _stride_of_groups(matrices: Tensor) -> int:

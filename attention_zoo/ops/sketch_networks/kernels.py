@@ -9,6 +9,8 @@ Networks are stacked: `w_in` is `(2, groups, width, hidden)`, `bias` `(2, groups
 import triton
 import triton.language as tl
 
+from attention_zoo.ops.kernels import standardised
+
 # gelu(z) = z (1 + tanh(z (C0 + C1 z^2))) / 2
 C0 = tl.constexpr(0.7978845608028654)
 C1 = tl.constexpr(0.044715 * 0.7978845608028654)
@@ -57,14 +59,6 @@ def _inner_tanh(z, FAST: tl.constexpr):
 def _doubled_slope(z, tanh):
     """Twice the derivative of gelu, of which `tanh` is `_inner_tanh`."""
     return 1 + (tanh + (1 - tanh * tanh) * (z * (C0 + 3 * C1 * z * z)))
-
-
-@triton.jit
-def _hat(u, eps):
-    """Rows without their mean, over their standard deviation, and one over that."""
-    centred = u - tl.sum(u, 1)[:, None] / u.shape[1]
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / u.shape[1] + eps)
-    return centred * rstd[:, None], rstd
 
 
 @triton.jit
@@ -126,7 +120,7 @@ def networks(
             u_row = y_row
         u = tl.load(u_ptr + in_tile[:, None] * u_row + features[None, :], mask=inside[:, None], other=0)
         which = network * groups + group
-        hat, rstd = _hat(u.to(tl.float32), eps)
+        hat, rstd = standardised(u.to(tl.float32), eps, WIDTH)
         if RECOMPUTE:
             if network < DISTINCT:
                 at = network * of_a_network + row
@@ -135,7 +129,7 @@ def networks(
         f1 = f2
         w_in, bias, w_out = w1_ptr + which * WIDTH * HIDDEN, b1_ptr + which * HIDDEN, w2_ptr + which * HIDDEN * R
         between = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
-        hat, rstd = _hat(between, eps)
+        hat, rstd = standardised(between, eps, R)
         if RECOMPUTE:
             at = network * of_a_network + row
             tl.store(inner_hats_ptr + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])
@@ -177,11 +171,8 @@ def input_gradient(
         which = of_group + other
         d_out_row = which.to(tl.int64) * rows + in_group
         d_out = tl.load(d_out_ptr + d_out_row[:, None] * R + columns[None, :], mask=inside[:, None], other=0)
-        w_in, bias, w_out = (
-            w_in_ptr + which * WIDTH * HIDDEN,
-            bias_ptr + which * HIDDEN,
-            w_out_ptr + which * HIDDEN * R,
-        )
+        w_in, bias = w_in_ptr + which * WIDTH * HIDDEN, bias_ptr + which * HIDDEN
+        w_out = w_out_ptr + which * HIDDEN * R
         for first in range(0, HIDDEN, BLOCK_HIDDEN):
             units = first + tl.arange(0, BLOCK_HIDDEN)
             into = tl.load(w_in + features[:, None] * HIDDEN + units[None, :])

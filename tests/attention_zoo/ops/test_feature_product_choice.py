@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import attention_zoo
 from attention_zoo import UnsupportedError
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import outputs, sums, tiles, triton
+from attention_zoo.ops.feature_product import gradient_kernels, output_kernels, state_kernels, tiles, triton
 from attention_zoo.ops.sketch_networks import triton as networks
 
 HAS_GPU = torch.cuda.is_available()
@@ -254,7 +254,8 @@ def test_twice_in_one_graph():
 
 # --- Launches and memory --------------------------------------------------------------------------
 
-KERNELS = [(module, name) for module in (sums, outputs) for name in vars(module) if name.endswith("_kernel")]
+MODULES = gradient_kernels, output_kernels, state_kernels
+KERNELS = [(module, name) for module in MODULES for name in vars(module) if name.endswith("_kernel")]
 
 
 class Recorded:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from closeness import assert_within, of_float32
 
-from attention_zoo.ops.feature_product import outputs, sums, tiles, triton
+from attention_zoo.ops.feature_product import launches, tiles, triton
 from attention_zoo.ops.feature_product.chunks import Chunks, steps_of_a_part
 from attention_zoo.ops.feature_product.reference import Local
 
@@ -142,7 +142,7 @@ def test_any_number_of_features(m, h, causal):
 def test_parts_of_a_sequence_of_few_heads():
     """So few programs that each sequence is walked along in parts, the last of which is shorter."""
     length = 64 * 7 - 5
-    assert sums.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=16, h=16).count == 3
+    assert launches.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=16, h=16).count == 3
     assert_equals_formula(inputs(length), causal=True, block_size=64, **SQUARES)
 
 
@@ -152,7 +152,7 @@ def test_columns_and_norms_of_chunks(length, size, r, reverse):
     x = inputs(length, r=r, batch=2, heads=2)[0].transpose(1, 2).contiguous().transpose(1, 2)
     weights = torch.randn(4, length, generator=torch.Generator().manual_seed(5)).to(DEVICE)
     chunks = Chunks.of(length, size)
-    x_t, norms = sums.prepared(x, chunks, 16, scan=True, reverse=reverse, weights=weights)
+    x_t, norms = launches.prepared(x, chunks, 16, scan=True, reverse=reverse, weights=weights)
     for first, columns in zip(range(0, length, size), x_t.unflatten(2, (chunks.count, -1)).unbind(2), strict=True):
         own = x[:, :, first : first + size].flatten(0, 1).mT
         assert torch.equal(columns[..., : own.shape[2]], own)
@@ -160,7 +160,7 @@ def test_columns_and_norms_of_chunks(length, size, r, reverse):
         rows = slice(first + size, None) if reverse else slice(first)
         seen = x.flatten(0, 1)[:, rows].double()
         assert_near([norms[:, first // size]], [seen.mT @ (seen * weights[:, rows, None])])
-    assert torch.equal(sums.transposed(x, chunks, 16), x_t)
+    assert torch.equal(launches.transposed(x, chunks, 16), x_t)
 
 
 @pytest.mark.parametrize(
@@ -381,9 +381,9 @@ def test_denominators_of_keys_with_a_common_part(of_keys):
 def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
     left, right, value = with_a_common_part(of_keys)
     chunks, nothing = Chunks.of(300, 64), torch.zeros_like(value)
-    _, norms = sums.prepared(right, chunks, value.shape[-1], scan=True)
+    _, norms = launches.prepared(right, chunks, value.shape[-1], scan=True)
     zeros = right.new_zeros(1, chunks.count, 32 * value.shape[-1], 32)
-    actual = outputs.square_gradient(left, nothing, zeros, norms, chunks)[:, :, 64::2]
+    actual = launches.square_gradient(left, nothing, zeros, norms, chunks)[:, :, 64::2]
     before = torch.stack(
         [right[0, 0, :first].double().mT @ right[0, 0, :first].double() for first in range(0, 300, 64)]
     )
@@ -486,5 +486,5 @@ def test_larger_tiles_of_more_features(m, r, larger_tiles):
 @pytest.mark.parametrize(("size", "length", "r"), [(64, 443, 16), (128, 7 * 128 - 5, 32)])
 def test_larger_tiles_of_parts(size, length, r, larger_tiles):
     x = torch.ones(1, device=DEVICE)
-    assert sums.segments_of(x, Chunks.of(length, size), rows=1, r=r, h=16).count == 3
+    assert launches.segments_of(x, Chunks.of(length, size), rows=1, r=r, h=16).count == 3
     assert_equals_formula(inputs(length, r=r), causal=True, block_size=size, **SQUARES)
