@@ -17,6 +17,7 @@ from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
 from attention_zoo.ops.draws import gaussian_matrix, integers, orthogonal_features
 from attention_zoo.ops.feature_product.blocks import Features, Pull
+from attention_zoo.ops.feature_product.tiles import padded
 from attention_zoo.registry import register
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
@@ -158,7 +159,6 @@ class Performer(FeatureMapAttention):
     def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`_scaled_features` on a GPU, and zeros for the kernels of the product."""
         from attention_zoo.ops.exponential_features.triton import exponential_features
-        from attention_zoo.ops.feature_product.triton import padded
 
         columns = padded(self.num_features)
         return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import cpu
+from attention_zoo.ops.feature_product import cpu, tiles
 from attention_zoo.ops.feature_product.blocks import LEAST, Features, block_flops, form_of
 from attention_zoo.ops.feature_product.reference import Local, product_flops
 from attention_zoo.ops.masking import zero_padding
@@ -20,9 +20,7 @@ def why_unsupported(query: Tensor, features: int, *, block_size: int | None, deg
         return cpu.why_unsupported(query)
     if (reason := launching.why_unsupported(query)) is not None:
         return reason
-    from attention_zoo.ops.feature_product import triton
-
-    return triton.why_unsupported(features, query.shape[-1], block_size, degree)
+    return tiles.why_unsupported(features, query.shape[-1], block_size, degree)
 
 
 def normalised_product(
@@ -83,6 +81,4 @@ def fused_flops(seq_len: int, features: int, head_dim: int, device: torch.device
 
 
 def _block_size(seq_len: int, features: int, options: dict[str, Any]) -> int:
-    from attention_zoo.ops.feature_product import triton
-
-    return options.get("block_size") or triton.default_block_size(seq_len, features, options.get("degree", 1))
+    return options.get("block_size") or tiles.default_block_size(seq_len, features, options.get("degree", 1))

@@ -1,4 +1,4 @@
-"""The tiles of the kernels of this folder, by device, bits of a number and sizes.
+"""What the kernels of this folder take, and their tiles by device, bits of a number and sizes.
 
 The first sizes come from the machine code (`docs/kernels.md`); `python -m tools.kernels.tune` measures on a GPU.
 """
@@ -8,8 +8,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row
+from attention_zoo.ops.feature_product.chunks import PART, WIDEST
+from attention_zoo.ops.launching import Configuration, Row, why_not_among
 
+# What features, values and exact queries may have of columns.
+COLUMNS = (16, 32, 64, 128)
+# Rows of a block: with fewer, the sums before each block are more numbers than what is summed.
+SHORTEST = 16
+# Rows up to which every weight is computed: by the products of both forms, `n (r + h) / 2` and `2 r^2 h` of a head.
+QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
+BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
 OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
 # One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
 SQUARES = ("square_state", "square_part", "square_segment")
@@ -84,3 +92,26 @@ ROWS = (
 def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
     """The tiles of a kernel for tensors like x, by sizes that the table names."""
     return launching.configuration(ROWS, kernel, x, **dims)
+
+
+def why_unsupported(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
+    """Why the kernels do not take so many features and columns, or such blocks; None if they do."""
+    if block_size is not None and block_size < SHORTEST:
+        return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
+    reason = why_not_among("head_dim", head_dim, COLUMNS)
+    if reason is None and degree == 2 and features not in COLUMNS:
+        return f"the kernels square {', '.join(map(str, COLUMNS))} features, not {features}"
+    return reason
+
+
+def default_block_size(seq_len: int, features: int, degree: int) -> int:
+    """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
+    if degree == 1:
+        return max(128, min(512, padded(features)))
+    return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
+
+
+def padded(columns: int) -> int:
+    """As many columns as the tiles have, of these and zeros."""
+    unit = PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
+    return -(-columns // unit) * unit

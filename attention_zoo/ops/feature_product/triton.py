@@ -15,8 +15,6 @@ from torch import Tensor
 
 from attention_zoo.ops.feature_product import launches
 from attention_zoo.ops.feature_product.chunks import (
-    PART,
-    WIDEST,
     Chunks,
     IntraChunk,
     Scales,
@@ -24,35 +22,11 @@ from attention_zoo.ops.feature_product.chunks import (
     running_maximum,
 )
 from attention_zoo.ops.feature_product.reference import Local
-from attention_zoo.ops.launching import why_not_among
+from attention_zoo.ops.feature_product.tiles import default_block_size, padded
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 
-# What features, values and exact queries may have of columns.
-COLUMNS = (16, 32, 64, 128)
-# Rows of a block: with fewer, the sums before each block are more numbers than what is summed.
-SHORTEST = 16
 # Keys that one program adds up where all queries see all keys.
 SEGMENT = 2048
-# Rows up to which every weight is computed: by the products of both forms, `n (r + h) / 2` and `2 r^2 h` of a head.
-QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
-BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
-
-
-def why_unsupported(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
-    """Why the kernels do not take so many features and columns, or such blocks; None if they do."""
-    if block_size is not None and block_size < SHORTEST:
-        return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
-    reason = why_not_among("head_dim", head_dim, COLUMNS)
-    if reason is None and degree == 2 and features not in COLUMNS:
-        return f"the kernels square {', '.join(map(str, COLUMNS))} features, not {features}"
-    return reason
-
-
-def default_block_size(seq_len: int, features: int, degree: int) -> int:
-    """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
-    if degree == 1:
-        return max(128, min(512, padded(features)))
-    return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
 
 
 def normalised_product(
@@ -82,12 +56,6 @@ def normalised_product(
     out, *_ = attend(*tensors, log_scale, *settings)
     is_quadratic = causal and block_size >= left.shape[2]
     return out.to(dtype), "triton_quadratic" if is_quadratic else "triton_blocks"
-
-
-def padded(columns: int) -> int:
-    """As many columns as the tiles have, of these and zeros."""
-    unit = PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
-    return -(-columns // unit) * unit
 
 
 def _ready(x: Tensor) -> Tensor:

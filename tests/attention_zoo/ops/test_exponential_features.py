@@ -9,7 +9,7 @@ from closeness import assert_near, assert_within, of_float32, with_rounding
 import attention_zoo
 from attention_zoo.ops import launching
 from attention_zoo.ops.exponential_features import triton
-from attention_zoo.ops.feature_product.triton import padded
+from attention_zoo.ops.feature_product.tiles import padded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2

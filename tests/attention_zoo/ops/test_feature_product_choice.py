@@ -167,10 +167,10 @@ def test_flops_by_hand():
 @pytest.mark.parametrize("r", [16, 64])
 def test_at_the_minimal_test_length_there_are_blocks(r, given):
     attention = make("polysketch", sketch_size=r, causal=True, **given)
-    length, block_size = attention.min_test_length, given.get("block_size") or triton.BLOCKS[r]
+    length, block_size = attention.min_test_length, given.get("block_size") or tiles.BLOCKS[r]
     assert length > 2 * block_size and length % block_size
     if not given:
-        assert length > triton.QUADRATIC[r] >= length - 256 - 129
+        assert length > tiles.QUADRATIC[r] >= length - 256 - 129
     else:
         assert length == 64 // block_size * block_size + block_size // 2 + 1 or length // block_size == 3
 
@@ -188,7 +188,7 @@ def test_at_the_minimal_test_length_there_are_blocks(r, given):
     ],
 )
 def test_block_sizes(length, features, degree, size):
-    assert triton.default_block_size(length, features, degree) == size
+    assert tiles.default_block_size(length, features, degree) == size
 
 
 # --- Operators ------------------------------------------------------------------------------------

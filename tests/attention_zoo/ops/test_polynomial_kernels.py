@@ -334,7 +334,8 @@ def test_a_layer_norm_of_other_keys_than_queries():
 
 def forward(query, key, value, *, padding=None, degree=4, scale=1.0, bias=1.0, causal=False):
     """What the forward pass leaves behind, without a layer norm."""
-    return polynomial.launch_forward(query, key, value, None, padding, degree, scale, bias, causal)
+    settings = polynomial.Settings(degree, scale, bias, causal)
+    return polynomial.launch_forward(query, key, value, None, padding, settings)
 
 
 def units(query, key, *, degree=4, scale=1.0, bias=1.0, causal=False):
