@@ -51,15 +51,13 @@ def register_with_gradient(
     empty for those that are None: `like(...)`.
 
     Args:
-        name: of the operator.
+        name: of the operator; `shapes` is as in `register`, of the forward pass.
         forward: runs the kernels of the forward pass.
         backward: runs those of the backward pass; the gradient of an output that is not used is None.
-        shapes: as in `register`, of the forward pass.
         tensors: types and names of the arguments that are tensors, as in `Tensor x, Tensor? bias`.
         settings: likewise of the others, as in `float eps, bool causal`.
         gradients: how many of the tensors, from the first on, have a gradient.
-        outputs: how many results the forward pass has.
-        differentiable: how many of them, from the first on, have a gradient.
+        outputs: how many results the forward pass has; `differentiable` of them, the first ones, have a gradient.
         saves_outputs: whether the backward pass reads the results.
         saved: takes the arguments and the results and returns other tensors to save, as many as there are.
     """

@@ -221,12 +221,10 @@ class Sums:
         sizes = len(value), self.maps.width, value.shape[2]
         self.total = value.new_zeros(sizes, dtype=at_least_float32(value)) if total is None else total
         self.norm = self.maps.new_norm(x) if norm is None else norm
-        longest = max(inputs.query.shape[1], inputs.key.shape[1])
-        self._buffer = self.maps.new_buffer(x, min(settings.block_size, longest))
 
     def add(self, x: Tensor, beside: Tensor, *, doubled: bool, weights: Tensor | None = None) -> None:
         """Add rows; `weights` `(heads, rows, 1)` are those in the denominators."""
-        add_product(self.total, self.maps.expand(x, self._buffer, doubled=doubled), beside)
+        add_product(self.total, self.maps.expand(x, doubled=doubled), beside)
         self.maps.add_norm(self.norm, x, None if weights is None else weights.to(x.dtype))
 
     def advance(self, x: Tensor, beside: Tensor, scales: Scales | None) -> None:
@@ -243,7 +241,7 @@ class Sums:
 
     def read(self, x: Tensor, *, doubled: bool) -> Tensor:
         """`(heads, rows, h)`."""
-        return self.maps.expand(x, self._buffer, doubled=doubled).mT @ self.total.to(x.dtype)
+        return self.maps.expand(x, doubled=doubled).mT @ self.total.to(x.dtype)
 
     def read_norm(self, x: Tensor) -> Tensor:
         """`(heads, rows, 1)`."""

@@ -106,18 +106,8 @@ class _BlockProduct(torch.autograd.Function):
     """Saves its inputs, the output and the denominators; the backward pass recomputes features and sums."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        settings: Settings,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        local_query: Tensor | None,
-        local_key: Tensor | None,
-        padding: Tensor | None,
-        *parameters: Tensor,
-    ) -> Tensor:
-        inputs = Inputs(query, key, value, local_query, local_key, padding, parameters)
+    def forward(ctx: Any, settings: Settings, *tensors: Any) -> Tensor:
+        inputs = Inputs(*tensors[:6], tensors[6:])  # type: ignore[call-arg]
         product = _Product(settings, inputs)
         residuals: tuple[Tensor | None, ...] = ()
         if settings.quadratic:
@@ -126,8 +116,8 @@ class _BlockProduct(torch.autograd.Function):
             product.causal()
         else:
             residuals = product.full()
-        ctx.settings, ctx.num_residuals, ctx.autocast = settings, len(residuals), _autocast(query.device.type)
-        ctx.save_for_backward(*residuals, *inputs[:-1], product.out, product.total, *parameters)
+        ctx.settings, ctx.num_residuals, ctx.autocast = settings, len(residuals), _autocast(inputs.query.device.type)
+        ctx.save_for_backward(*residuals, *inputs[:-1], product.out, product.total, *inputs.parameters)
         return product.out
 
     @staticmethod

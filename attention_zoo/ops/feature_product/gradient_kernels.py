@@ -150,6 +150,28 @@ def _slope(scores, LOG_DEGREE: tl.constexpr):
     return slope
 
 
+@triton.jit
+def _scores_of_keys(key, query, keys, queries, batch, head, s, t, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """`keys[s:] @ queries[t:]^T`; `key` and `query` are the tiles of both, which may hold some of their columns."""
+    BLOCK_INNER: tl.constexpr = key.shape[1]
+    if INNER == BLOCK_INNER:
+        scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+    else:
+        scores = tl.zeros((key.shape[0], query.shape[0]), tl.float32)
+        for m in range(0, INNER, BLOCK_INNER):
+            some = tl.reshape(keys.load([batch, head, s, m]), key.shape)
+            of_queries = tl.reshape(queries.load([batch, head, t, m]), query.shape)
+            scores = tl.dot(some, tl.trans(of_queries), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def _store_rows(out, tile, rows, first, visible, WIDTH: tl.constexpr):
+    """Store columns from `first` on of rows of `out`."""
+    columns = first + tl.arange(0, tile.shape[1])
+    tl.store(out + rows * WIDTH + columns[None, :], tile.to(out.dtype.element_ty), visible)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def near_query_kernel(
     queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
@@ -195,9 +217,7 @@ def near_query_kernel(
             if masked:
                 d_weights = tl.where(columns[None, :] <= rows[:, None], d_weights, 0.0)
             summed = tl.dot(d_weights.to(key.dtype), key, summed, input_precision=PRECISION)
-    columns = m + tl.arange(0, BLOCK_INNER)
-    place = out + (of_head + rows[:, None]) * INNER + columns[None, :]
-    tl.store(place, summed.to(out.dtype.element_ty), (rows < end)[:, None])
+    _store_rows(out, summed, of_head + rows[:, None], m, (rows < end)[:, None], INNER)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -238,14 +258,7 @@ def near_key_kernel(
             power = tl.full((BLOCK_N, BLOCK_T), 1.0, tl.float32)
             slope = power
             if d_values is not None or LOG_DEGREE > 0:
-                if INNER == BLOCK_INNER:
-                    scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
-                else:
-                    scores = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-                    for other in range(0, INNER, BLOCK_INNER):
-                        some = tl.reshape(keys.load([batch, own, s, other]), (BLOCK_N, BLOCK_INNER))
-                        of_queries = tl.reshape(queries.load([batch, own, t, other]), (BLOCK_T, BLOCK_INNER))
-                        scores = tl.dot(some, tl.trans(of_queries), scores, input_precision=PRECISION)
+                scores = _scores_of_keys(key, query, keys, queries, batch, own, s, t, INNER, PRECISION)
                 power, slope = _power_and_slope(scores, LOG_DEGREE)
             if scales is not None:
                 highest = tl.load(running + of_head + rows, rows < end, 0.0)[None, :]
@@ -262,8 +275,6 @@ def near_key_kernel(
     visible = (columns < end)[:, None]
     place = of_head + columns[:, None]
     if d_keys is not None:
-        inner = m + tl.arange(0, BLOCK_INNER)
-        tl.store(d_keys + place * INNER + inner[None, :], d_key.to(d_keys.dtype.element_ty), visible)
+        _store_rows(d_keys, d_key, place, m, visible, INNER)
     if d_values is not None:
-        d = tl.arange(0, H)
-        tl.store(d_values + place * H + d[None, :], d_value.to(d_values.dtype.element_ty), visible)
+        _store_rows(d_values, d_value, place, 0, visible, H)

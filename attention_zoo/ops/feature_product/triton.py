@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.feature_product import launches
-from attention_zoo.ops.feature_product.chunks import (
-    Chunks,
-    IntraChunk,
-    Scales,
-    packed_products,
-    running_maximum,
-)
+from attention_zoo.ops.feature_product.chunks import Chunks, IntraChunk, Scales, packed_products, running_maximum
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.feature_product.tiles import default_block_size, padded
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
@@ -213,10 +207,9 @@ def backward(
         else:
             d_local_query, d_local_key = d_query, d_key
     if inputs.reads_sums:
-        if inputs.degree == 2:
-            d_left, d_right, d_value = _pull_squares(inputs, residuals, grad, d_total, d_left, d_right, d_value)
-        else:
-            d_left, d_right, d_value = _pull_features(inputs, scales, grad, d_total, d_left, d_right, d_value)
+        kept = residuals if inputs.degree == 2 else scales
+        pull = _pull_squares if inputs.degree == 2 else _pull_features
+        d_left, d_right, d_value = pull(inputs, kept, grad, d_total, d_left, d_right, d_value)  # type: ignore[arg-type]
     d_left, d_right = (
         x.new_zeros(x.shape) if d is None else d for x, d in ((inputs.left, d_left), (inputs.right, d_right))
     )
@@ -227,21 +220,17 @@ def backward(
 
 
 def _pull_squares(
-    inputs: Inputs,
-    residuals: Residuals,
-    grad: Tensor,
-    d_total: Tensor,
-    d_left: Tensor | None,
-    d_right: Tensor | None,
-    d_value: Tensor | None,
+    inputs: Inputs, residuals: Residuals, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add what comes through the sums to the gradients of left, right and value."""
+    """The gradients of left, right and value: what comes through the sums, added to those so far."""
     left, right, value, scan = inputs.left, inputs.right, inputs.value, inputs.causal
     h, cut, parts = value.shape[-1], inputs.chunks_of_sums(right), residuals.parts if residuals.parts.numel() else None
     right_t = launches.transposed(right, cut, h, scan=scan)
     _, permuted = launches.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
     assert permuted is not None
-    d_left = launches.square_gradient(left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=d_left)
+    d_left = launches.square_gradient(
+        left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=so_far[0]
+    )
     del permuted, right_t
     cut, chunks = inputs.chunks_of_sums(left), inputs.chunks_of_gradients
     left_t, norms = launches.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
@@ -251,30 +240,24 @@ def _pull_squares(
     )
     assert permuted is not None
     del left_t, parts
-    d_right = launches.square_gradient(right, value, permuted, norms, chunks, out=d_right)
-    d_value, _ = launches.square_output(right, packed, None, chunks, h, out=d_value)
+    d_right = launches.square_gradient(right, value, permuted, norms, chunks, out=so_far[1])
+    d_value, _ = launches.square_output(right, packed, None, chunks, h, out=so_far[2])
     return d_left, d_right, d_value
 
 
 def _pull_features(
-    inputs: Inputs,
-    scales: Scales | None,
-    grad: Tensor,
-    d_total: Tensor,
-    d_left: Tensor | None,
-    d_right: Tensor | None,
-    d_value: Tensor | None,
+    inputs: Inputs, scales: Scales | None, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add what comes through the sums to the gradients of left, right and value."""
+    """The gradients of left, right and value: what comes through the sums, added to those so far."""
     left, right, value = inputs.left, inputs.right, inputs.value
     of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
     total, norms = _sums_of_keys(inputs, scales)
-    d_left = launches.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=d_left)
+    d_left = launches.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=so_far[0])
     weights = d_total if of_query is None else d_total * of_query
     queries, cut, chunks = _weighted(grad, of_query), inputs.chunks_of_sums(left), inputs.chunks_of_gradients
     total, norms = launches.states(left, queries, cut, scan=inputs.causal, reverse=True, weights=weights, decay=decay)
-    d_right = launches.gradient(value, total, norms, chunks, row_scales=of_key, out=d_right)
-    d_value, _ = launches.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=d_value)
+    d_right = launches.gradient(value, total, norms, chunks, row_scales=of_key, out=so_far[1])
+    d_value, _ = launches.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=so_far[2])
     return d_left, d_right, d_value
 
 

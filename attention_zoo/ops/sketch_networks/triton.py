@@ -43,11 +43,7 @@ class Between(NamedTuple):
 
 
 def sketch_networks(
-    x: Tensor,
-    y: Tensor | None = None,
-    *,
-    weights: Sequence[Tensor],
-    norms: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor, y: Tensor | None = None, *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice.
 

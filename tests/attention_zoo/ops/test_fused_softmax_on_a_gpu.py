@@ -3,10 +3,10 @@
 import closeness
 import pytest
 import torch
-from test_fused_softmax import HEADS, masks, padding, qkv, with_gradients
+from test_fused_softmax import HEADS, masks, padding, qkv, with_all_scores, with_gradients
 
 from attention_zoo.ops import fused_softmax
-from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_by_reference, hidden_by, is_blind
+from attention_zoo.ops.fused_softmax import HIDDEN, attend, hidden_by, is_blind
 from attention_zoo.skeinformer import geometric_mean, merge
 
 DEVICE = "cuda" if torch.cuda.is_available() else pytest.importorskip("fake_accelerator", exc_type=ImportError).DEVICE
@@ -35,7 +35,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_float64(h, dtype):
                 lambda *x, s=settings, m=there: attend(*x, hidden=m, **s), [x.to(DEVICE) for x in tensors]
             )
             expected = with_gradients(
-                lambda *x, s=settings, m=hidden: attend_by_reference(*x, hidden=m, **s), [x.double() for x in tensors]
+                lambda *x, s=settings, m=hidden: with_all_scores(*x, hidden=m, **s), [x.double() for x in tensors]
             )
             assert actual[0].dtype == dtype and actual[1].dtype == torch.float32
             for one, other in zip(actual, expected, strict=True):
@@ -62,7 +62,7 @@ def test_every_layout_is_taken(layout):
         out = attend(
             *(layout(x.to(DEVICE)) for x in tensors), scale=0.3, hidden=None if mask is None else mask.to(DEVICE)
         )
-        expected = attend_by_reference(*(layout(x).double() for x in tensors), scale=0.3, hidden=mask)
+        expected = with_all_scores(*(layout(x).double() for x in tensors), scale=0.3, hidden=mask)
         assert_near(out.out, expected[0], torch.bfloat16)
         assert_near(out.lse, expected[1], torch.bfloat16)
 
