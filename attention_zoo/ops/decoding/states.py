@@ -311,13 +311,9 @@ class BlockState(State):
         return torch.cat(outputs, 2)
 
     def read(self, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-        """For the last tokens, all of the current block: exact weights inside it, those of features before it.
+        """For the last tokens, all of the current block: weights `<query, key>^degree` inside it, of features before.
 
-        Args:
-            query: of these tokens, `(batch, heads, tokens, head_dim)`; their weights are `<query, key>^degree`.
-            features: of these tokens, `(batch, heads, tokens, features)`.
-            degree: p.
-            bias: added to the sum of a row.
+        Their query is `(batch, heads, tokens, head_dim)`, the features are `(batch, heads, tokens, features)`.
         """
         summed = self.sums.product(features).squeeze(-2)
         precision = summed.dtype

@@ -13,7 +13,7 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Rows
 from attention_zoo.ops.operators import autocast, like, register_with_gradient
 from attention_zoo.ops.polynomial import kernels
-from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
+from attention_zoo.ops.polynomial.tiles import ROWS
 
 # Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
 LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
@@ -76,36 +76,14 @@ def polynomial_attention(
         causal: query i sees keys j <= i only; as many keys as queries.
         padding: `(batch, keys)` bool, True at keys that are not seen.
         norm: of queries and keys, over h.
-
-    Raises:
-        ValueError: shapes, dtypes or the degree are not as above.
     """
     query, key, value = autocast(query, key, value)
-    _check(query, key, value, degree, causal, norm)
     dtype = query.dtype
     if dtype == torch.float16 and degree > LARGEST_IN_FLOAT16:
         query, key, value = query.float(), key.float(), value.float()
     weight, offset, eps = (None, None, None) if norm is None else (norm.weight, norm.bias, norm.eps)
     out, *_ = attend(query, key, value, weight, offset, padding, eps, degree, scale, bias, causal)
     return out.to(dtype)
-
-
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool, norm: torch.nn.LayerNorm | None
-) -> None:
-    if (reason := launching.why_unsupported(query, HEAD_DIMS)) is not None:
-        raise ValueError(reason)
-    if degree < 2 or degree % 2:
-        raise ValueError(f"degree={degree}: must be even, so that weights are not negative")
-    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(f"shapes={shapes}: must be (batch, heads, queries, h) and twice (batch, heads, keys, h)")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(f"dtypes={query.dtype}, {key.dtype}, {value.dtype}: must be the same")
-    if causal and query.shape[2] != key.shape[2]:
-        raise ValueError(f"causal=True: {query.shape[2]} queries need as many keys, not {key.shape[2]}")
-    if norm is not None and norm.normalized_shape != query.shape[3:]:
-        raise ValueError(f"norm over {norm.normalized_shape}: must be over {tuple(query.shape[3:])}")
 
 
 class Settings(NamedTuple):

@@ -6,7 +6,7 @@ from test_correctness import cell
 
 from attention_zoo import bigbird, linformer, nystromformer, skeinformer
 from attention_zoo.ops import chunks, fused_softmax
-from attention_zoo.ops.feature_product import block_gradients, blocks, feature_maps
+from attention_zoo.ops.feature_product import blocks, cpu, feature_maps
 from bench.execution.child import measure_cell
 
 
@@ -64,7 +64,7 @@ IN_OUTPUT = {
 IN_GRADIENT = {
     "of keys": (LINFORMER, False, fused_softmax, "_backward", giving(half_of_keys)),
     "of chunks": (EXACT, True, chunks._WeightedValues, "backward", giving(lambda g: (*g[:3], g[3] / 2, *g[4:]))),
-    "from keys": (PERFORMER, True, block_gradients.Gradients, "_from_keys", no_gradient),
+    "from keys": (PERFORMER, True, cpu.Gradients, "_from_keys", no_gradient),
     "of the norm": (LINEAR, False, feature_maps.Plain, "pull_norm", nothing),
 }
 
