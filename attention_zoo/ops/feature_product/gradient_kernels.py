@@ -173,7 +173,7 @@ def _store_rows(out, tile, rows, first, visible, WIDTH: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def near_query_kernel(
+def intra_chunk_query_kernel(
     queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
     keys,  # the same, by BLOCK_N rows
     values,  # descriptor (batch, heads, n, h), by BLOCK_N rows
@@ -221,7 +221,7 @@ def near_query_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def near_key_kernel(
+def intra_chunk_key_kernel(
     queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
     keys,  # the same, by BLOCK_N rows
     values,  # descriptor (batch, heads, n, h), by BLOCK_N rows

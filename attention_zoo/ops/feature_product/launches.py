@@ -340,10 +340,10 @@ def intra_chunk_gradients(
             BLOCK_INNER=width,
         )
 
-    launch(gradient_kernels.near_query_kernel, "near_query", "BLOCK_T", inner // width, d_query)
+    launch(gradient_kernels.intra_chunk_query_kernel, "intra_chunk_query", "BLOCK_T", inner // width, d_query)
     if width == inner:
-        launch(gradient_kernels.near_key_kernel, "near_key", "BLOCK_N", 1, d_key, d_value)
+        launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", 1, d_key, d_value)
     else:  # a tile holds some features of a key, and its weight needs all of them
-        launch(gradient_kernels.near_key_kernel, "near_key", "BLOCK_N", inner // width, d_key, None)
-        launch(gradient_kernels.near_key_kernel, "near_key", "BLOCK_N", 1, None, d_value)
+        launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", inner // width, d_key, None)
+        launch(gradient_kernels.intra_chunk_key_kernel, "intra_chunk_key", "BLOCK_N", 1, None, d_value)
     return d_query, d_key, d_value

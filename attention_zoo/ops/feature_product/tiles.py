@@ -19,6 +19,8 @@ SHORTEST = 16
 QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
 BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
 OLDER, HOPPER, NEWER, ANY = (0, 89), (90, 90), (100, 199), (0, 999)
+# Columns of values, and of exact queries.
+SMALL = {"h": 64, "inner": 64}
 # One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
 SQUARES = ("square_state", "square_part", "square_segment")
 
@@ -30,8 +32,8 @@ ROWS = (
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
     Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
-    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
     Row("chunk", Configuration({"BLOCK_T": 64}, 4, 2), bits=16, at_most={"r": 32}),
     Row("chunk", Configuration({"BLOCK_T": 64}, 8, 2), bits=16),
     Row("chunk", Configuration({"BLOCK_T": 32}, 8, 1)),
@@ -72,15 +74,15 @@ ROWS = (
     Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
     Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
     # Several small blocks on a multiprocessor, which wait for their products in turn.
-    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
-    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), bits=16, at_most={"h": 64, "inner": 64}),
-    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
-    Row("near_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
-    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
-    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), bits=16, at_most={"h": 64, "inner": 64}),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
-    Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), ANY, 16, SMALL),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), ANY, 16, SMALL),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
 
 

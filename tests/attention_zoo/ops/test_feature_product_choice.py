@@ -299,7 +299,7 @@ def passes(given):
     yield
 
 
-DIVIDE, NEAR = ["divide"], ["near_query", "near_key"]
+DIVIDE, INTRA = ["divide"], ["intra_chunk_query", "intra_chunk_key"]
 # Of few heads, whose sums are of parts of the sequence first; those of keys are kept by the forward pass.
 PARTS = ["square_state", "square_state"]
 OF_QUERIES = ["chunk", "square_state", "square_gradient"]
@@ -314,16 +314,16 @@ FEATURES = ["state", "gradient", "state", "gradient", "output"]
             "squares",
             64,
             ["chunk", "prefix", *PARTS, "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
+            [*DIVIDE, *INTRA, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
         ),
         (
             "squares local",
             64,
             ["chunk", "prefix", *PARTS, "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
+            [*DIVIDE, *INTRA, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
         ),
-        ("squares whole", 64, ["square_output"], DIVIDE + NEAR),
-        ("squares whole local", 64, ["square_output"], DIVIDE + NEAR),
+        ("squares whole", 64, ["square_output"], DIVIDE + INTRA),
+        ("squares whole local", 64, ["square_output"], DIVIDE + INTRA),
         (
             "squares full",
             64,
@@ -334,12 +334,12 @@ FEATURES = ["state", "gradient", "state", "gradient", "output"]
             "squares of many heads",
             64,
             ["chunk", "prefix", "square_state", "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", "square_state", *OF_KEYS],
+            [*DIVIDE, *INTRA, *OF_QUERIES, "chunk", "prefix", "square_state", *OF_KEYS],
         ),
-        ("features", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
-        ("features scales", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
-        ("features scales", 256, ["state", "output"], [*DIVIDE, *NEAR, "near_key", *FEATURES]),
-        ("features whole", 64, ["output"], DIVIDE + NEAR),
+        ("features", 64, ["state", "output"], DIVIDE + INTRA + FEATURES),
+        ("features scales", 64, ["state", "output"], DIVIDE + INTRA + FEATURES),
+        ("features scales", 256, ["state", "output"], [*DIVIDE, *INTRA, "intra_chunk_key", *FEATURES]),
+        ("features whole", 64, ["output"], DIVIDE + INTRA),
         ("features full", 64, ["state", "output"], DIVIDE + FEATURES),
     ],
 )
