@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from attention_zoo.ops.launching import Configuration, Row
 
-
-def _tiles(
-    block_t: int, block_f: int, num_warps: int, num_stages: int = 2, registers: int | None = None
-) -> Configuration:
-    return Configuration({"BLOCK_T": block_t, "BLOCK_F": block_f}, num_warps, num_stages, registers)
-
-
 ROWS = (
-    Row("features", _tiles(128, 64, 8), bits=16),
-    Row("features", _tiles(64, 32, 4), at_most={"width": 64}),
-    Row("features", _tiles(32, 16, 4)),
-    Row("gradient", _tiles(64, 64, 4, registers=168), (90, 99), 16, {"width": 64}),
-    Row("gradient", _tiles(64, 32, 4), bits=16, at_most={"width": 64}),
-    Row("gradient", _tiles(64, 32, 4), (90, 999), 16),
-    Row("gradient", _tiles(32, 32, 4), bits=16),
-    Row("gradient", _tiles(32, 32, 4), at_most={"width": 64}),
-    Row("gradient", _tiles(16, 32, 4)),
+    Row("features", Configuration({"BLOCK_T": 128, "BLOCK_F": 64}, 8, 2), bits=16),
+    Row("features", Configuration({"BLOCK_T": 64, "BLOCK_F": 32}, 4, 2), at_most={"width": 64}),
+    Row("features", Configuration({"BLOCK_T": 32, "BLOCK_F": 16}, 4, 2)),
+    Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_F": 64}, 4, 2, 168), (90, 99), 16, {"width": 64}),
+    Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_F": 32}, 4, 2), bits=16, at_most={"width": 64}),
+    Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_F": 32}, 4, 2), (90, 999), 16),
+    Row("gradient", Configuration({"BLOCK_T": 32, "BLOCK_F": 32}, 4, 2), bits=16),
+    Row("gradient", Configuration({"BLOCK_T": 32, "BLOCK_F": 32}, 4, 2), at_most={"width": 64}),
+    Row("gradient", Configuration({"BLOCK_T": 16, "BLOCK_F": 32}, 4, 2)),
 )

