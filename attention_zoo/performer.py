@@ -158,7 +158,7 @@ class Performer(FeatureMapAttention):
 
     def _features_by_kernels(self, x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`_scaled_features` on a GPU, and zeros for the kernels of the product."""
-        from attention_zoo.ops.exponential_features.triton import exponential_features
+        from attention_zoo.ops.random_features.triton import exponential_features
 
         columns = padded(self.num_features)
         return exponential_features(x, self.projection, scale=self.scale, eps=self.eps, columns=columns)

@@ -23,7 +23,7 @@ from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.masking import zero_padding
-from attention_zoo.ops.random_sketch.tiles import why_unsupported as why_no_sketch
+from attention_zoo.ops.random_features.tiles import why_unsupported as why_no_sketch
 from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_networks
 from attention_zoo.registry import register
 
@@ -92,7 +92,7 @@ class RandomSketch(Sketch):
 
     def forward_fused(self, x: Tensor, norm: nn.LayerNorm | None, scale: float) -> Tensor:
         """`forward` of `sqrt(scale) norm(x)`, each level by one kernel."""
-        from attention_zoo.ops.random_sketch.triton import random_sketch
+        from attention_zoo.ops.random_features.triton import random_sketch
 
         factor, children = self.sketch_size**-0.5, self.children_sketches
         if not children:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.random_sketch import triton
+from attention_zoo.ops.random_features import triton
 from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
@@ -35,11 +35,11 @@ def _calls(
 
     def forward(device: torch.device) -> Callable[[], Any]:
         arguments = given(device)
-        return lambda: triton.launch(*arguments)
+        return lambda: triton.launch_sketch(*arguments)
 
     def backward(device: torch.device) -> Callable[[], Any]:
         arguments, grad = given(device), normal(device, 1, HEADS, SEQ_LEN, r).to(dtype)
-        return lambda: triton.launch_backward(grad, *arguments)
+        return lambda: triton.launch_sketch_backward(grad, *arguments)
 
     return (
         Call(f"random sketch forward {shape}", dtype, forward),

@@ -9,8 +9,8 @@ from closeness import assert_near, assert_within, of_float32, with_rounding
 
 import attention_zoo
 from attention_zoo.ops import launching
-from attention_zoo.ops.exponential_features import triton
 from attention_zoo.ops.feature_product.tiles import padded
+from attention_zoo.ops.random_features import triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2

@@ -8,8 +8,8 @@ from torch import nn
 
 import attention_zoo
 from attention_zoo.ops import launching
-from attention_zoo.ops.random_sketch import triton
-from attention_zoo.ops.random_sketch.tiles import why_unsupported
+from attention_zoo.ops.random_features import triton
+from attention_zoo.ops.random_features.tiles import why_unsupported
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
