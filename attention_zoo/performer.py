@@ -13,15 +13,14 @@ from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import FeatureSums
-from attention_zoo.ops.draws import integers
+from attention_zoo.ops.draws import gaussian_matrix, integers, orthogonal_features
 from attention_zoo.ops.feature_product.blocks import Features, Pull
-from attention_zoo.ops.sketches import gaussian_matrix, orthogonal_features
+from attention_zoo.ops.feature_product.tiles import padded
 from attention_zoo.registry import register
 
 if launching.HAS_TRITON:
     from attention_zoo.ops.decoding.triton import step_exponential
-    from attention_zoo.ops.exponential_features.triton import exponential_features
-    from attention_zoo.ops.feature_product.triton import padded
+    from attention_zoo.ops.random_features.triton import exponential_features
 
 CAUSAL_ALGORITHMS = ("block", "cumulative_sum")
 

@@ -9,9 +9,8 @@ from attention_zoo.checks import check_int, require
 from attention_zoo.dense import NormedDotProducts
 from attention_zoo.info import AttentionInfo
 from attention_zoo.ops import launching
-from attention_zoo.ops.masking import denominator, largest_magnitude, zero_hidden_
+from attention_zoo.ops.masking import denominator, largest_magnitude, power_, zero_hidden_
 from attention_zoo.ops.polynomial.tiles import HEAD_DIMS
-from attention_zoo.ops.powers import power_
 from attention_zoo.registry import register
 
 if launching.HAS_TRITON:

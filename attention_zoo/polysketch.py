@@ -16,18 +16,18 @@ from attention_zoo.info import AttentionInfo, Executed, UnsupportedError
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
+from attention_zoo.ops.draws import gaussian_matrix, sampled_hadamard
 from attention_zoo.ops.feature_product.blocks import Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.masking import zero_padding
-from attention_zoo.ops.random_sketch.tiles import why_unsupported as why_no_sketch
+from attention_zoo.ops.random_features.tiles import why_unsupported as why_no_sketch
 from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_networks
-from attention_zoo.ops.sketches import gaussian_matrix, sampled_hadamard
 from attention_zoo.registry import register
 
 if launching.HAS_TRITON:
     from attention_zoo.ops.decoding.triton import read_block, step_features, step_sketched
-    from attention_zoo.ops.random_sketch.triton import random_sketch
+    from attention_zoo.ops.random_features.triton import random_sketch
     from attention_zoo.ops.sketch_networks.triton import sketch_networks
 
 SKETCHES = ("gaussian", "learned", "srht")

@@ -4,6 +4,7 @@ It has one queue. The host's clock goes on by what each launch takes of it, the 
 `FakeGpu.install` puts both behind `torch.cuda`, `time` and `pynvml`.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -38,9 +39,6 @@ class FakeGpu:
             raise RuntimeError("called a synchronizing CUDA operation")
         self.synchronize()
 
-    def set_sync_debug_mode(self, mode):
-        self.sync_debug_mode = mode
-
     def launch(self, host_ns, device_ns):
         """A kernel."""
         self.host += host_ns
@@ -65,20 +63,24 @@ class FakeGpu:
 
     def install(self, monkeypatch):
         properties = types.SimpleNamespace(L2_cache_size=L2_BYTES, uuid=self.uuid)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.sync_debug_mode)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set_sync_debug_mode)
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(self))
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream())
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream())
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
-        monkeypatch.setattr(torch.cuda, "graph", lambda graph: graph)
+        of_cuda = {
+            "get_device_properties": lambda device=None: properties,
+            "synchronize": self.synchronize,
+            "_sleep": self.sleep,
+            "get_sync_debug_mode": lambda: self.sync_debug_mode,
+            "set_sync_debug_mode": lambda mode: setattr(self, "sync_debug_mode", mode),
+            "Event": lambda enable_timing: Event(self),
+            "Stream": Stream,
+            "stream": lambda stream: stream,
+            "current_stream": Stream,
+            "CUDAGraph": lambda: Graph(self),
+            "graph": lambda graph: graph,
+        }
+        for name, answer in of_cuda.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.setattr(time, "perf_counter_ns", lambda: int(self.host))
-        monkeypatch.setattr(time, "perf_counter", lambda: self.host / 1e9)
-        monkeypatch.setattr(time, "monotonic", lambda: self.host / 1e9)
+        for name in ("perf_counter", "monotonic"):
+            monkeypatch.setattr(time, name, lambda: self.host / 1e9)
         empty = torch.empty
         monkeypatch.setattr(
             torch, "empty", lambda *a, **kw: Flush(self) if kw.get("device") == CUDA else empty(*a, **kw)
@@ -109,15 +111,9 @@ class Event:
         return (end.at - self.at) / 1e6
 
 
-class Stream:
+class Stream(contextlib.nullcontext):
     def wait_stream(self, other):
         pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return False
 
 
 class Graph:

@@ -55,7 +55,6 @@ class Seeds:
     moved_by = 0
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Each way in which tests and the library are given seeds."""
         seeds, plain, of_numpy = self, torch.manual_seed, np.random.default_rng
 
         class Generator(torch.Generator):
@@ -106,7 +105,6 @@ class Ratios:
             self.note(error[at].item(), allowed[at].item(), actual.dtype)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        """Each way in which tests compare numbers."""
         of_torch, of_numpy, approx = torch.testing.assert_close, np.testing.assert_allclose, ApproxScalar.__eq__
 
         def assert_close(actual: Any, expected: Any, *args: Any, **given: Any) -> None:
@@ -115,8 +113,7 @@ class Ratios:
 
         def assert_allclose(actual: Any, desired: Any, rtol: float = 1e-7, atol: float = 0, **given: Any) -> None:
             of_numpy(actual, desired, rtol=rtol, atol=atol, **given)
-            given = [torch.from_numpy(np.asarray(x, dtype=np.float64).copy()) for x in (actual, desired)]
-            self.note_tensors(*given, rtol, atol)
+            self.note_tensors(*(torch.tensor(np.asarray(x, dtype=np.float64)) for x in (actual, desired)), rtol, atol)
 
         def equals(expected: Any, actual: Any) -> bool:
             tolerance = expected.tolerance
@@ -131,8 +128,6 @@ class Ratios:
 
 
 class Numerics:
-    """The plugin of a run with `--seeds`."""
-
     def __init__(self, seeds: int, slowest_s: float) -> None:
         self.seeds, self.slowest_s = seeds, slowest_s
         self.table: dict[tuple[str, str], tuple[float, int, str]] = {}
@@ -157,7 +152,6 @@ class Numerics:
         return result
 
     def repeat(self, item: pytest.Function, seed: int) -> None:
-        """With all seeds moved."""
         self.ratios.seed, self.drawn.moved_by = seed, 1000 * seed
         try:
             with patches_of_its_own(item):
@@ -169,7 +163,6 @@ class Numerics:
             self.drawn.moved_by = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst of each family and dtype."""
         for key, noted in report.user_properties:
             if key == KEY and report.when == "call":
                 runs, worst = noted
@@ -181,7 +174,6 @@ class Numerics:
                         self.table[at] = (ratio, seed, report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table."""
         for (family, dtype), (ratio, seed, test) in sorted(self.table.items()):
             words = "" if ratio < WORST else f"  {test}, seed {seed}"
             terminalreporter.write_line(f"{family:24} {dtype:10} {ratio:8.3f} in {self.runs[family]} runs{words}")
@@ -214,42 +206,32 @@ def family_of(test: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--seeds`, `--slowest`, `--worst-cases`."""
     parser.addoption("--seeds", type=int, help="run each test that compares numbers with so many seeds")
     parser.addoption("--slowest", type=float, default=np.inf, help="seconds after which a test is not repeated again")
     parser.addoption("--worst-cases", help="a file for the ids of the worst cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run without seeds knows nothing of this."""
     if config.getoption("seeds"):
         config.pluginmanager.register(Numerics(config.getoption("seeds"), config.getoption("slowest")))
 
 
 def settings() -> Iterator[dict[str, str]]:
-    """The instructions that this processor has, of PyTorch's kernels and of oneDNN's, and numbers of threads."""
-    has = torch.backends.cpu.get_cpu_capability()
+    """The instructions that this processor has, and numbers of threads."""
     known = ["default", "avx2", "avx512"]
-    best = known.index({"DEFAULT": "default", "AVX2": "avx2", "AVX512": "avx512"}.get(has, "default"))
-    for capability in known:
-        if known.index(capability) > best:
-            print(f"left out: {capability}, which this processor does not have", flush=True)
-        else:
-            for threads in (1, 2, 5):
-                yield {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": str(threads)}
-    for limit in ["SSE41", "AVX", "AVX2", "AVX512_CORE"][: best + 2]:
+    has = torch.backends.cpu.get_cpu_capability().lower()
+    for capability in known[: known.index(has) + 1 if has in known else 1]:
         for threads in (1, 2, 5):
-            yield {"ONEDNN_MAX_CPU_ISA": limit, "OMP_NUM_THREADS": str(threads)}
+            limit = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}[capability]
+            yield {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": limit, "OMP_NUM_THREADS": str(threads)}
 
 
 def run(arguments: list[str], **environment: str) -> int:
-    """The exit status of the tests."""
     command = [sys.executable, "-m", "pytest", "-m", "not slow and not commands and not faults and not gpu", *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
 
 
 def main() -> int:
-    """50 seeds as it is, then the worst cases elsewhere."""
     cases = ROOT / ".pytest_cache" / "worst_cases.json"
     cases.parent.mkdir(exist_ok=True)
     options = ["-n", "auto", "--dist", "worksteal", f"--slowest={SLOWEST_S}", f"--worst-cases={cases}"]

@@ -20,12 +20,10 @@ AT_ONCE_TF32, AT_ONCE_16_BITS = 8, 16
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--tensor-cores`."""
     parser.addoption("--tensor-cores", action="store_true", help="multiply as a GPU does where kernels are interpreted")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put them in the interpreter's place."""
     if config.getoption("tensor_cores"):
         from triton.runtime.interpreter import InterpreterBuilder
 

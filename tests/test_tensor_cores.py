@@ -15,14 +15,11 @@ def test_a_number_is_its_two_parts_but_for_what_no_11_bits_hold(x):
         assert not part.view(np.uint32)[0] & 0x1FFF
 
 
-def test_the_first_part_is_the_nearest():
-    assert parts(np.float32([1 + 2.0**-11]))[0] == 1 + 2.0**-10
-    assert parts(np.float32([1 + 2.0**-12]))[0] == 1
-
-
-def test_what_is_below_24_bits_is_dropped_towards_zero():
+def test_parts_are_the_nearest_and_what_is_below_24_bits_is_dropped_towards_zero():
+    assert [parts(np.float32([1 + 2.0**-n]))[0].item() for n in (11, 12)] == [1 + 2.0**-10, 1]
     assert cut(np.array([1 + 0.9 * ULP, -1 - 0.9 * ULP])).tolist() == [1, -1]
     assert np.float64(cut(np.array([0.1]))[0]) <= 0.1
+    assert three_products(np.float32([[np.inf]]), np.float32([[2.0]])) == np.inf
 
 
 def test_some_products_are_added_before_their_sum_is_cut():
@@ -42,7 +39,3 @@ def test_three_products_are_those_of_numbers_with_22_bits():
     assert 0 < error.max() < 2.0**-20
     one_product = multiplied(parts(one)[0], parts(other)[0], np.zeros((8, 8), np.float32), 8)
     assert (np.abs(one_product - exact) / terms).max() > 2.0**-14
-
-
-def test_infinity_times_a_number_is_infinity():
-    assert three_products(np.float32([[np.inf]]), np.float32([[2.0]])) == np.inf

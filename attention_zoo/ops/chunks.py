@@ -87,18 +87,10 @@ def _row_chunks(query: Tensor, key: Tensor, causal: bool, padding: Tensor | None
 
 class _WeightedValues(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        weights: Weights,
-        causal: bool,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        *parameters: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, weights: Weights, causal: bool, *tensors: Any) -> Tensor:
+        query, key, value, padding, *parameters = tensors
         ctx.weights, ctx.causal = weights, causal
-        ctx.save_for_backward(query, key, value, padding, *parameters)
+        ctx.save_for_backward(*tensors)
         out = torch.empty_like(query)
         for rows, keys, visible in _row_chunks(query, key, causal, padding):
             w, total = weights(query[:, :, rows], key[:, :, keys], visible, *parameters)

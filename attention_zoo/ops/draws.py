@@ -1,4 +1,7 @@
-"""Draws that follow from their generator alone: in float32 on its device, whatever the process's defaults are."""
+"""Draws that follow from their generator alone, whatever the process's defaults are, in float32 on its device.
+
+Among them are matrices for sketching tensor powers, and orthogonal random features.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,36 @@ def uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def integers(below: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """iid, from 0 on, int64."""
     return torch.randint(below, shape, generator=generator, device=generator.device)
+
+
+def gaussian_matrix(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """iid N(0, 1), `(rows, columns)`."""
+    return normal((rows, columns), generator)
+
+
+def hadamard(size: int) -> Tensor:
+    """The +-1 Walsh-Hadamard matrix of order `size`, a power of two."""
+    matrix = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+    while len(matrix) < size:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+def sampled_hadamard(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """`D H P`: random signs D, Walsh-Hadamard H, P samples `columns` columns with replacement; entries +-1."""
+    signs = integers(2, (rows, 1), generator).to(torch.float32) * 2 - 1
+    sampled = integers(rows, (columns,), generator)
+    return signs * hadamard(rows)[:, sampled]
+
+
+def orthogonal_features(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """`(rows, columns)`: blocks of `columns` orthogonal rows, each marginally N(0, I).
+
+    The signs of R make Q Haar distributed; without them LAPACK's convention biases the features.
+    """
+    blocks = []
+    for _ in range(-(-rows // columns)):
+        q, r = torch.linalg.qr(normal((columns, columns), generator, torch.float64))
+        blocks.append((q * r.diagonal().sign()).T)
+    norms = normal((rows, columns), generator, torch.float64).norm(dim=1, keepdim=True)
+    return (torch.cat(blocks)[:rows] * norms).float()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_zoo.ops.autocast import autocast
+from attention_zoo.ops.operators import autocast
 
 # The bias of a key that is not seen: below any score, and finite, so that a row of such keys is not NaN.
 HIDDEN = -1e30
@@ -68,20 +68,6 @@ def attend_with_column_norms(
     return _attend(query, key, value, hidden, scale, False, with_norms=True)
 
 
-def attend_by_reference(
-    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool = False, hidden: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of `attend` with all scores in memory."""
-    scores = (query @ key.mT * scale).to(torch.promote_types(query.dtype, torch.float32))
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, HIDDEN)
-    if causal:
-        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
-    out = scores.softmax(-1).to(value.dtype) @ value
-    lse = scores.logsumexp(-1)
-    return out.masked_fill(is_blind(lse)[..., None], 0), lse
-
-
 def is_blind(lse: Tensor) -> Tensor:
     """Which rows see no key."""
     return lse < HIDDEN / 2
@@ -114,6 +100,13 @@ def backend_of(query: Tensor, hidden: Tensor | None) -> str:
     return "flash" if query.device.type == "cpu" or (hidden is None and fits) else "efficient"
 
 
+class _Settings(NamedTuple):
+    scale: float
+    causal: bool
+    backend: str
+    with_norms: bool
+
+
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, scale: float, causal: bool, *, with_norms: bool
 ) -> tuple[Attended, Tensor]:
@@ -121,10 +114,10 @@ def _attend(
     h = query.shape[-1]
     if query.device.type != "cpu":
         query, key, value = (_aligned(x) for x in (query, key, value))
-    backend = backend_of(query, hidden)
+    settings = _Settings(scale, causal, backend_of(query, hidden), with_norms)
     bias = None if hidden is None else _bias(hidden, query, key.shape[2])
-    out, lse, norms = _Attend.apply(query, key, value, bias, scale, causal, backend, with_norms)
-    return Attended(out if out.shape[-1] == h else out[..., :h], lse, backend), norms
+    out, lse, norms = _Attend.apply(settings, query, key, value, bias)
+    return Attended(out if out.shape[-1] == h else out[..., :h], lse, settings.backend), norms
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -151,27 +144,19 @@ def _bias(hidden: Tensor, query: Tensor, keys: int) -> Tensor:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bias: Tensor | None,
-        scale: float,
-        causal: bool,
-        backend: str,
-        with_norms: bool,
+        ctx: Any, settings: _Settings, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         norms, rest = query.new_empty(0), []
-        if with_norms and query.device.type == "cpu":
-            out, lse, norms = _rows_and_norms(query, key, value, bias, scale)
+        if settings.with_norms and query.device.type == "cpu":
+            out, lse, norms = _rows_and_norms(query, key, value, bias, settings.scale)
         else:
-            out, lse, *rest = _forward(query, key, value, bias, scale, causal, backend)
-            if with_norms:
-                norms = _norms(query, key, bias, lse, scale)
+            out, lse, *rest = _forward(query, key, value, bias, settings)
+            if settings.with_norms:
+                norms = _norms(query, key, bias, lse, settings.scale)
         if bias is not None:
             _clear(out, is_blind(lse))
         ctx.save_for_backward(query, key, value, bias, out, lse, *rest)
-        ctx.settings, ctx.head_dim = (scale, causal, backend), query.shape[-1]
+        ctx.settings, ctx.head_dim = settings, query.shape[-1]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(norms)
         return out, lse, norms
@@ -186,9 +171,9 @@ class _Attend(torch.autograd.Function):
             d_out = d_out.masked_fill(is_blind(lse)[..., None], 0)
         if d_lse is not None:
             query, key, value, out, d_out = _with_lse_column(query, key, value, out, d_out, d_lse)
-        gradients = _backward(d_out, query, key, value, bias, out, lse, rest, *ctx.settings)
+        gradients = _backward((d_out, query, key, value), bias, out, lse, rest, ctx.settings)
         # Without the columns that were added.
-        return *(x[..., : ctx.head_dim] for x in gradients), None, None, None, None, None
+        return None, *(x[..., : ctx.head_dim] for x in gradients), None
 
 
 def _clear(out: Tensor, blind: Tensor) -> None:
@@ -239,48 +224,33 @@ def _with_lse_column(
     return query, key, value, out, d_out
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, causal: bool, backend: str
-) -> list[Tensor]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, settings: _Settings) -> list[Tensor]:
     """Output, log-sum-exp and whatever else the backward kernel wants."""
+    scale, causal, backend, _ = settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu
         return list(kernel(query, key, value, 0.0, causal, attn_mask=bias, scale=scale))
     if backend == "flash":
         out, lse, *rest = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
         return [out, lse, rest[4], rest[5]]
-    out, lse, *rest = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, 0.0, causal, scale=scale
-    )
+    kernel = aten._scaled_dot_product_efficient_attention
+    out, lse, *rest = kernel(query, key, value, bias, True, 0.0, causal, scale=scale)
     return [out, lse[..., : query.shape[2]].clamp_min(HIDDEN), *rest]
 
 
 def _backward(
-    d_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    rest: list[Tensor],
-    scale: float,
-    causal: bool,
-    backend: str,
+    inputs: tuple[Tensor, ...], bias: Tensor | None, out: Tensor, lse: Tensor, rest: list[Tensor], settings: _Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = d_out, query, key, value
+    """The gradients of query, key and value; the inputs are that of the output, and those three."""
+    (_, query, key, _), (scale, causal, backend, _) = inputs, settings
     if query.device.type == "cpu":
         kernel = aten._scaled_dot_product_flash_attention_for_cpu_backward
         return kernel(*inputs, out, lse, 0.0, causal, attn_mask=bias, scale=scale)
     if backend == "flash":
-        lengths = query.shape[2], key.shape[2]
-        return aten._scaled_dot_product_flash_attention_backward(
-            *inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale
-        )
+        lengths, kernel = (query.shape[2], key.shape[2]), aten._scaled_dot_product_flash_attention_backward
+        return kernel(*inputs, out, lse, None, None, *lengths, 0.0, causal, *rest, scale=scale)
     # As the kernel itself leaves them: rows that are none have infinity, and the heads of a row are side by side.
     lse = F.pad(lse, (0, -lse.shape[-1] % LSE_ROWS), value=torch.inf)
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    wanted = [True, True, True, False]
-    return aten._scaled_dot_product_efficient_attention_backward(
-        *inputs, bias, out, lse, *rest, 0.0, wanted, causal, scale=scale
-    )[:3]
+    wanted, kernel = [True, True, True, False], aten._scaled_dot_product_efficient_attention_backward
+    return kernel(*inputs, bias, out, lse, *rest, 0.0, wanted, causal, scale=scale)[:3]

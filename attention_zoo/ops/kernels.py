@@ -5,19 +5,22 @@ import triton.language as tl
 
 
 @triton.jit
-def rows_at(x, head, heads, rows, stride_batch, stride_head, stride_row):
-    """To the first number of each of some rows of a head of x `(batch, heads, n, width)`: `(rows, 1)`.
+def first_of_rows(x, head, heads, rows):
+    """To the first number of each of some rows of a head of x, `Rows` `(batch, heads, n, width)`: `(rows, 1)`.
 
     Heads are counted through the batch; sizes are of 64 bits.
     """
-    first = x + (head // heads).to(tl.int64) * stride_batch + (head % heads).to(tl.int64) * stride_head
-    return first + rows[:, None].to(tl.int64) * stride_row
+    first = x.data + (head // heads).to(tl.int64) * x.batch_stride + (head % heads).to(tl.int64) * x.head_stride
+    return first + rows[:, None].to(tl.int64) * x.row_stride
 
 
 @triton.jit
-def first_of_rows(x, head, heads, rows):
-    """`rows_at` of x as `launching.Rows`."""
-    return rows_at(x.data, head, heads, rows, x.batch_stride, x.head_stride, x.row_stride)
+def own_rows(x, heads, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    """A program's head, its rows of x and what they hold."""
+    tiles = tl.cdiv(x.rows, BLOCK_T)
+    head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
+    source = first_of_rows(x, head, heads, rows) + tl.arange(0, WIDTH)[None, :]
+    return head, rows, tl.load(source, (rows < x.rows)[:, None], 0.0)
 
 
 @triton.jit

@@ -50,15 +50,6 @@ class Configuration(NamedTuple):
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
-def configurations(names: str, *rows: tuple[int, ...]) -> tuple[Configuration, ...]:
-    """One of each row: sizes in the order of their names, which spaces separate, then warps and stages."""
-    sizes = names.split()
-    return tuple(
-        Configuration(dict(zip(sizes, row, strict=False)), *row[len(sizes) :])  # type: ignore[arg-type]
-        for row in rows
-    )
-
-
 class Row(NamedTuple):
     """A configuration of a kernel and where it is used: architectures, bits of a number, the most each size may be.
 

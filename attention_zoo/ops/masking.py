@@ -1,4 +1,4 @@
-"""Masks, and normalisers that survive rows in which everything is masked."""
+"""Masks, powers of weights, and normalisers that survive rows in which everything is masked."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def zero_hidden_(weights: Tensor, visible: Tensor | None) -> Tensor:
     if visible is not None:
         weights[..., weights.shape[-1] - visible.shape[-1] :].masked_fill_(~visible, 0)
     return weights
+
+
+def power_(x: Tensor, degree: int) -> Tensor:
+    """`x^degree` in place, by squaring where it can."""
+    while degree % 2 == 0:
+        x, degree = x.square_(), degree // 2
+    return x if degree == 1 else x.pow_(degree)
 
 
 def largest_magnitude(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Custom operators: `torch.compile` and autograd take a launch of kernels as one operation whose shapes they know."""
+"""Custom operators, which `torch.compile` and autograd take as one operation, and autocast of their inputs."""
 
 from __future__ import annotations
 
@@ -51,15 +51,13 @@ def register_with_gradient(
     empty for those that are None: `like(...)`.
 
     Args:
-        name: of the operator.
+        name: of the operator; `shapes` is as in `register`, of the forward pass.
         forward: runs the kernels of the forward pass.
         backward: runs those of the backward pass; the gradient of an output that is not used is None.
-        shapes: as in `register`, of the forward pass.
         tensors: types and names of the arguments that are tensors, as in `Tensor x, Tensor? bias`.
         settings: likewise of the others, as in `float eps, bool causal`.
         gradients: how many of the tensors, from the first on, have a gradient.
-        outputs: how many results the forward pass has.
-        differentiable: how many of them, from the first on, have a gradient.
+        outputs: how many results the forward pass has; `differentiable` of them, the first ones, have a gradient.
         saves_outputs: whether the backward pass reads the results.
         saved: takes the arguments and the results and returns other tensors to save, as many as there are.
     """
@@ -103,3 +101,16 @@ def like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 def _results(number: int) -> str:
     return "Tensor" if number == 1 else f"({', '.join(['Tensor'] * number)})"
+
+
+def has_autocast(device: str) -> bool:
+    """As `torch.amp.is_autocast_available`, which code compiled by PyTorch 2.11 cannot ask."""
+    return device != "meta"
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What `F.scaled_dot_product_attention` does to its arguments under autocast."""
+    device = tensors[0].device.type
+    if not has_autocast(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in tensors)

@@ -18,9 +18,8 @@ from attention_zoo.checks import check_int
 from attention_zoo.info import AttentionInfo
 from attention_zoo.linformer import Linformer
 from attention_zoo.nystromformer import Nystromformer, iterated_inverse
-from attention_zoo.ops.draws import normal
+from attention_zoo.ops.draws import normal, orthogonal_features
 from attention_zoo.ops.masking import masked_softmax, zero_padding
-from attention_zoo.ops.sketches import orthogonal_features
 from attention_zoo.performer import Performer
 from attention_zoo.reformer import Reformer
 from attention_zoo.registry import register

@@ -6,7 +6,7 @@ import torch
 from performer_pytorch import performer_pytorch
 from small import HEADS, H, assert_close, maker, sized
 
-from attention_zoo.ops.sketches import orthogonal_features
+from attention_zoo.ops.draws import orthogonal_features
 
 N, M = 13, 6
 qkv, make = sized(N), maker("performer", num_features=M)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from small import assert_close, maker, sized
 
-from attention_zoo.ops.sketches import hadamard
+from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
 from bench.measures.flops import count
 

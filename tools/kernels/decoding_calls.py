@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attention_zoo.ops.decoding import triton
 from attention_zoo.ops.decoding.tiles import rows_of_part
 from tools.kernels.call import Call
 
@@ -39,51 +40,41 @@ def _calls() -> Iterator[Call]:
 
 
 def _linear(dtype: torch.dtype, h: int, device: torch.device) -> Launch:
-    from attention_zoo.ops.decoding.triton import launch_featured_step
-
     sums, rows = _sums(BATCH, h, h, device)
     query, key, value = _tokens(BATCH, h, dtype, device)
-    return lambda: launch_featured_step(sums, value, query, key, 1e-6, rows, 1, True)
+    return lambda: triton.launch_featured_step(sums, value, query, key, 1e-6, rows, 1, True)
 
 
 def _performer(dtype: torch.dtype, h: int, m: int, device: torch.device) -> Launch:
-    from attention_zoo.ops.decoding.triton import launch_exponential_step
-
     sums, rows = _sums(BATCH, h, m, device)
     query, key, value = _tokens(BATCH, h, dtype, device)
     log_scale = torch.zeros(BATCH, HEADS, h // rows, device=device)
     projection = torch.randn(m, h, device=device)
-    return lambda: launch_exponential_step(sums, value, log_scale, query, key, projection, h**-0.25, 1e-6, rows)
+    return lambda: triton.launch_exponential_step(sums, value, log_scale, query, key, projection, h**-0.25, 1e-6, rows)
 
 
 def _polysketch(dtype: torch.dtype, h: int, r: int, batch: int, device: torch.device) -> Launch:
-    from attention_zoo.ops.decoding.triton import launch_sketched_step
-
     sums, rows = _sums(batch, h, r * (r + 1) // 2, device)
     query, key, value = _tokens(batch, h, dtype, device)
     matrices = torch.randn(1, h, 2, r, device=device)
     weight, bias = torch.ones(h, device=device), torch.zeros(h, device=device)
     rest = matrices, weight, bias, 1e-5, r**-0.5, 1.0, rows
-    return lambda: launch_sketched_step(sums, value, query, key, *rest)
+    return lambda: triton.launch_sketched_step(sums, value, query, key, *rest)
 
 
 def _features(dtype: torch.dtype, h: int, r: int, device: torch.device) -> Launch:
-    from attention_zoo.ops.decoding.triton import launch_featured_step
-
     sums, rows = _sums(BATCH, h, r * (r + 1) // 2, device)
     (value,) = _tokens(BATCH, h, dtype, device, 1)
     query, key = torch.randn(BATCH, HEADS, 2, r, device=device, dtype=dtype).unbind(2)
-    return lambda: launch_featured_step(sums, value, query, key, 1.0, rows, 2, False)
+    return lambda: triton.launch_featured_step(sums, value, query, key, 1.0, rows, 2, False)
 
 
 def _local(dtype: torch.dtype, h: int, r: int, device: torch.device) -> Launch:
-    from attention_zoo.ops.decoding.triton import launch_block_read
-
     sums = torch.randn(BATCH * HEADS, h + 1, r * (r + 1) // 2, device=device)
     (query,), (features,) = (_tokens(BATCH, dim, dtype, device, 1) for dim in (h, r))
     both = torch.randn(BATCH, HEADS, BLOCK, h + r, device=device, dtype=dtype)
     values = torch.randn(BATCH, HEADS, BLOCK, h, device=device, dtype=dtype)
-    return lambda: launch_block_read(sums, query, features, both[..., :h], values, 4, 1.0)
+    return lambda: triton.launch_block_read(sums, query, features, both[..., :h], values, 4, 1.0)
 
 
 def _sums(batch: int, h: int, width: int, device: torch.device) -> tuple[Tensor, int]:

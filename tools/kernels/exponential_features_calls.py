@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from attention_zoo.ops.feature_product.tiles import padded
+from attention_zoo.ops.random_features import triton
 from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
@@ -23,26 +25,18 @@ def _calls(m: int, width: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Cal
     shape = shape_name(f"m{m} h{width}", dtype)
 
     def given(device: torch.device) -> tuple[Any, ...]:
-        from attention_zoo.ops.exponential_features.triton import parts
-
         x = normal(device, 1, HEADS, SEQ_LEN, width).to(dtype)
-        return x, *parts(normal(device, m, width), dtype), width**-0.25
+        return x, *triton.parts(normal(device, m, width), dtype), width**-0.25
 
     def forward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.exponential_features import triton
-        from attention_zoo.ops.feature_product.triton import padded
-
         arguments = (*given(device), 1e-6, padded(m))
-        return lambda: triton.launch(*arguments)
+        return lambda: triton.launch_features(*arguments)
 
     def backward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.exponential_features import triton
-        from attention_zoo.ops.feature_product.triton import padded
-
         arguments = (*given(device), 1e-6, padded(m))
         d_features = normal(device, 1, HEADS, SEQ_LEN, padded(m)).to(dtype)
         d_log_scale = normal(device, 1, HEADS, SEQ_LEN)
-        return lambda: triton.launch_backward(d_features, d_log_scale, *arguments)
+        return lambda: triton.launch_features_backward(d_features, d_log_scale, *arguments)
 
     return (
         Call(f"exponential features forward {shape}", dtype, forward),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.feature_product import triton
+from attention_zoo.ops.feature_product import tiles, triton
 from tools.kernels.call import Call, shape_name
 
 HEADS = 12
@@ -49,7 +49,7 @@ class Case:
     @property
     def rows(self) -> int:
         """Of a chunk."""
-        return self.block_size or triton.default_block_size(self.length, self.r, self.degree)
+        return self.block_size or tiles.default_block_size(self.length, self.r, self.degree)
 
     @property
     def reads_sums(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attention_zoo.ops.polynomial.triton import Forward, Norm, launch_backward, launch_forward
+from attention_zoo.ops.polynomial.triton import Forward, Norm, Settings, launch_backward, launch_forward
 from tools.kernels.call import Call
 
 HEADS, LENGTH = 12, 4096
@@ -38,12 +38,12 @@ def _call(of_pass: str, degree: int, head_dim: int, causal: bool, dtype: torch.d
             torch.randn(1, HEADS, LENGTH, head_dim, device=device, dtype=dtype) for _ in range(4)
         )
         norm = Norm(torch.ones(head_dim, device=device), torch.zeros(head_dim, device=device), 1e-5)
-        scale = head_dim**-0.5
+        settings = Settings(degree, head_dim**-0.5, 1.0, causal)
         if of_pass == "forward":
-            return lambda: launch_forward(query, key, value, norm, None, degree, scale, 1.0, causal)
+            return lambda: launch_forward(query, key, value, norm, None, settings)
         # What the forward pass leaves behind, without running it: it may be compiled by itself.
         denominator, unit = (torch.full(query.shape[:3], x, device=device) for x in (float(LENGTH), 1.0))
         passed = Forward(torch.randn_like(value), denominator, query * head_dim**-0.25, key * head_dim**-0.25, unit)
-        return lambda: launch_backward(d_out, query, key, value, norm, passed, degree, scale, causal)
+        return lambda: launch_backward(d_out, query, key, value, norm, passed, settings)
 
     return Call(name, dtype, make)

@@ -83,12 +83,12 @@ def _sketches(p: Product, *, backward: bool = False) -> list[Kernel]:
 
 def useful(p: Product, backward: bool) -> float:
     """FLOPs of the packed product, with the causal half of each chunk: 2 D h for each side, once more for sums."""
-    far = p.rows * (1 - 1 / p.chunks)
-    near = p.rows * p.b
-    forward = far * 4 * p.width * H + near * (p.r + H)
+    inter = p.rows * (1 - 1 / p.chunks)
+    intra = p.rows * p.b
+    forward = inter * 4 * p.width * H + intra * (p.r + H)
     return (
         forward
-        + (far * (4 * p.width * H + 4 * p.r**2 * H + 2 * p.width * H) + near * (3 * p.r + 2 * H) * 1.0) * backward
+        + (inter * (4 * p.width * H + 4 * p.r**2 * H + 2 * p.width * H) + intra * (3 * p.r + 2 * H) * 1.0) * backward
     )
 
 
@@ -185,7 +185,7 @@ def _output(p: Product, *, backward: bool = False) -> Kernel:
     loops = [Loop(how.loops[0], reads * p.width / 128, 2.0 * block_t * 128 * H, 128 * H * 2 + block_t * 2 * SECTOR)]
     own = 0.0 if p.chunks > 1 else 1.0
     if not backward:
-        loops += _near(p, how.loops[1:], block_t, how.tiles["block_n"], p.r + H, p.r + H)
+        loops += _intra_chunk(p, how.loops[1:], block_t, how.tiles["block_n"], p.r + H, p.r + H)
     blocks = p.rows // block_t
     return Kernel(
         "square_output (values)" if backward else "square_output",
@@ -202,7 +202,7 @@ def _output(p: Product, *, backward: bool = False) -> Kernel:
     )
 
 
-def _near(p: Product, codes: Sequence[Code], block_t: int, block_n: int, flops: int, loaded: int) -> list[Loop]:
+def _intra_chunk(p: Product, codes: Sequence[Code], block_t: int, block_n: int, flops: int, loaded: int) -> list[Loop]:
     """The loops over the keys of a tile's own chunk: those before the tile, and those on the diagonal."""
     before = (p.b / block_t - 1) / 2 * max(1.0, block_t / block_n)
     diagonal = max(1.0, block_t / block_n)
@@ -213,13 +213,16 @@ def _near(p: Product, codes: Sequence[Code], block_t: int, block_n: int, flops: 
 
 
 def _backward(p: Product) -> list[Kernel]:
-    near = [_near_gradient(p, "near_query_kernel", 2 * p.r + H), _near_gradient(p, "near_key_kernel", 2 * p.r + 2 * H)]
+    intra = [
+        _intra_chunk_gradient(p, "intra_chunk_query_kernel", 2 * p.r + H),
+        _intra_chunk_gradient(p, "intra_chunk_key_kernel", 2 * p.r + 2 * H),
+    ]
     if p.chunks == 1:
-        return [_divide(p), *near]
+        return [_divide(p), *intra]
     packed, permuted = p.width * H * 2, p.r * H * p.r * 2
     return [
         _divide(p),
-        *near,
+        *intra,
         *_sums(p, backward=True, stores=permuted),
         _gradient(p, ""),
         *_sums(p, backward=True, second=True, stores=packed + permuted),
@@ -234,11 +237,11 @@ def _divide(p: Product) -> Kernel:
     return Kernel("divide", p.rows // how.tiles["block_t"], how.warps, how.resident, moved, edges=how.edges)
 
 
-def _near_gradient(p: Product, kernel: str, flops: int) -> Kernel:
+def _intra_chunk_gradient(p: Product, kernel: str, flops: int) -> Kernel:
     how = p.compiled(True, kernel)
     block_t, block_n = how.tiles["block_t"], how.tiles["block_n"]
-    loops = _near(p, how.loops, block_t, block_n, flops, p.r + H)
-    outputs = p.r if kernel == "near_query_kernel" else p.r + H
+    loops = _intra_chunk(p, how.loops, block_t, block_n, flops, p.r + H)
+    outputs = p.r if kernel == "intra_chunk_query_kernel" else p.r + H
     return Kernel(
         kernel.removesuffix("_kernel"),
         blocks=p.rows // max(block_t, block_n),

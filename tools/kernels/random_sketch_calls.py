@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_zoo.ops.random_features import triton
 from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
@@ -33,16 +34,12 @@ def _calls(
         return *(inputs if count > 1 else [*inputs, None]), *norm, matrices, r**-0.5, 1e-5
 
     def forward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.random_sketch import triton
-
         arguments = given(device)
-        return lambda: triton.launch(*arguments)
+        return lambda: triton.launch_sketch(*arguments)
 
     def backward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.random_sketch import triton
-
         arguments, grad = given(device), normal(device, 1, HEADS, SEQ_LEN, r).to(dtype)
-        return lambda: triton.launch_backward(grad, *arguments)
+        return lambda: triton.launch_sketch_backward(grad, *arguments)
 
     return (
         Call(f"random sketch forward {shape}", dtype, forward),

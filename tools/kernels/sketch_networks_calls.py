@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_zoo.ops.sketch_networks import triton
 from tools.kernels.call import Call, normal, shape_name
 
 HEADS, SEQ_LEN = 12, 32768
@@ -29,15 +30,11 @@ def _calls(
     shape = shape_name(f"r{r} h{width}", dtype, groups, count)
 
     def forward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.sketch_networks import triton
-
         inputs, weights = _inputs(device, width, r, dtype, groups, count)
         out = torch.empty(groups, HEADS // groups, SEQ_LEN, r, device=device, dtype=dtype)
         return lambda: triton.launch_networks(inputs, weights, out)
 
     def backward(device: torch.device) -> Callable[[], Any]:
-        from attention_zoo.ops.sketch_networks import triton
-
         inputs, weights = _inputs(device, width, r, dtype, groups, count)
         d_out = normal(device, groups, HEADS // groups, SEQ_LEN, r).to(dtype)
         return lambda: triton.gradients(d_out, inputs, weights)

@@ -1,15 +1,13 @@
 """The fastest configuration of each kernel, found on a GPU: `python -m tools.kernels.tune` prints rows of a table.
 
-The candidates are what an operation's `tiles.py` names in `CANDIDATES: dict[kernel, tuple[Configuration, ...]]`.
+The candidates are those of an operation's `tiles.py` and their neighbours: what does not compile is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
-import pkgutil
 import re
 import statistics
 import sys
@@ -21,7 +19,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import attention_zoo.ops
 from attention_zoo.ops import launching
 from attention_zoo.ops.launching import Configuration, Row
 from bench.common import signals
@@ -130,18 +127,14 @@ def lookups(call: Call, device: torch.device) -> tuple[list[Lookup], Any]:
     return list(found.values()), result
 
 
-def candidates(lookup: Lookup) -> tuple[Configuration, ...]:
-    """What the module of a table says is worth trying."""
-    for tiles in _tables():
-        if tiles.ROWS is lookup.table:
-            return getattr(tiles, "CANDIDATES", {}).get(lookup.kernel, ())
-    return ()
-
-
-def _tables() -> Iterator[Any]:
-    for module in pkgutil.walk_packages(attention_zoo.ops.__path__, "attention_zoo.ops."):
-        if module.name.endswith(".tiles"):
-            yield importlib.import_module(module.name)
+def candidates(lookup: Lookup) -> list[Configuration]:
+    """What is worth trying: all of the table for this kernel, half and twice of each number of the one it gets."""
+    own = lookup.configuration
+    tried = [row.configuration for row in lookup.table if row.kernel == lookup.kernel]
+    for factor in (0.5, 2):
+        tried += [own._replace(tiles={**own.tiles, name: int(factor * size)}) for name, size in own.tiles.items()]
+        tried.append(own._replace(num_warps=int(factor * own.num_warps)))
+    return [*tried, own._replace(num_stages=own.num_stages + 1), own._replace(num_stages=max(1, own.num_stages - 1))]
 
 
 @contextlib.contextmanager

@@ -53,20 +53,9 @@ def _divided(out, weight, bias):
 
 @triton.jit
 def _stepped(
-    part,
-    tile,
-    normaliser,
-    query,
-    key,
-    value,
-    decay,
-    bias,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEGREE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    part, tile, normaliser, query, key, value, decay, bias,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, DEGREE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Adds the key to a part of the state, whose first tile was loaded, and reads it by the query: `(ROWS,)`."""
     total = part + ROWS * WIDTH
     rows = tl.arange(0, ROWS)
@@ -105,16 +94,9 @@ def _write(out, head, first_row, stepped, HEAD_DIM: tl.constexpr, ROWS: tl.const
 
 @triton.jit
 def _begin(
-    sums,
-    value,
-    value_batch,
-    value_head,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums, value, value_batch, value_head,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The program's head, the first of its rows, its part of the state, the first tile of this and its values."""
     head, first_row, part = _place(sums, HEAD_DIM, WIDTH, ROWS)
     tile, normaliser = _tile(part, part + ROWS * WIDTH, 0, WIDTH, ROWS, BLOCK)
@@ -124,28 +106,10 @@ def _begin(
 
 @triton.jit
 def featured_step(
-    sums,
-    query,
-    key,
-    value,
-    out,
-    query_batch,
-    query_head,
-    key_batch,
-    key_head,
-    value_batch,
-    value_head,
-    bias,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEGREE: tl.constexpr,
-    ELU: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    sums, query, key, value, out, query_batch, query_head, key_batch, key_head, value_batch, value_head, bias,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    DEGREE: tl.constexpr, ELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """A step of features x, or of `elu(x) + 1` with ELU."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
@@ -172,34 +136,12 @@ def _normed(x, norm_weight, norm_bias, norm_eps, SIZE: tl.constexpr, PADDED: tl.
 
 @triton.jit
 def sketched_step(
-    sums,
-    query,
-    key,
-    value,
-    out,
-    matrices,
-    norm_weight,
-    norm_bias,
-    query_batch,
-    query_head,
-    key_batch,
-    key_head,
-    value_batch,
-    value_head,
-    norm_eps,
-    scale,
-    bias,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_HEAD_DIM: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NORMED: tl.constexpr,
-    SHARED: tl.constexpr,
-    ROWS: tl.constexpr,
+    sums, query, key, value, out, matrices, norm_weight, norm_bias, query_batch, query_head, key_batch, key_head,
+    value_batch, value_head, norm_eps, scale, bias,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_HEAD_DIM: tl.constexpr, SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """A step of `scale (x G1) o (x G2)` tensored with itself, x normed with NORMED."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, WIDTH, ROWS, BLOCK
@@ -224,30 +166,11 @@ def sketched_step(
 
 @triton.jit
 def exponential_step(
-    sums,
-    log_scale,
-    query,
-    key,
-    value,
-    out,
-    projection,
-    query_batch,
-    query_head,
-    key_batch,
-    key_head,
-    value_batch,
-    value_head,
-    root,
-    eps,
-    factor,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-):
+    sums, log_scale, query, key, value, out, projection, query_batch, query_head, key_batch, key_head, value_batch,
+    value_head, root, eps, factor,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
     """A step of `exp(w x root - |x root|^2 / 2)`, relative to its largest, plus eps; the sums to the largest so far."""
     head, first_row, part, tile, normaliser, v = _begin(
         sums, value, value_batch, value_head, HEADS, HEAD_DIM, SIZE, ROWS, BLOCK
@@ -300,16 +223,9 @@ def _inter_chunk(
 
 @triton.jit
 def _keys_and_values(
-    keys,
-    values,
-    start,
-    length,
-    key_row,
-    HEAD_DIM: tl.constexpr,
-    PADDED_HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    keys, values, start, length, key_row,
+    HEAD_DIM: tl.constexpr, PADDED_HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Keys of a block, `(BLOCK_N, PADDED_HEAD_DIM)`, and rows of their values; zeros beyond its length."""
     tokens, index, rows = start + tl.arange(0, BLOCK_N), tl.arange(0, PADDED_HEAD_DIM), tl.arange(0, ROWS)
     inside = (tokens < length)[:, None]
@@ -321,27 +237,10 @@ def _keys_and_values(
 
 @triton.jit(do_not_specialize=["length"])
 def block_read(
-    sums,
-    features,
-    query,
-    keys,
-    values,
-    out,
-    key_head,
-    key_row,
-    value_head,
-    length,
-    bias,
-    HEAD_DIM: tl.constexpr,
-    PADDED_HEAD_DIM: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SQUARINGS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    sums, features, query, keys, values, out, key_head, key_row, value_head, length, bias,
+    HEAD_DIM: tl.constexpr, PADDED_HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, SQUARINGS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Weights of features before the block and `<query, key>^(2^SQUARINGS)` inside it, times the values, divided."""
     program = tl.program_id(0).to(tl.int64)
     parts: tl.constexpr = HEAD_DIM // ROWS

@@ -11,8 +11,7 @@ from torch import Tensor
 from attention_zoo.ops import launching
 from attention_zoo.ops.decoding.tiles import rows_of_part
 from attention_zoo.ops.feature_product.reference import divide_by_last, slices
-from attention_zoo.ops.masking import visible_rows
-from attention_zoo.ops.powers import power_
+from attention_zoo.ops.masking import power_, visible_rows
 
 # Keys whose tensored features are in memory together while a prompt is summed.
 ROWS = 128
@@ -312,13 +311,9 @@ class BlockState(State):
         return torch.cat(outputs, 2)
 
     def read(self, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-        """For the last tokens, all of the current block: exact weights inside it, those of features before it.
+        """For the last tokens, all of the current block: weights `<query, key>^degree` inside it, of features before.
 
-        Args:
-            query: of these tokens, `(batch, heads, tokens, head_dim)`; their weights are `<query, key>^degree`.
-            features: of these tokens, `(batch, heads, tokens, features)`.
-            degree: p.
-            bias: added to the sum of a row.
+        Their query is `(batch, heads, tokens, head_dim)`, the features are `(batch, heads, tokens, features)`.
         """
         summed = self.sums.product(features).squeeze(-2)
         precision = summed.dtype

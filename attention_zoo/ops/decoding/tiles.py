@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.launching import Configuration, Row
 
 # A part's normaliser is read with it: parts of wide sums, long enough already, have fewer rows for more programs.
 WIDE = 256
@@ -25,16 +25,6 @@ ROWS: tuple[Row, ...] = (
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 4, 1), at_most={"head_dim": 64}),
     Row("block_read", Configuration({"BLOCK": 128, "BLOCK_N": 64}, 8, 1)),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    "featured_step": configurations("BLOCK", (64, 2, 1), (64, 4, 1), (128, 4, 1), (256, 8, 1)),
-    "sketched_step": configurations("BLOCK", (64, 2, 1), (64, 4, 1), (128, 4, 1), (256, 8, 1)),
-    "exponential_step": configurations(
-        "BLOCK BLOCK_DIM", *((64, 16, 2, 1), (64, 16, 4, 1), (128, 16, 4, 1), (256, 16, 8, 1))
-    ),
-    "block_read": configurations("BLOCK BLOCK_N", (64, 64, 2, 1), (64, 64, 4, 1), (128, 64, 4, 1), (256, 64, 8, 1)),
-}
 
 
 def rows_of_part(head_dim: int, width: int) -> int:

@@ -1,7 +1,9 @@
 """Steps of decoding by Triton kernels: one launch that updates the state in place and reads it, once over its memory.
 
-The states are those of `states`, made on a GPU. Nothing waits for the device, and no number that changes from step to
-step is an argument, but the length of an exact block: a step of the others can be captured in a CUDA graph.
+The states are those of `states`, made on a GPU with `split`, but for `read_block`. A query, key or value is
+`(batch, heads, 1, head_dim)`, and so is what is returned, in the dtype of the values. Nothing waits for the device, and
+no number that changes from step to step is an argument, but the length of an exact block: a step of the others can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,16 +23,7 @@ from attention_zoo.ops.operators import register
 
 
 def step_linear(state: FeatureSums, query: Tensor, key: Tensor, value: Tensor, *, eps: float) -> Tensor:
-    """`FeatureSums.next` with the features `elu(x) + 1` (Katharopoulos et al. 2020, equation 7).
-
-    Args:
-        state: made with `split`; updated in place.
-        query: `(batch, heads, 1, head_dim)`; so are `key` and `value`.
-        eps: added to the sum of the weights.
-
-    Returns:
-        `(batch, heads, 1, head_dim)` in the dtype of the value.
-    """
+    """`FeatureSums.next` with the features `elu(x) + 1` (Katharopoulos et al. 2020, equation 7)."""
     state.length += 1
     return _featured_step(state.sums, value, query, key, eps, state.rows, 1, True)
 
@@ -55,18 +48,8 @@ def step_sketched(
 ) -> Tensor:
     """`FeatureSums.next` with a sketch of degree 2 of the normed token, tensored with itself.
 
-    PolySketchFormer (ICML version), Algorithm 1.
-
-    Args:
-        state: of degree 2, made with `split`; updated in place.
-        query: `(batch, heads, 1, head_dim)`; so are `key` and `value`.
-        matrices: G1 and G2, `(1 or heads, head_dim, 2, r)`.
-        norm: of queries and keys; None is none.
-        scale: of the features, `sqrt(1 / r)` times that of the scores.
-        bias: added to the sum of the weights.
-
-    Returns:
-        `(batch, heads, 1, head_dim)` in the dtype of the value.
+    PolySketchFormer (ICML version), Algorithm 1. `matrices` are G1 and G2, `(1 or heads, head_dim, 2, r)`; `scale` is
+    of the features, `sqrt(1 / r)` times that of the scores.
     """
     state.length += 1
     weight, shift, norm_eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
@@ -78,17 +61,8 @@ def step_exponential(
 ) -> Tensor:
     """`FeatureSums.next` with the stabilised positive random features of performer, and their running maximum.
 
-    Choromanski et al. 2021, section 2.3.
-
-    Args:
-        state: made with `scaled` and `split`; updated in place.
-        query: `(batch, heads, 1, head_dim)`; so are `key` and `value`.
-        projection: `(features, head_dim)`.
-        scale: c in `exp(c <q, k>)`.
-        eps: added to every feature, relative to the largest.
-
-    Returns:
-        `(batch, heads, 1, head_dim)` in the dtype of the value.
+    Choromanski et al. 2021, section 2.3, of `exp(scale <q, k>)`. The projection is `(features, head_dim)`; eps is added
+    to every feature, relative to the largest.
     """
     assert state.log_scale is not None
     state.length += 1
@@ -96,18 +70,7 @@ def step_exponential(
 
 
 def read_block(state: BlockState, query: Tensor, features: Tensor, degree: int, bias: float) -> Tensor:
-    """`BlockState.read`.
-
-    Args:
-        state: with at least a token in its block.
-        query: for the exact weights, `(batch, heads, 1, head_dim)`.
-        features: of the query, `(batch, heads, 1, r)`.
-        degree: of the exact weights, a power of two.
-        bias: added to the sum of the weights.
-
-    Returns:
-        `(batch, heads, 1, head_dim)` in the dtype of the values.
-    """
+    """`BlockState.read` for one query and its features `(batch, heads, 1, r)`, of exact weights of a power of two."""
     return _block_read(state.sums.sums, query, features, state.block.keys, state.block.values, degree, bias)
 
 
@@ -120,14 +83,7 @@ def _launch(kernel: Any, programs: int, *arguments: Any, sizes: dict[str, Any], 
 
 
 def launch_featured_step(
-    sums: Tensor,
-    value: Tensor,
-    query: Tensor,
-    key: Tensor,
-    bias: float,
-    rows: int,
-    degree: int,
-    elu: bool,
+    sums: Tensor, value: Tensor, query: Tensor, key: Tensor, bias: float, rows: int, degree: int, elu: bool
 ) -> Tensor:
     """A step of features `(batch, heads, ..., features)`, or of `elu(x) + 1` of them."""
     value, query, key = map(launching.by_rows, (value, query, key))

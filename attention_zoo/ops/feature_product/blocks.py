@@ -1,4 +1,4 @@
-"""Features of queries and keys, some blocks of them at a time, and how their gradients are pulled back."""
+"""Features of queries and keys, some blocks of them at a time, and sums over blocks, which others read instead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attention_zoo.ops.feature_product.feature_maps import Plain, Squares
-from attention_zoo.ops.feature_product.reference import default_block_size, product_flops, slices
+from attention_zoo.ops.feature_product.feature_maps import Plain, Squares, add_product, at_least_float32
+from attention_zoo.ops.feature_product.reference import (
+    Scales,
+    default_block_size,
+    next_scales,
+    product_flops,
+    scaled,
+    slices,
+)
 
 # Of padding: finite, and below that of any key.
 LEAST = -1e30
@@ -119,20 +126,23 @@ class Settings(NamedTuple):
         """The rows of x `(heads, n, ...)` whose features are computed together: some blocks."""
         return list(slices(x.shape[1], self.chunk_size))
 
-    def features(self, x: Tensor, inputs: Inputs, rows: slice) -> Featured:
-        """Of some queries or keys x; `(heads, rows, r)` and `(heads, rows)`."""
-        features, log_scale = self.function(x[:, rows].unflatten(0, (-1, self.heads)), inputs.parameters)
-        return features.flatten(0, 1), None if log_scale is None else log_scale.flatten(0, 1)
+    def features(
+        self, x: Tensor, inputs: Inputs, rows: slice, *, with_pull: bool
+    ) -> tuple[Tensor, Tensor | None, Pull]:
+        """Of some queries or keys x, `(heads, rows, r)` and `(heads, rows)`.
 
-    def with_pull(self, x: Tensor, inputs: Inputs, rows: slice) -> tuple[Tensor, Tensor | None, Pull]:
-        """`features`, and from the gradients of both those of the rows and of the parameters that have one."""
-        some = x[:, rows].unflatten(0, (-1, self.heads))
-        if self.closed_form is None or any(p.requires_grad for p in inputs.parameters):
+        With `pull`, from the gradients of both, those of the rows and of the parameters that have one.
+        """
+        some, pull_back = x[:, rows].unflatten(0, (-1, self.heads)), None
+        if not with_pull:
+            features, log_scale = self.function(some, inputs.parameters)
+        elif self.closed_form is None or any(p.requires_grad for p in inputs.parameters):
             features, log_scale, pull_back = _by_autograd(self.function, some, inputs.parameters)
         else:
             features, log_scale, pull_back = self.closed_form(some, inputs.parameters)
 
         def pull(grad: Tensor, d_scale: Tensor | None) -> Sequence[Tensor]:
+            assert pull_back is not None
             d_x, *d_parameters = pull_back(
                 grad.view(features.shape), None if d_scale is None else d_scale.view(features.shape[:-1])
             )
@@ -164,14 +174,10 @@ class Chunk:
 
     def __init__(self, settings: Settings, inputs: Inputs, rows: slice, *, keys: bool, with_pull: bool = False) -> None:
         self.rows, self._block_size = rows, settings.block_size
-        self._pull: Pull | None = None
         padding = inputs.padding if keys else None
         self._hidden = None if padding is None else padding[:, rows]
         x = inputs.key if keys else inputs.query
-        if with_pull:
-            features, log_scale, self._pull = settings.with_pull(x, inputs, rows)
-        else:
-            features, log_scale = settings.features(x, inputs, rows)
+        features, log_scale, self._pull = settings.features(x, inputs, rows, with_pull=with_pull)
         self.features, self.log_scale = features, log_scale if keys else None
         self.grad = torch.empty_like(features) if with_pull else features
         if self._hidden is not None:
@@ -189,13 +195,88 @@ class Chunk:
 
     def pull(self) -> Sequence[Tensor]:
         """From the blocks' gradients to that of their rows, and of each parameter that has one."""
-        assert self._pull is not None
         d_scale = None
         if self.log_scale is not None:
             d_scale = (self.grad * self.features).sum(-1, dtype=self.log_scale.dtype)
         if self._hidden is not None:
             self.grad.masked_fill_(self._hidden[..., None], 0)
         return self._pull(self.grad, d_scale)
+
+
+class Sums:
+    """Of some rows: the sum of their features by what is beside them, and that of the denominators' features.
+
+    Args:
+        settings: say what makes features, and how many rows a block has.
+        x: vectors that features are made of, `(heads, rows, r)`.
+        inputs: whose sequence is summed over.
+        total: a sum that is there already, with its `norm`; None is of nothing.
+        norm: that of the denominators.
+    """
+
+    def __init__(
+        self, settings: Settings, x: Tensor, inputs: Inputs, total: Tensor | None = None, norm: Tensor | None = None
+    ) -> None:
+        self.maps, value = settings.maps(x), inputs.value
+        sizes = len(value), self.maps.width, value.shape[2]
+        self.total = value.new_zeros(sizes, dtype=at_least_float32(value)) if total is None else total
+        self.norm = self.maps.new_norm(x) if norm is None else norm
+
+    def add(self, x: Tensor, beside: Tensor, *, doubled: bool, weights: Tensor | None = None) -> None:
+        """Add rows; `weights` `(heads, rows, 1)` are those in the denominators."""
+        add_product(self.total, self.maps.expand(x, doubled=doubled), beside)
+        self.maps.add_norm(self.norm, x, None if weights is None else weights.to(x.dtype))
+
+    def advance(self, x: Tensor, beside: Tensor, scales: Scales | None) -> None:
+        """Add a block of keys."""
+        if scales is not None:
+            self.decay(scales.decay)
+        scale = scales and scales.key
+        self.add(x, scaled(beside, scale), doubled=True, weights=scale)
+
+    def decay(self, factor: Tensor) -> None:
+        """Let what was added count less."""
+        self.total.mul_(factor)
+        self.norm.mul_(factor)
+
+    def read(self, x: Tensor, *, doubled: bool) -> Tensor:
+        """`(heads, rows, h)`."""
+        return self.maps.expand(x, doubled=doubled).mT @ self.total.to(x.dtype)
+
+    def read_norm(self, x: Tensor) -> Tensor:
+        """`(heads, rows, 1)`."""
+        return self.maps.read_norm(self.norm, x)
+
+    def pull(self, out: Tensor, x: Tensor, grad: Tensor, *, doubled: bool, weights: Tensor | None) -> None:
+        """Write the gradient of x from `sum_i <grad_i, read_i> + weights_i read_norm_i`."""
+        self.maps.pull_back(out, x, self.total.to(x.dtype), grad, doubled=doubled)
+        self.maps.pull_norm(out, self.norm, x, weights)
+
+
+def scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:
+    """Of each key for each query where all are in one block, broadcastable to `(heads, queries, keys)`."""
+    if causal or log_scale is None:
+        scales = next_scales(log_scale, None)
+        return scales and scales.intra_block
+    return (log_scale - log_scale.amax(-1, keepdim=True)).exp()[:, None]
+
+
+def denominator(total: Tensor, bias: float) -> Tensor:
+    """`total + bias`, 1 where that is zero."""
+    biased = total + bias
+    return biased.masked_fill_(biased == 0, 1)
+
+
+def relative(log_scale: Tensor | None, largest: Tensor | None) -> Tensor | None:
+    """The scale of each row `(heads, rows, 1)` relative to the largest, `(heads, 1)`."""
+    return None if log_scale is None or largest is None else (log_scale - largest).exp_()[..., None]
+
+
+def weight_factors(settings: Settings, inputs: Inputs, left: Block, right: Block) -> tuple[Tensor, Tensor, int]:
+    """Whose products, to which degree, are the weights inside a block: the features', or exact ones."""
+    if inputs.local_query is None or inputs.local_key is None:
+        return left.features, right.features, settings.degree
+    return inputs.local_query[:, left.rows], inputs.local_key[:, right.rows], settings.local_degree
 
 
 def _by_autograd(function: Function, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Pull]:

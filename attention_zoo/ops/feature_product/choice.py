@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import cpu
+from attention_zoo.ops.feature_product import cpu, tiles
 from attention_zoo.ops.feature_product.blocks import LEAST, Features, block_flops, form_of
-from attention_zoo.ops.feature_product.reference import Local, product_flops
+from attention_zoo.ops.feature_product.reference import product_flops
 from attention_zoo.ops.masking import zero_padding
 
 
@@ -20,33 +20,18 @@ def why_unsupported(query: Tensor, features: int, *, block_size: int | None, deg
         return cpu.why_unsupported(query)
     if (reason := launching.why_unsupported(query)) is not None:
         return reason
-    from attention_zoo.ops.feature_product import triton
-
-    return triton.why_unsupported(features, query.shape[-1], block_size, degree)
+    return tiles.why_unsupported(features, query.shape[-1], block_size, degree)
 
 
 def normalised_product(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    features: Features,
-    padding: Tensor | None,
-    bias: float,
-    causal: bool,
-    block_size: int | None,
-    degree: int = 1,
-    local: Local | None = None,
+    query: Tensor, key: Tensor, value: Tensor, *, features: Features, padding: Tensor | None, **options: Any
 ) -> tuple[Tensor, str]:
     """`cpu.normalised_block_product` where the tensors are: arguments and results are those.
 
     A GPU has the features of all queries and keys in memory, the weights and the squares of features never.
     """
-    options: dict[str, Any] = {"bias": bias, "causal": causal, "block_size": block_size, "degree": degree}
     if not launching.on_gpu(query):
-        return cpu.normalised_block_product(
-            query, key, value, features=features, padding=padding, local=local, **options
-        )
+        return cpu.normalised_block_product(query, key, value, features=features, padding=padding, **options)
     from attention_zoo.ops.feature_product import triton
 
     left, _ = features.function(query, features.parameters)
@@ -54,7 +39,7 @@ def normalised_product(
     right = zero_padding(right, padding)
     if log_scale is not None and padding is not None:
         log_scale = log_scale.masked_fill(padding[:, None], LEAST)
-    return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **options)
+    return triton.normalised_product(left, right, value, log_scale=log_scale, **options)
 
 
 def is_quadratic(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> bool:
@@ -83,6 +68,4 @@ def fused_flops(seq_len: int, features: int, head_dim: int, device: torch.device
 
 
 def _block_size(seq_len: int, features: int, options: dict[str, Any]) -> int:
-    from attention_zoo.ops.feature_product import triton
-
-    return options.get("block_size") or triton.default_block_size(seq_len, features, options.get("degree", 1))
+    return options.get("block_size") or tiles.default_block_size(seq_len, features, options.get("degree", 1))

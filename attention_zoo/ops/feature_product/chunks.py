@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.launching import descriptor
@@ -15,6 +16,8 @@ from attention_zoo.ops.launching import descriptor
 WARPS, MULTIPROCESSORS = 8, 132
 # Parts of a sequence that are tried.
 MOST_PARTS = 12
+# A GPU scans one long row slowly.
+SCAN_BLOCK = 128
 # Features that a tile has whole, and in parts.
 WIDEST, PART = 128, 64
 
@@ -111,3 +114,12 @@ def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
 def packed_products(r: int) -> int:
     """Products of r numbers, without the blocks of 16 x 16 below the diagonal."""
     return 256 * (r // 16 * (r // 16 + 1) // 2)
+
+
+def running_maximum(x: Tensor) -> Tensor:
+    """The maximum up to each position of the last dimension, in blocks."""
+    length = x.shape[-1]
+    blocks = F.pad(x, (0, -length % SCAN_BLOCK), value=-torch.inf).unflatten(-1, (-1, SCAN_BLOCK))
+    within = blocks.cummax(-1).values
+    before = F.pad(within[..., -1].cummax(-1).values[..., :-1], (1, 0), value=-torch.inf)
+    return torch.maximum(within, before[..., None]).flatten(-2)[..., :length]

@@ -16,11 +16,7 @@ class Plain:
     def __init__(self, r: int) -> None:
         self.width = r
 
-    def new_buffer(self, x: Tensor, rows: int) -> Tensor | None:
-        """Memory for the features of so many rows like x, which the next block uses again."""
-        return None
-
-    def expand(self, x: Tensor, buffer: Tensor | None, *, doubled: bool) -> Tensor:
+    def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
         """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`."""
         return x.mT
 
@@ -59,20 +55,18 @@ class Squares:
         for group in self.groups:
             self.starts.append(self.starts[-1] + (group.stop - group.start) * (r - group.start))
         self.width = self.starts[-1]
+        self._buffer: Tensor | None = None
 
     def _blocks(self, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Each group with its features, `(heads, numbers of the group, it and those after, rows)`."""
         for group, start, stop in zip(self.groups, self.starts, self.starts[1:], strict=False):
             yield group, features[:, start:stop].unflatten(1, (group.stop - group.start, -1))
 
-    def new_buffer(self, x: Tensor, rows: int) -> Tensor | None:
-        """Memory for the features of so many rows like x, which the next block uses again."""
-        return x.new_empty(len(x), self.width, rows)
-
-    def expand(self, x: Tensor, buffer: Tensor | None, *, doubled: bool) -> Tensor:
-        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`, written into `buffer`."""
-        assert buffer is not None
-        features, x = buffer[:, :, : x.shape[1]], x.mT.contiguous()
+    def expand(self, x: Tensor, *, doubled: bool) -> Tensor:
+        """The features of `x` `(heads, rows, r)`, `(heads, width, rows)`, in memory that the next block uses again."""
+        if self._buffer is None or self._buffer.shape[2] < x.shape[1]:
+            self._buffer = x.new_empty(len(x), self.width, x.shape[1])
+        features, x = self._buffer[:, :, : x.shape[1]], x.mT.contiguous()
         twice = x * 2 if doubled else x
         for group, block in self._blocks(features):
             own = x[:, group, None]

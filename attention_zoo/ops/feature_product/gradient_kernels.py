@@ -2,44 +2,39 @@
 
 With `y` the gradient of the output over its denominator and `w` that of the denominator, a query's features get
 `d x = S y + w z` (twice that of `S` contracted with x, where features are squares): what was summed over keys, read
-with gradients instead of features. Keys get the same of sums over queries after them.
+with gradients instead of features. Keys get the same of sums over queries after them. Inside a chunk every weight is
+computed.
 """
 
 import triton
 import triton.language as tl
 
-from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_of_tile, times_sums
+from attention_zoo.ops.feature_product.output_kernels import reciprocal, rows_before, rows_of_tile, times_sums
 from attention_zoo.ops.feature_product.state_kernels import SIZES
-from attention_zoo.ops.kernels import first_of_rows, rows_at
+from attention_zoo.ops.kernels import first_of_rows
 
 
 @triton.jit(do_not_specialize=SIZES)
 def divide_kernel(
-    d_out,  # (batch, heads, n, h), of any strides but the last
+    d_out,  # Rows (batch, heads, n, h)
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n)
     grad,  # (batch * heads, n, h)
     d_total,  # (batch * heads, n)
-    heads,
-    seq_len,
-    stride_batch,
-    stride_head,
-    stride_row,
-    H: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, H: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """The gradient over the denominator, and that of the denominator; both 0 where that has no reciprocal."""
-    tiles = tl.cdiv(seq_len, BLOCK_T)
+    tiles = tl.cdiv(d_out.rows, BLOCK_T)
     head, rows = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_T + tl.arange(0, BLOCK_T)
-    d, visible = tl.arange(0, H)[None, :], (rows < seq_len)[:, None]
-    upstream = rows_at(d_out, head, heads, rows, stride_batch, stride_head, stride_row)
-    at = head.to(tl.int64) * seq_len + rows
-    total = tl.load(totals + at, rows < seq_len, 0.0)
+    d, visible = tl.arange(0, H)[None, :], (rows < d_out.rows)[:, None]
+    upstream = first_of_rows(d_out, head, heads, rows)
+    at = head.to(tl.int64) * d_out.rows + rows
+    total = tl.load(totals + at, rows < d_out.rows, 0.0)
     factor = reciprocal(total)[:, None]
     divided = tl.load(upstream + d, visible, 0.0).to(tl.float32) * factor
     result = tl.load(out + at[:, None] * H + d, visible, 0.0).to(tl.float32)
     tl.store(grad + at[:, None] * H + d, divided.to(grad.dtype.element_ty), visible)
-    tl.store(d_total + at, -tl.sum(divided * result, 1), rows < seq_len)
+    tl.store(d_total + at, -tl.sum(divided * result, 1), rows < d_out.rows)
 
 
 @triton.jit
@@ -62,17 +57,9 @@ def square_gradient_kernel(
     states,  # descriptor (batch * heads * chunks * r * h, r)
     norms,  # (batch * heads, chunks, r, r), float32
     out,  # (batch * heads, n, r)
-    heads,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, chunk_size, chunks, first_reader, last_reader,
+    R: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """`2 (x (x) y) S + 2 w x Z`: the features `x_i y_d` are made in registers, 128 at a time."""
     COLUMNS: tl.constexpr = 128 // H
     head, chunk, t, _, end = rows_of_tile(x.rows, chunk_size, BLOCK_T)
@@ -113,19 +100,10 @@ def gradient_kernel(
     states,  # descriptor (batch * heads * chunks * m, h)
     norms,  # (batch * heads, chunks, m)
     out,  # (batch * heads, n, m)
-    heads,
-    seq_len,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    heads, seq_len, chunk_size, chunks, first_reader, last_reader,
+    M: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
-):
+):  # fmt: skip
     """`(y S^T + w z)` times the row's scale, for `BLOCK_M` features."""
     head, chunk, t, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     reads_sums = (chunk >= first_reader) & (chunk <= last_reader)
@@ -154,3 +132,149 @@ def gradient_kernel(
     if ADD:
         summed += tl.load(place, visible, 0.0).to(tl.float32)
     tl.store(place, summed.to(out.dtype.element_ty), visible)
+
+
+@triton.jit
+def _power_and_slope(scores, LOG_DEGREE: tl.constexpr):
+    """`s^p` and `p s^(p - 1)`, p = 2^LOG_DEGREE."""
+    power, slope = scores, tl.full(scores.shape, 2**LOG_DEGREE, tl.float32)
+    for _ in tl.static_range(LOG_DEGREE):
+        slope = slope * power
+        power = power * power
+    return power, slope
+
+
+@triton.jit
+def _slope(scores, LOG_DEGREE: tl.constexpr):
+    _, slope = _power_and_slope(scores, LOG_DEGREE)
+    return slope
+
+
+@triton.jit
+def _scores_of_keys(key, query, keys, queries, batch, head, s, t, INNER: tl.constexpr, PRECISION: tl.constexpr):
+    """`keys[s:] @ queries[t:]^T`; `key` and `query` are the tiles of both, which may hold some of their columns."""
+    BLOCK_INNER: tl.constexpr = key.shape[1]
+    if INNER == BLOCK_INNER:
+        scores = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+    else:
+        scores = tl.zeros((key.shape[0], query.shape[0]), tl.float32)
+        for m in range(0, INNER, BLOCK_INNER):
+            some = tl.reshape(keys.load([batch, head, s, m]), key.shape)
+            of_queries = tl.reshape(queries.load([batch, head, t, m]), query.shape)
+            scores = tl.dot(some, tl.trans(of_queries), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def _store_rows(out, tile, rows, first, visible, WIDTH: tl.constexpr):
+    """Store columns from `first` on of rows of `out`."""
+    columns = first + tl.arange(0, tile.shape[1])
+    tl.store(out + rows * WIDTH + columns[None, :], tile.to(out.dtype.element_ty), visible)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def intra_chunk_query_kernel(
+    queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
+    keys,  # the same, by BLOCK_N rows
+    values,  # descriptor (batch, heads, n, h), by BLOCK_N rows
+    grads,  # descriptor (batch, heads, n, h), by BLOCK_T rows
+    d_totals,  # (batch * heads, n)
+    running,  # (batch * heads, n), the largest log scale so far, or None
+    scales,  # (batch * heads, n), log scales of the keys, or None
+    out,  # (batch * heads, n, inner)
+    heads, seq_len, chunk_size,
+    H: tl.constexpr, INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `BLOCK_T` queries from the keys of their chunk."""
+    head, _, t, begin, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
+    if t >= end:
+        return
+    batch, own, m = head // heads, head % heads, tl.program_id(1) * BLOCK_INNER
+    rows = t + tl.arange(0, BLOCK_T)
+    of_head = head.to(tl.int64) * seq_len
+    query = tl.reshape(queries.load([batch, own, t, m]), (BLOCK_T, BLOCK_INNER))
+    grad = tl.reshape(grads.load([batch, own, t, 0]), (BLOCK_T, H))
+    d_total = tl.load(d_totals + of_head + rows, rows < end, 0.0)[:, None]
+    highest = d_total
+    if scales is not None:
+        highest = tl.load(running + of_head + rows, rows < end, 0.0)[:, None]
+    summed = tl.zeros((BLOCK_T, BLOCK_INNER), tl.float32)
+    for masked in tl.static_range(2):
+        for s in range(t if masked else begin, tl.minimum(t + BLOCK_T, end) if masked else t, BLOCK_N):
+            columns = s + tl.arange(0, BLOCK_N)
+            key = tl.reshape(keys.load([batch, own, s, m]), (BLOCK_N, BLOCK_INNER))
+            value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+            if masked and RAGGED:
+                key = rows_before(key, s, end, BLOCK_N)
+            d_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION) + d_total
+            if LOG_DEGREE > 0:
+                scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+                d_weights *= _slope(scores, LOG_DEGREE)
+            if scales is not None:
+                scale = tl.load(scales + of_head + columns, columns < end, -1e30)[None, :]
+                d_weights *= tl.exp(tl.minimum(scale - highest, 0.0))
+            if masked:
+                d_weights = tl.where(columns[None, :] <= rows[:, None], d_weights, 0.0)
+            summed = tl.dot(d_weights.to(key.dtype), key, summed, input_precision=PRECISION)
+    _store_rows(out, summed, of_head + rows[:, None], m, (rows < end)[:, None], INNER)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def intra_chunk_key_kernel(
+    queries,  # descriptor (batch, heads, n, inner), by BLOCK_T rows and BLOCK_INNER columns
+    keys,  # the same, by BLOCK_N rows
+    values,  # descriptor (batch, heads, n, h), by BLOCK_N rows
+    grads,  # descriptor (batch, heads, n, h), by BLOCK_T rows
+    d_totals,  # (batch * heads, n)
+    running,  # (batch * heads, n), the largest log scale so far, or None
+    scales,  # (batch * heads, n), log scales of the keys, or None
+    d_keys,  # (batch * heads, n, inner), or None
+    d_values,  # (batch * heads, n, h), or None
+    heads, seq_len, chunk_size,
+    H: tl.constexpr, INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `BLOCK_N` keys and values from the queries of their chunk; weights are transposed."""
+    head, _, s, _, end = rows_of_tile(seq_len, chunk_size, BLOCK_N)
+    if s >= end:
+        return
+    batch, own, m = head // heads, head % heads, tl.program_id(1) * BLOCK_INNER
+    columns = s + tl.arange(0, BLOCK_N)
+    of_head = head.to(tl.int64) * seq_len
+    key = tl.reshape(keys.load([batch, own, s, m]), (BLOCK_N, BLOCK_INNER))
+    value = tl.reshape(values.load([batch, own, s, 0]), (BLOCK_N, H))
+    scale = tl.zeros((BLOCK_N, 1), tl.float32)
+    if scales is not None:
+        scale = tl.load(scales + of_head + columns, columns < end, -1e30)[:, None]
+    d_key = tl.zeros((BLOCK_N, BLOCK_INNER), tl.float32)
+    d_value = tl.zeros((BLOCK_N, H), tl.float32)
+    for masked in tl.static_range(2):
+        for t in range(s if masked else s + BLOCK_N, tl.minimum(s + BLOCK_N, end) if masked else end, BLOCK_T):
+            rows = t + tl.arange(0, BLOCK_T)
+            d_total = tl.load(d_totals + of_head + rows, rows < end, 0.0)[None, :]
+            query = tl.reshape(queries.load([batch, own, t, m]), (BLOCK_T, BLOCK_INNER))
+            grad = tl.reshape(grads.load([batch, own, t, 0]), (BLOCK_T, H))
+            power = tl.full((BLOCK_N, BLOCK_T), 1.0, tl.float32)
+            slope = power
+            if d_values is not None or LOG_DEGREE > 0:
+                scores = _scores_of_keys(key, query, keys, queries, batch, own, s, t, INNER, PRECISION)
+                power, slope = _power_and_slope(scores, LOG_DEGREE)
+            if scales is not None:
+                highest = tl.load(running + of_head + rows, rows < end, 0.0)[None, :]
+                relative = tl.exp(tl.minimum(scale - highest, 0.0))
+                power, slope = power * relative, slope * relative
+            if masked or RAGGED:
+                visible = (columns[:, None] <= rows[None, :]) & (rows < end)[None, :]
+                power, slope = tl.where(visible, power, 0.0), tl.where(visible, slope, 0.0)
+            if d_values is not None:
+                d_value = tl.dot(power.to(grad.dtype), grad, d_value, input_precision=PRECISION)
+            if d_keys is not None:
+                d_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION) + d_total
+                d_key = tl.dot((d_weights * slope).to(query.dtype), query, d_key, input_precision=PRECISION)
+    visible = (columns < end)[:, None]
+    place = of_head + columns[:, None]
+    if d_keys is not None:
+        _store_rows(d_keys, d_key, place, m, visible, INNER)
+    if d_values is not None:
+        _store_rows(d_values, d_value, place, 0, visible, H)

@@ -57,17 +57,9 @@ def times_sums(x, sums, PRECISION: tl.constexpr):
 
 @triton.jit
 def _intra_chunk_weights(
-    scores,
-    rows,
-    columns,
-    running,
-    scales,
-    head,
-    seq_len,
-    end,
-    MASKED: tl.constexpr,
-    LOG_DEGREE: tl.constexpr,
-):
+    scores, rows, columns, running, scales, head, seq_len, end,
+    MASKED: tl.constexpr, LOG_DEGREE: tl.constexpr,
+):  # fmt: skip
     """The weights of a tile from its scores: their power, the scales of keys, nothing of the future."""
     weights = even_power(scores, LOG_DEGREE)
     if scales is not None:
@@ -81,19 +73,10 @@ def _intra_chunk_weights(
 
 @triton.jit
 def _scores(
-    query,
-    queries,
-    keys,
-    batch,
-    head,
-    t,
-    s,
-    INNER: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    query, queries, keys, batch, head, t, s,
+    INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """`queries[t:] @ keys[s:]^T`; `query` are the rows of `queries` where one tile holds all their columns."""
     if INNER == BLOCK_INNER:
         key = tl.reshape(keys.load([batch, head, s, 0]), (BLOCK_N, INNER))
@@ -108,28 +91,10 @@ def _scores(
 
 @triton.jit
 def _add_intra_chunk(
-    summed,
-    total,
-    queries,
-    keys,
-    values,
-    running,
-    scales,
-    heads,
-    head,
-    seq_len,
-    t,
-    begin,
-    end,
-    H: tl.constexpr,
-    INNER: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-    LOG_DEGREE: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    summed, total, queries, keys, values, running, scales, heads, head, seq_len, t, begin, end,
+    H: tl.constexpr, INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Add what rows from t on get of their own chunk, which begins at `begin`, weight by weight."""
     batch, own, rows = head // heads, head % heads, t + tl.arange(0, BLOCK_T)
     query = tl.zeros((BLOCK_T, BLOCK_INNER), values.dtype)
@@ -157,18 +122,9 @@ def _add_intra_chunk(
 
 @triton.jit
 def _finish(
-    out,
-    totals,
-    summed,
-    total,
-    bias,
-    head,
-    seq_len,
-    rows,
-    end,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-):
+    out, totals, summed, total, bias, head, seq_len, rows, end,
+    H: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
     """Store rows of `out` `(batch * heads, n, h)`: divided by their denominator, or added to what is there."""
     at = head.to(tl.int64) * seq_len + rows
     place, visible = out + at[:, None] * H + tl.arange(0, H)[None, :], (rows < end)[:, None]
@@ -191,22 +147,10 @@ def square_output_kernel(
     values,  # descriptor (batch, heads, n, h)
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
-    bias,
-    heads,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    INNER: tl.constexpr,
-    LOG_DEGREE: tl.constexpr,
-    ADD: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    bias, heads, chunk_size, chunks, first_reader, last_reader,
+    R: tl.constexpr, H: tl.constexpr, INNER: tl.constexpr, LOG_DEGREE: tl.constexpr, ADD: tl.constexpr,
+    RAGGED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """`(x (x) x) S` of chunks from `first_reader` to `last_reader`, and with `keys` the weights inside each chunk."""
     BLOCKS: tl.constexpr = R // 16
     WIDTH: tl.constexpr = 128 * BLOCKS * (BLOCKS + 1)
@@ -259,23 +203,10 @@ def output_kernel(
     scales,  # (batch * heads, n), log scales of the keys
     out,  # (batch * heads, n, h)
     totals,  # (batch * heads, n), the denominators; None leaves the rows undivided
-    bias,
-    heads,
-    seq_len,
-    chunk_size,
-    chunks,
-    first_reader,
-    last_reader,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-):
+    bias, heads, seq_len, chunk_size, chunks, first_reader, last_reader,
+    M: tl.constexpr, H: tl.constexpr, ADD: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
     """`x S` of chunks from `first_reader` to `last_reader`, and with `keys` the weights inside each chunk."""
     head, chunk, t, begin, end = rows_of_tile(seq_len, chunk_size, BLOCK_T)
     if t >= end:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attention_zoo.ops.powers import power_
+from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
+from attention_zoo.ops.masking import power_
 
 
 class Local(NamedTuple):
@@ -29,6 +30,9 @@ class Local(NamedTuple):
 
 
 CPU_CACHE_BYTES = 2**21
+Three = tuple[Tensor, Tensor, Tensor]
+# In their order, each with its scales.
+Blocks = list[tuple[slice, "Scales | None"]]
 
 
 def default_block_size(device: torch.device, *, causal: bool, degree: int = 1) -> int:
@@ -72,10 +76,11 @@ def feature_product(
     """
     block_size = block_size or default_block_size(left.device, causal=causal, degree=degree)
     local_query, local_key, local_degree = local or (None, None, 1)
-    tensors = (left, right, value, local_query, local_key, log_scale)
+    settings = causal, block_size, degree, local_degree
+    tensors = left, right, value, local_query, local_key, log_scale
     flat = [x if x is None else x.flatten(0, 1) for x in tensors]
     outs = [
-        _FeatureProduct.apply(*(x if x is None else x[heads] for x in flat), causal, block_size, degree, local_degree)
+        _FeatureProduct.apply(settings, *(x if x is None else x[heads] for x in flat))
         for heads in slices(left.shape[0] * left.shape[1], _heads_at_once(left, block_size, degree))
     ]
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).unflatten(0, left.shape[:2])
@@ -158,38 +163,14 @@ def _pull_back(state: Tensor, x: Tensor, grad: Tensor, degree: int) -> Tensor:
     return 2 * ((x[..., :, None] * grad[..., None, :]).flatten(-2) @ by_factor)
 
 
-class _Block(NamedTuple):
-    """One block of rows, its scales relative to the state before (`query`) and after it (`key`, `decay`).
-
-    `key_scales` are those of each key for each query inside the block.
-    """
-
-    rows: slice
-    query_scale: Tensor | None
-    key_scale: Tensor | None
-    decay: Tensor | None
-    key_scales: Tensor | None
-
-
 class _FeatureProduct(torch.autograd.Function):
     """Saves its inputs only; the backward pass recomputes the states, forward in time for left, reversed for right."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        value: Tensor,
-        local_query: Tensor | None,
-        local_key: Tensor | None,
-        log_scale: Tensor | None,
-        causal: bool,
-        block_size: int,
-        degree: int,
-        local_degree: int,
-    ) -> Tensor:
-        ctx.save_for_backward(left, right, value, local_query, local_key, log_scale)
-        ctx.settings = causal, block_size, degree, local_degree
+    def forward(ctx: Any, settings: tuple[bool, int, int, int], *inputs: Any) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.settings = causal, block_size, degree, local_degree = settings
+        left, right, value, local_query, local_key, log_scale = inputs
         state = _new_state(right, value, degree)
         out = value.new_zeros(*left.shape[:2], value.shape[-1], dtype=state.dtype)
         if not causal:
@@ -198,17 +179,16 @@ class _FeatureProduct(torch.autograd.Function):
             for rows in slices(left.shape[1], block_size):
                 out[:, rows] = expand(left[:, rows], degree) @ state.to(left.dtype)
             return out
-        for block in _blocks(left.shape[1], block_size, log_scale):
-            rows = block.rows
+        for rows, scales in _blocks(left.shape[1], block_size, log_scale):
             if rows.start:
-                out[:, rows] = _scaled(expand(left[:, rows], degree), block.query_scale) @ state.to(left.dtype)
+                out[:, rows] = scaled(expand(left[:, rows], degree), scales and scales.query) @ state.to(left.dtype)
             if local_query is None or local_key is None:
                 weights = power_(left[:, rows] @ right[:, rows].mT, degree)
             else:
                 weights = power_(local_query[:, rows] @ local_key[:, rows].mT, local_degree)
-            out[:, rows] += _visible(weights, block.key_scales) @ value[:, rows]
+            out[:, rows] += visible(weights, scales and scales.intra_block, True) @ value[:, rows]
             if rows.stop < left.shape[1]:
-                _advance(state, right[:, rows], value[:, rows], block, degree)
+                _advance(state, right[:, rows], value[:, rows], scales, degree)
         return out
 
     @staticmethod
@@ -218,20 +198,18 @@ class _FeatureProduct(torch.autograd.Function):
         causal, block_size, degree, local_degree = ctx.settings
         grad = grads[0].to(value.dtype)
         if not causal:
-            return *_full_gradients(left, right, value, grad, block_size, degree), *[None] * 7
+            return None, *_full_gradients(left, right, value, grad, block_size, degree), None, None, None
         d_scale = None if log_scale is None else torch.zeros_like(log_scale)
         blocks = list(_blocks(left.shape[1], block_size, log_scale))
         is_local = local_query is not None
         exact = (local_query, local_key, local_degree) if is_local else (left, right, degree)
         d_value, d_query, d_key = _intra_chunk_gradients(*exact, value, grad, blocks, d_scale)
         d_left, d_right = (torch.zeros_like(left), torch.zeros_like(right)) if is_local else (d_query, d_key)
-        _add_inter_chunk_gradients(left, right, value, grad, blocks, degree, d_left, d_right, d_value, d_scale)
-        return d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale, *[None] * 4
+        _add_inter_chunk_gradients((left, right, value), grad, blocks, degree, (d_left, d_right, d_value), d_scale)
+        return None, d_left, d_right, d_value, *((d_query, d_key) if is_local else (None, None)), d_scale
 
 
-def _full_gradients(
-    left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _full_gradients(left: Tensor, right: Tensor, value: Tensor, grad: Tensor, block_size: int, degree: int) -> Three:
     d_left, d_right, d_value = (torch.zeros_like(x) for x in (left, right, value))
     state, grad_state = _new_state(right, value, degree), _new_state(left, grad, degree)
     for rows in slices(right.shape[1], block_size):
@@ -247,61 +225,45 @@ def _full_gradients(
 
 
 def _intra_chunk_gradients(
-    query: Tensor,
-    key: Tensor,
-    degree: int,
-    value: Tensor,
-    grad: Tensor,
-    blocks: list[_Block],
-    d_scale: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, degree: int, value: Tensor, grad: Tensor, blocks: Blocks, d_scale: Tensor | None
+) -> Three:
     """Of value, query and key, from the weights `<query, key>^degree` inside blocks; adds to `d_scale`."""
     d_value, d_query, d_key = (torch.zeros_like(x) for x in (value, query, key))
-    for block in blocks:
-        rows = block.rows
-        scores = query[:, rows] @ key[:, rows].mT
-        weights = _visible(power_(scores.clone(), degree), block.key_scales)
+    for rows, scales in blocks:
+        intra_block, scores = scales and scales.intra_block, query[:, rows] @ key[:, rows].mT
+        weights = visible(power_(scores.clone(), degree), intra_block, True)
         d_weights = grad[:, rows] @ value[:, rows].mT
         if d_scale is not None:
             d_scale[:, rows] += (d_weights * weights).sum(-2)
         slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = _visible(d_weights * slope, block.key_scales)
+        d_scores = visible(d_weights * slope, intra_block, True)
         d_query[:, rows], d_key[:, rows] = d_scores @ key[:, rows], d_scores.mT @ query[:, rows]
         d_value[:, rows] = weights.mT @ grad[:, rows]
     return d_value, d_query, d_key
 
 
 def _add_inter_chunk_gradients(
-    left: Tensor,
-    right: Tensor,
-    value: Tensor,
-    grad: Tensor,
-    blocks: list[_Block],
-    degree: int,
-    d_left: Tensor,
-    d_right: Tensor,
-    d_value: Tensor,
-    d_scale: Tensor | None,
+    inputs: Three, grad: Tensor, blocks: Blocks, degree: int, gradients: Three, d_scale: Tensor | None
 ) -> None:
     """Add what comes through the states: forward in time for left, reversed for right and value."""
+    (left, right, value), (d_left, d_right, d_value) = inputs, gradients
     state = _new_state(right, value, degree)
-    for block in blocks:
-        rows = block.rows
-        scaled_grad = _scaled(grad[:, rows], block.query_scale)
+    for rows, scales in blocks:
+        scaled_grad = scaled(grad[:, rows], scales and scales.query)
         d_left[:, rows] += _pull_back(state.to(left.dtype), left[:, rows], scaled_grad, degree)
-        _advance(state, right[:, rows], value[:, rows], block, degree)
+        _advance(state, right[:, rows], value[:, rows], scales, degree)
     state.zero_()
-    for block in reversed(blocks):
-        rows, current = block.rows, state.to(right.dtype)
-        pulled = _pull_back(current, right[:, rows], value[:, rows], degree)
-        d_right[:, rows] += _scaled(pulled, block.key_scale)
-        d_read = _scaled(expand(right[:, rows], degree), block.key_scale) @ current
+    for rows, scales in reversed(blocks):
+        of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
+        current = state.to(right.dtype)
+        d_right[:, rows] += scaled(_pull_back(current, right[:, rows], value[:, rows], degree), of_key)
+        d_read = scaled(expand(right[:, rows], degree), of_key) @ current
         d_value[:, rows] += d_read
         if d_scale is not None:
             d_scale[:, rows] += (d_read * value[:, rows]).sum(-1)
-        if block.decay is not None:
-            state *= block.decay[:, None, None]
-        state += _scaled(expand(left[:, rows], degree), block.query_scale).mT @ grad[:, rows]
+        if decay is not None:
+            state *= decay
+        state += scaled(expand(left[:, rows], degree), of_query).mT @ grad[:, rows]
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
@@ -309,45 +271,57 @@ def slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[_Block]:
+class Scales(NamedTuple):
+    """The scales of a block's rows, relative to the sums before (`query`) and after it (`key`, `decay`).
+
+    They are there in degree 1 only, so that what is beside the features can be scaled, which has fewer columns.
+    """
+
+    query: Tensor  # (heads, rows, 1)
+    key: Tensor  # (heads, rows, 1)
+    decay: Tensor  # (heads, 1, 1)
+    largest: Tensor  # (heads, 1), of all rows so far
+    intra_block: Tensor | None  # (heads, rows, rows), of each key for each query
+
+
+def next_scales(log_scale: Tensor | None, before: Scales | None) -> Scales | None:
+    """Those of the next block of keys, from their log scales `(heads, rows)`; None where there are none."""
     if log_scale is None:
-        yield from (_Block(rows, None, None, None, None) for rows in slices(length, size))
-        return
-    running = log_scale.cummax(-1).values
-    before = running[:, 0]
+        return None
+    largest = log_scale[:, :1] if before is None else before.largest
+    running = torch.maximum(log_scale.cummax(-1).values, largest)
+    after = running[:, -1:]
+    # The exponents of the future are positive and would overflow before the triangle hides them.
+    intra_block = (log_scale[:, None] - running[..., None]).clamp_(max=0).exp_()
+    query, key = (largest - running).exp()[..., None], (log_scale - after).exp()[..., None]
+    return Scales(query, key, (largest - after).exp()[..., None], after, intra_block)
+
+
+def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    """`x * scale` in the dtype of x."""
+    return x if scale is None else x * scale.to(x.dtype)
+
+
+def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor:
+    """Weights of a block, scaled and without those of the future, in place."""
+    weights = weights if intra_block is None else weights.mul_(intra_block.to(weights.dtype))
+    return weights.tril_() if causal else weights
+
+
+def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, Scales | None]]:
+    scales = None
     for rows in slices(length, size):
-        after = running[:, rows.stop - 1]
-        # The exponents of the future are positive and would overflow before the triangle hides them.
-        key_scales = (log_scale[:, None, rows] - running[:, rows, None]).clamp(max=0).exp()
-        yield _Block(
-            rows,
-            query_scale=(before[:, None] - running[:, rows]).exp(),
-            key_scale=(log_scale[:, rows] - after[:, None]).exp(),
-            decay=(before - after).exp(),
-            key_scales=key_scales,
-        )
-        before = after
+        scales = next_scales(None if log_scale is None else log_scale[:, rows], scales)
+        yield rows, scales
 
 
 def _new_state(features: Tensor, value: Tensor, degree: int) -> Tensor:
-    size = features.shape[-1] ** degree
-    precision = torch.promote_types(value.dtype, torch.float32)
-    return value.new_zeros(len(features), size, value.shape[-1], dtype=precision)
+    return value.new_zeros(
+        *(len(features), features.shape[-1] ** degree, value.shape[-1]), dtype=at_least_float32(value)
+    )
 
 
-def _advance(state: Tensor, right: Tensor, value: Tensor, block: _Block, degree: int) -> None:
-    if block.decay is not None:
-        state *= block.decay[:, None, None]
-    features = _scaled(expand(right, degree), block.key_scale)
-    if features.dtype == state.dtype:
-        state.baddbmm_(features.mT, value)
-    else:
-        state += features.mT @ value
-
-
-def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    return x if scale is None else x * scale[..., None].to(x.dtype)
-
-
-def _visible(weights: Tensor, key_scales: Tensor | None) -> Tensor:
-    return (weights if key_scales is None else weights * key_scales.to(weights.dtype)).tril()
+def _advance(state: Tensor, right: Tensor, value: Tensor, scales: Scales | None, degree: int) -> None:
+    if scales is not None:
+        state *= scales.decay
+    add_product(state, scaled(expand(right, degree), scales and scales.key).mT, value)

@@ -45,15 +45,9 @@ def chunk_kernel(
     weights,  # (batch * heads, n), of the rows in `norms`; None is 1
     transposed,  # x^T, (batch * heads, r, chunks * chunk_rows), zeros behind the rows of a chunk
     norms,  # (batch * heads, chunks, r, r), float32, or None
-    heads,
-    chunk_size,
-    chunks,
-    chunk_rows,
-    R: tl.constexpr,
-    SHIFT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, chunk_size, chunks, chunk_rows,
+    R: tl.constexpr, SHIFT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """A chunk's columns, and its sum of `x_i x_j`, stored as that of the chunk `SHIFT` later; the first has zeros."""
     # With fewer rows a product is one of the generation before.
     WIDE: tl.constexpr = 64 if R < 64 else R
@@ -88,11 +82,8 @@ def chunk_kernel(
 def prefix_kernel(
     sums,  # (batch * heads, chunks, WIDTH), float32
     chunks,
-    WIDTH: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    WIDTH: tl.constexpr, REVERSE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Add to each chunk's all before it, or after it, in place."""
     tiles: tl.constexpr = WIDTH // BLOCK
     head, columns = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
@@ -108,18 +99,9 @@ def prefix_kernel(
 
 @triton.jit
 def _store_squares(
-    states,
-    permuted,
-    total,
-    at,
-    tile,
-    first_i,
-    first_j,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-):
+    states, permuted, total, at, tile, first_i, first_j,
+    R: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
     """Store a tile as rows (i, j) of columns d, and as rows (i, d) of columns j and, equal to them, (j, d) of i."""
     d = tl.arange(0, H)
     if states is not None:
@@ -147,21 +129,12 @@ def square_state_kernel(
     parts,  # (batch * heads, groups - 1, width, h), sums of parts of a sequence, float32; None where there is one
     states,  # (batch * heads, chunks, width, h), or None
     permuted,  # (batch * heads, chunks, r * h, r), or None
-    heads,
-    seq_len,
-    chunk_size,
-    chunks,
+    heads, seq_len, chunk_size, chunks,
     first_chunk,  # of those that are summed, without SCAN
-    chunk_rows,
-    steps,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    SCAN: tl.constexpr,
-    REVERSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    chunk_rows, steps,
+    R: tl.constexpr, H: tl.constexpr, SCAN: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """Sums of `x_i x_j v` for `BLOCK_I` numbers i and 16 numbers j, not below the diagonal of 16 x 16 blocks."""
     PARTS: tl.constexpr = 16 // BLOCK_I
     BLOCKS: tl.constexpr = R // 16
@@ -212,21 +185,10 @@ def state_kernel(
     decays,  # (batch * heads, chunks), factors of the sums at each chunk, or None
     states,  # (batch * heads, chunks, m, h)
     norms,  # (batch * heads, chunks, m)
-    heads,
-    seq_len,
-    chunk_size,
-    chunks,
-    steps,
-    groups,
-    M: tl.constexpr,
-    H: tl.constexpr,
-    SCAN: tl.constexpr,
-    REVERSE: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    heads, seq_len, chunk_size, chunks, steps, groups,
+    M: tl.constexpr, H: tl.constexpr, SCAN: tl.constexpr, REVERSE: tl.constexpr, RAGGED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """Sums of `x_f v`, and of `x_f` times the row's weight, for `BLOCK_M` features f."""
     TILES: tl.constexpr = (M + BLOCK_M - 1) // BLOCK_M
     # Of one dimension: chunks are many, and a grid's others end at 65,535.

@@ -1,4 +1,4 @@
-"""The tiles of the kernels of this folder, by device, bits of a number and sizes.
+"""What the kernels of this folder take, and their tiles by device, bits of a number and sizes.
 
 The first sizes come from the machine code (`docs/kernels.md`); `python -m tools.kernels.tune` measures on a GPU.
 """
@@ -8,9 +8,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.feature_product.chunks import PART, WIDEST
+from attention_zoo.ops.launching import Configuration, Row, why_not_among
 
-OLDER, HOPPER, NEWER = (0, 89), (90, 90), (100, 199)
+# What features, values and exact queries may have of columns.
+COLUMNS = (16, 32, 64, 128)
+# Rows of a block: with fewer, the sums before each block are more numbers than what is summed.
+SHORTEST = 16
+# Rows up to which every weight is computed: by the products of both forms, `n (r + h) / 2` and `2 r^2 h` of a head.
+QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
+BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
+OLDER, HOPPER, NEWER, ANY = (0, 89), (90, 90), (100, 199), (0, 999)
+# Columns of values, and of exact queries.
+SMALL = {"h": 64, "inner": 64}
 # One kernel: along a sequence, of a part of it, and of a segment of keys that all queries see.
 SQUARES = ("square_state", "square_part", "square_segment")
 
@@ -22,8 +32,8 @@ ROWS = (
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 8, 2), OLDER, 16),
     Row("output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16, "BLOCK_M": 32, "BLOCK_INNER": 64}, 8, 1), OLDER, 16),
     Row("square_gradient", Configuration({"BLOCK_T": 64}, 4, 2), OLDER, 16),
-    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 32}, 4, 2), OLDER, 16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 64}, 8, 1), OLDER, 16),
     Row("chunk", Configuration({"BLOCK_T": 64}, 4, 2), bits=16, at_most={"r": 32}),
     Row("chunk", Configuration({"BLOCK_T": 64}, 8, 2), bits=16),
     Row("chunk", Configuration({"BLOCK_T": 32}, 8, 1)),
@@ -45,12 +55,7 @@ ROWS = (
     Row("state", Configuration({"BLOCK_M": 64, "BLOCK_T": 64}, 4, 3), bits=16),
     Row("state", Configuration({"BLOCK_M": 32, "BLOCK_T": 32}, 4, 1)),
     Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), HOPPER, 16, {"h": 64, "r": 32}),
-    Row(
-        "square_output",
-        Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3),
-        bits=16,
-        at_most={"h": 64, "r": 64, "whole": 0},
-    ),
+    Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 4, 3), ANY, 16, {"h": 64, "r": 64, "whole": 0}),
     Row("square_output", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
     Row("square_output", Configuration({"BLOCK_T": 64, "BLOCK_N": 16}, 8, 1)),
     # Of eight warps ptxas waits for every product, with Triton 3.6.
@@ -69,15 +74,15 @@ ROWS = (
     Row("gradient", Configuration({"BLOCK_T": 128, "BLOCK_M": 64}, 4, 2), bits=16),
     Row("gradient", Configuration({"BLOCK_T": 64, "BLOCK_M": 32}, 8, 1)),
     # Several small blocks on a multiprocessor, which wait for their products in turn.
-    Row("near_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
-    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), bits=16, at_most={"h": 64, "inner": 64}),
-    Row("near_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
-    Row("near_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
-    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, {"h": 64, "inner": 64}),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
-    Row("near_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), bits=16, at_most={"h": 64, "inner": 64}),
-    Row("near_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
-    Row("near_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 3), ANY, 16, SMALL),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 128, "BLOCK_N": 64}, 8, 2), bits=16),
+    Row("intra_chunk_query", Configuration({"BLOCK_T": 32, "BLOCK_N": 32}, 8, 1)),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 64}, 4, 2), HOPPER, 16, SMALL),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2, 255), NEWER, 16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 64, "BLOCK_N": 128}, 8, 2), ANY, 16, SMALL),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 32, "BLOCK_N": 128}, 8, 2), bits=16),
+    Row("intra_chunk_key", Configuration({"BLOCK_T": 16, "BLOCK_N": 32}, 8, 1)),
 )
 
 
@@ -86,32 +91,24 @@ def chosen(kernel: str, x: Tensor, **dims: int) -> Configuration:
     return launching.configuration(ROWS, kernel, x, **dims)
 
 
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    **dict.fromkeys(
-        SQUARES,
-        configurations(
-            "BLOCK_I BLOCK_T",
-            *((4, 64, 4, 3), (8, 64, 4, 3), (8, 128, 4, 2), (8, 128, 4, 3), (16, 64, 8, 3), (16, 128, 8, 2)),
-        ),
-    ),
-    "chunk": configurations("BLOCK_T", (64, 4, 2), (64, 8, 2), (128, 4, 2), (128, 8, 2)),
-    "square_output": configurations(
-        "BLOCK_T BLOCK_N", (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (256, 64, 8, 3)
-    ),
-    "square_gradient": configurations("BLOCK_T", (128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 3)),
-    "near_query": configurations(
-        "BLOCK_T BLOCK_N",
-        *((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)),
-    ),
-    "near_key": configurations(
-        "BLOCK_T BLOCK_N",
-        *((64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3), (32, 128, 4, 2), (64, 128, 4, 2), (64, 128, 8, 2)),
-    ),
-    "output": configurations(
-        "BLOCK_T BLOCK_N BLOCK_M BLOCK_INNER",
-        *((128, 64, 64, 256, 8, 1), (128, 64, 64, 256, 8, 2), (64, 64, 64, 256, 4, 2), (128, 64, 64, 64, 8, 2)),
-    ),
-    "gradient": configurations("BLOCK_T BLOCK_M", (128, 64, 4, 1), (128, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2)),
-    "state": configurations("BLOCK_M BLOCK_T", (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3)),
-}
+def why_unsupported(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
+    """Why the kernels do not take so many features and columns, or such blocks; None if they do."""
+    if block_size is not None and block_size < SHORTEST:
+        return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
+    reason = why_not_among("head_dim", head_dim, COLUMNS)
+    if reason is None and degree == 2 and features not in COLUMNS:
+        return f"the kernels square {', '.join(map(str, COLUMNS))} features, not {features}"
+    return reason
+
+
+def default_block_size(seq_len: int, features: int, degree: int) -> int:
+    """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
+    if degree == 1:
+        return max(128, min(512, padded(features)))
+    return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
+
+
+def padded(columns: int) -> int:
+    """As many columns as the tiles have, of these and zeros."""
+    unit = PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
+    return -(-columns // unit) * unit

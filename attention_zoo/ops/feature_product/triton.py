@@ -13,40 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.feature_product import outputs, sums
-from attention_zoo.ops.feature_product.chunks import PART, WIDEST, Chunks, IntraChunk, Scales, packed_products
+from attention_zoo.ops.feature_product import launches
+from attention_zoo.ops.feature_product.chunks import Chunks, IntraChunk, Scales, packed_products, running_maximum
 from attention_zoo.ops.feature_product.reference import Local
-from attention_zoo.ops.launching import why_not_among
-from attention_zoo.ops.operators import like, register_with_gradient
-from attention_zoo.ops.scans import running_maximum
+from attention_zoo.ops.feature_product.tiles import default_block_size, padded
+from attention_zoo.ops.operators import autocast, like, register_with_gradient
 
-# What features, values and exact queries may have of columns.
-COLUMNS = (16, 32, 64, 128)
-# Rows of a block: with fewer, the sums before each block are more numbers than what is summed.
-SHORTEST = 16
 # Keys that one program adds up where all queries see all keys.
 SEGMENT = 2048
-# Rows up to which every weight is computed: by the products of both forms, `n (r + h) / 2` and `2 r^2 h` of a head.
-QUADRATIC = {16: 1024, 32: 2048, 64: 4096, 128: 8192}
-BLOCKS = {16: 512, 32: 512, 64: 1024, 128: 1024}
-
-
-def why_unsupported(features: int, head_dim: int, block_size: int | None, degree: int) -> str | None:
-    """Why the kernels do not take so many features and columns, or such blocks; None if they do."""
-    if block_size is not None and block_size < SHORTEST:
-        return f"the kernels take a block_size of at least {SHORTEST}, this is {block_size}"
-    reason = why_not_among("head_dim", head_dim, COLUMNS)
-    if reason is None and degree == 2 and features not in COLUMNS:
-        return f"the kernels square {', '.join(map(str, COLUMNS))} features, not {features}"
-    return reason
-
-
-def default_block_size(seq_len: int, features: int, degree: int) -> int:
-    """The rows of a chunk where only the speed depends on them: all of them where that is fewer products."""
-    if degree == 1:
-        return max(128, min(512, padded(features)))
-    return seq_len if seq_len <= QUADRATIC[features] else BLOCKS[features]
 
 
 def normalised_product(
@@ -76,12 +50,6 @@ def normalised_product(
     out, *_ = attend(*tensors, log_scale, *settings)
     is_quadratic = causal and block_size >= left.shape[2]
     return out.to(dtype), "triton_quadratic" if is_quadratic else "triton_blocks"
-
-
-def padded(columns: int) -> int:
-    """As many columns as the tiles have, of these and zeros."""
-    unit = PART if columns > WIDEST else max(16, 1 << (columns - 1).bit_length())
-    return -(-columns // unit) * unit
 
 
 def _ready(x: Tensor) -> Tensor:
@@ -180,17 +148,17 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if inputs.degree == 2:
         if inputs.reads_sums:
             cut = inputs.chunks_of_sums(right)
-            right_t, norms = sums.prepared(right, cut, h, scan=scan)
-            parts = sums.part_sums(right_t, value, cut) if scan else None
-            total, _ = sums.square_states(right_t, value, cut, parts, scan=scan, packed=True, permuted=False)
+            right_t, norms = launches.prepared(right, cut, h, scan=scan)
+            parts = launches.part_sums(right_t, value, cut) if scan else None
+            total, _ = launches.square_states(right_t, value, cut, parts, scan=scan, packed=True, permuted=False)
             del right_t
-        out, totals = outputs.square_output(
+        out, totals = launches.square_output(
             left, total, norms, chunks, h, intra_chunk=inputs.intra_chunk, bias=inputs.bias
         )
     else:
         if inputs.reads_sums:
             total, norms = _sums_of_keys(inputs, scales)
-        out, totals = outputs.output(
+        out, totals = launches.output(
             *(left, total, norms, chunks, h),
             intra_chunk=inputs.intra_chunk,
             scales=scales,
@@ -210,7 +178,7 @@ def empty_residuals(inputs: Inputs) -> Residuals:
     if inputs.degree == 2 and inputs.reads_sums:
         chunks = inputs.chunks_of_sums(right)
         norms = [rows, chunks.count if inputs.causal else 1, r, r]
-        segments = sums.segments_of(right, chunks, rows=rows, r=r, h=h).count if inputs.causal else 1
+        segments = launches.segments_of(right, chunks, rows=rows, r=r, h=h).count if inputs.causal else 1
         if segments > 1:
             parts = [rows, segments - 1, packed_products(r), h]
     return Residuals(*(right.new_empty(size, dtype=torch.float32) for size in ([rows, seq_len], norms, parts)))
@@ -220,18 +188,18 @@ def _sums_of_keys(inputs: Inputs, scales: Scales | None) -> tuple[Tensor, Tensor
     """The sums that queries read, and their norms."""
     weights, decay = (scales.key, scales.decay) if scales else (None, None)
     keys, values, chunks = inputs.right, _weighted(inputs.value, weights), inputs.chunks_of_sums(inputs.right)
-    return sums.states(keys, values, chunks, scan=inputs.causal, weights=weights, decay=decay)
+    return launches.states(keys, values, chunks, scan=inputs.causal, weights=weights, decay=decay)
 
 
 def backward(
     d_out: Tensor, inputs: Inputs, out: Tensor, residuals: Residuals
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of left, right, value, local query, local key and log scale; empty where there is none."""
-    (grad, d_total), scales = outputs.divide(d_out, out, residuals.totals), inputs.scales
+    (grad, d_total), scales = launches.divide(d_out, out, residuals.totals), inputs.scales
     d_local_query, d_local_key, d_scale = like(inputs.left, None, None, None)[1:]
     d_left, d_right, d_value = None, None, None
     if inputs.intra_chunk is not None:
-        d_query, d_key, d_value = outputs.intra_chunk_gradients(
+        d_query, d_key, d_value = launches.intra_chunk_gradients(
             inputs.intra_chunk, grad, d_total, inputs.chunks, scales
         )
         if inputs.local_query is None:
@@ -239,10 +207,9 @@ def backward(
         else:
             d_local_query, d_local_key = d_query, d_key
     if inputs.reads_sums:
-        if inputs.degree == 2:
-            d_left, d_right, d_value = _pull_squares(inputs, residuals, grad, d_total, d_left, d_right, d_value)
-        else:
-            d_left, d_right, d_value = _pull_features(inputs, scales, grad, d_total, d_left, d_right, d_value)
+        kept = residuals if inputs.degree == 2 else scales
+        pull = _pull_squares if inputs.degree == 2 else _pull_features
+        d_left, d_right, d_value = pull(inputs, kept, grad, d_total, d_left, d_right, d_value)  # type: ignore[arg-type]
     d_left, d_right = (
         x.new_zeros(x.shape) if d is None else d for x, d in ((inputs.left, d_left), (inputs.right, d_right))
     )
@@ -253,52 +220,44 @@ def backward(
 
 
 def _pull_squares(
-    inputs: Inputs,
-    residuals: Residuals,
-    grad: Tensor,
-    d_total: Tensor,
-    d_left: Tensor | None,
-    d_right: Tensor | None,
-    d_value: Tensor | None,
+    inputs: Inputs, residuals: Residuals, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add what comes through the sums to the gradients of left, right and value."""
+    """The gradients of left, right and value: what comes through the sums, added to those so far."""
     left, right, value, scan = inputs.left, inputs.right, inputs.value, inputs.causal
     h, cut, parts = value.shape[-1], inputs.chunks_of_sums(right), residuals.parts if residuals.parts.numel() else None
-    right_t = sums.transposed(right, cut, h, scan=scan)
-    _, permuted = sums.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
+    right_t = launches.transposed(right, cut, h, scan=scan)
+    _, permuted = launches.square_states(right_t, value, cut, parts, scan=scan, packed=False, permuted=True)
     assert permuted is not None
-    d_left = outputs.square_gradient(left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=d_left)
+    d_left = launches.square_gradient(
+        left, grad, permuted, residuals.norms, inputs.chunks, weights=d_total, out=so_far[0]
+    )
     del permuted, right_t
     cut, chunks = inputs.chunks_of_sums(left), inputs.chunks_of_gradients
-    left_t, norms = sums.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
-    parts = sums.part_sums(left_t, grad, cut, reverse=True) if scan else None
-    packed, permuted = sums.square_states(left_t, grad, cut, parts, scan=scan, reverse=True, packed=True, permuted=True)
+    left_t, norms = launches.prepared(left, cut, h, scan=scan, reverse=True, weights=d_total)
+    parts = launches.part_sums(left_t, grad, cut, reverse=True) if scan else None
+    packed, permuted = launches.square_states(
+        left_t, grad, cut, parts, scan=scan, reverse=True, packed=True, permuted=True
+    )
     assert permuted is not None
     del left_t, parts
-    d_right = outputs.square_gradient(right, value, permuted, norms, chunks, out=d_right)
-    d_value, _ = outputs.square_output(right, packed, None, chunks, h, out=d_value)
+    d_right = launches.square_gradient(right, value, permuted, norms, chunks, out=so_far[1])
+    d_value, _ = launches.square_output(right, packed, None, chunks, h, out=so_far[2])
     return d_left, d_right, d_value
 
 
 def _pull_features(
-    inputs: Inputs,
-    scales: Scales | None,
-    grad: Tensor,
-    d_total: Tensor,
-    d_left: Tensor | None,
-    d_right: Tensor | None,
-    d_value: Tensor | None,
+    inputs: Inputs, scales: Scales | None, grad: Tensor, d_total: Tensor, *so_far: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add what comes through the sums to the gradients of left, right and value."""
+    """The gradients of left, right and value: what comes through the sums, added to those so far."""
     left, right, value = inputs.left, inputs.right, inputs.value
     of_query, of_key, decay = (scales.query, scales.key, scales.decay) if scales else (None, None, None)
     total, norms = _sums_of_keys(inputs, scales)
-    d_left = outputs.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=d_left)
+    d_left = launches.gradient(grad, total, norms, inputs.chunks, weights=d_total, row_scales=of_query, out=so_far[0])
     weights = d_total if of_query is None else d_total * of_query
     queries, cut, chunks = _weighted(grad, of_query), inputs.chunks_of_sums(left), inputs.chunks_of_gradients
-    total, norms = sums.states(left, queries, cut, scan=inputs.causal, reverse=True, weights=weights, decay=decay)
-    d_right = outputs.gradient(value, total, norms, chunks, row_scales=of_key, out=d_right)
-    d_value, _ = outputs.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=d_value)
+    total, norms = launches.states(left, queries, cut, scan=inputs.causal, reverse=True, weights=weights, decay=decay)
+    d_right = launches.gradient(value, total, norms, chunks, row_scales=of_key, out=so_far[1])
+    d_value, _ = launches.output(right, total, None, chunks, value.shape[-1], row_scales=of_key, out=so_far[2])
     return d_left, d_right, d_value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.launching import Configuration, Row
 
 HEAD_DIMS = (32, 64, 128)
 
@@ -43,17 +43,3 @@ ROWS = (
     _row("backward_keys", 16, 16, 4, 2, bits=32),
     _row("backward_queries", 16, 32, 4, 2, bits=32),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-_OVER_ROWS = configurations("BLOCK_M", (32, 2, 1), (32, 4, 1), (64, 4, 1), (128, 8, 1))
-CANDIDATES = dict.fromkeys(("prepare_inputs", "prepare_gradients", "pull_norm"), _OVER_ROWS) | {
-    "forward": configurations(
-        "BLOCK_M BLOCK_N", (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)
-    ),
-    "backward_keys": configurations(
-        "BLOCK_M BLOCK_N", (32, 64, 4, 3), (64, 64, 4, 2), (32, 128, 8, 2), (64, 128, 8, 2)
-    ),
-    "backward_queries": configurations(
-        "BLOCK_M BLOCK_N", (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3)
-    ),
-}

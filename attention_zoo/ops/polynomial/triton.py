@@ -10,11 +10,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.autocast import autocast
 from attention_zoo.ops.launching import Rows
-from attention_zoo.ops.operators import like, register_with_gradient
-from attention_zoo.ops.polynomial import input_kernels, kernels
-from attention_zoo.ops.polynomial.tiles import HEAD_DIMS, ROWS
+from attention_zoo.ops.operators import autocast, like, register_with_gradient
+from attention_zoo.ops.polynomial import kernels
+from attention_zoo.ops.polynomial.tiles import ROWS
 
 # Of 2, in a weight: one more than these is left, and for float32 many, because weights and values are summed.
 LARGEST_EXPONENT = {torch.float16: 15, torch.bfloat16: 60, torch.float32: 60}
@@ -77,12 +76,8 @@ def polynomial_attention(
         causal: query i sees keys j <= i only; as many keys as queries.
         padding: `(batch, keys)` bool, True at keys that are not seen.
         norm: of queries and keys, over h.
-
-    Raises:
-        ValueError: shapes, dtypes or the degree are not as above.
     """
     query, key, value = autocast(query, key, value)
-    _check(query, key, value, degree, causal, norm)
     dtype = query.dtype
     if dtype == torch.float16 and degree > LARGEST_IN_FLOAT16:
         query, key, value = query.float(), key.float(), value.float()
@@ -91,57 +86,40 @@ def polynomial_attention(
     return out.to(dtype)
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, degree: int, causal: bool, norm: torch.nn.LayerNorm | None
-) -> None:
-    if (reason := launching.why_unsupported(query, HEAD_DIMS)) is not None:
-        raise ValueError(reason)
-    if degree < 2 or degree % 2:
-        raise ValueError(f"degree={degree}: must be even, so that weights are not negative")
-    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(f"shapes={shapes}: must be (batch, heads, queries, h) and twice (batch, heads, keys, h)")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(f"dtypes={query.dtype}, {key.dtype}, {value.dtype}: must be the same")
-    if causal and query.shape[2] != key.shape[2]:
-        raise ValueError(f"causal=True: {query.shape[2]} queries need as many keys, not {key.shape[2]}")
-    if norm is not None and norm.normalized_shape != query.shape[3:]:
-        raise ValueError(f"norm over {norm.normalized_shape}: must be over {tuple(query.shape[3:])}")
+class Settings(NamedTuple):
+    """Of `polynomial_attention`, in the order of the operator's."""
+
+    degree: int
+    scale: float
+    bias: float
+    causal: bool
 
 
 def launch_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    norm: Norm | None,
-    padding: Tensor | None,
-    degree: int,
-    scale: float,
-    bias: float,
-    causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, norm: Norm | None, padding: Tensor | None, settings: Settings
 ) -> Forward:
     """Three passes: over the rows of the keys, those of the queries, and tiles of queries."""
-    root = bias ** (1 / degree)
     normed, sizes, largest = _prepare_keys(key, norm, padding)
-    in_units, unit = _prepare_queries(query, norm, sizes, largest, degree, scale, root, causal)
+    in_units, unit = _prepare_queries(query, norm, sizes, largest, settings)
     chosen = _configuration("forward", query)
     m, n = chosen.tiles.values()
     out, denominator = _empty_like(query), _empty_like(unit)
     launching.launcher(kernels.forward, query, *_grid(query, m))(
-        tiles(in_units, m),
-        tiles(normed, n),
-        tiles(value, n),
-        unit,
-        tiles(out, m),
-        denominator,
-        *_sizes(query, key),
-        root,
-        DEGREE=degree,
-        CAUSAL=causal,
-        HEAD_DIM=query.shape[3],
+        *(tiles(in_units, m), tiles(normed, n), tiles(value, n), unit, tiles(out, m), denominator),
+        *(*_sizes(query, key), _root(settings)),
+        **_constants(query, settings),
         **chosen.options,
     )
     return Forward(out, denominator, in_units, normed, unit)
+
+
+def _root(settings: Settings) -> float:
+    """Whose power the bias is."""
+    return settings.bias ** (1 / settings.degree)
+
+
+def _constants(x: Tensor, settings: Settings) -> dict[str, int]:
+    return {"DEGREE": settings.degree, "CAUSAL": settings.causal, "HEAD_DIM": x.shape[3]}
 
 
 def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +131,7 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
         padding = padding.expand(batch, keys).contiguous()
     normed, sizes = _empty_like(key), torch.empty(key.shape[:3], dtype=torch.float32, device=key.device)
     largest = torch.empty(_grid(key, m), dtype=torch.float32, device=key.device)
-    launching.launcher(input_kernels.prepare_keys, key, *_grid(key, m))(
+    launching.launcher(kernels.prepare_keys, key, *_grid(key, m))(
         *(Rows.of(key), norm, padding, Rows.of(normed), sizes, largest, heads, keys),
         HEAD_DIM=head_dim,
         **chosen.options,
@@ -162,25 +140,17 @@ def _prepare_keys(key: Tensor, norm: Norm | None, padding: Tensor | None) -> tup
 
 
 def _prepare_queries(
-    query: Tensor,
-    norm: Norm | None,
-    sizes: Tensor,
-    largest: Tensor,
-    degree: int,
-    scale: float,
-    root: float,
-    causal: bool,
+    query: Tensor, norm: Norm | None, sizes: Tensor, largest: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """The queries normed, scaled and in units, and these, by what `_prepare_keys` says of the keys."""
     chosen = _configuration("prepare_inputs", query)
     (m,) = chosen.tiles.values()
     in_units, unit = _empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    launching.launcher(input_kernels.prepare_queries, query, *_grid(query, m))(
+    share = settings.scale / 2 ** (LARGEST_EXPONENT[query.dtype] // settings.degree)
+    launching.launcher(kernels.prepare_queries, query, *_grid(query, m))(
         *(Rows.of(query), norm, sizes, largest, Rows.of(in_units), unit, *query.shape[1:3], sizes.shape[2]),
-        scale,
-        scale / 2 ** (LARGEST_EXPONENT[query.dtype] // degree),
-        max(root, torch.finfo(torch.float32).tiny),
-        CAUSAL=causal,
+        *(settings.scale, share, max(_root(settings), torch.finfo(torch.float32).tiny)),
+        CAUSAL=settings.causal,
         HEAD_DIM=query.shape[3],
         **chosen.options,
     )
@@ -188,15 +158,7 @@ def _prepare_queries(
 
 
 def launch_backward(
-    d_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    norm: Norm | None,
-    passed: Forward,
-    degree: int,
-    scale: float,
-    causal: bool,
+    d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, norm: Norm | None, passed: Forward, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and the layer norm's parameters, empty where there are none.
 
@@ -204,8 +166,8 @@ def launch_backward(
     of the norm; without one they are not read.
     """
     out, denominator, in_units, normed, unit = passed
-    in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, degree)
-    constants = {"DEGREE": degree, "CAUSAL": causal, "HEAD_DIM": out.shape[3]}
+    in_units, d_summed, d_total = _prepare_gradients(d_out, in_units, out, denominator, settings.degree)
+    constants = _constants(out, settings)
     d_query, d_key, d_value = _empty_like(out), _empty_like(value), _empty_like(value)
 
     chosen = _configuration("backward_keys", out)
@@ -218,7 +180,14 @@ def launch_backward(
     m, n = chosen.tiles.values()
     inputs = tiles(in_units, m), tiles(normed, n), tiles(value, n), tiles(d_summed, m), d_total
     launching.launcher(kernels.backward_queries, out, *_grid(out, m))(
-        *inputs, denominator, unit, tiles(d_query, m), *_sizes(out, value), scale, **constants, **chosen.options
+        *inputs,
+        denominator,
+        unit,
+        tiles(d_query, m),
+        *_sizes(out, value),
+        settings.scale,
+        **constants,
+        **chosen.options,
     )
     if norm is None:
         return d_query, d_key, d_value, out.new_empty(0), out.new_empty(0)
@@ -236,7 +205,7 @@ def _pull_norm(norm: Norm, *pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
     programs = [_grid(x, m)[0] for x, _ in pairs]
     sums = torch.empty(2, sum(programs), x.shape[3], dtype=torch.float32, device=x.device)
     for (x, d_x), own in zip(pairs, sums.split(programs, 1), strict=True):
-        launching.launcher(input_kernels.pull_norm, x, own.shape[1])(
+        launching.launcher(kernels.pull_norm, x, own.shape[1])(
             *(Rows.of(x), norm, Rows.of(d_x), *own, *x.shape[1:3]), HEAD_DIM=x.shape[3], **chosen.options
         )
     d_weight, d_bias = (
@@ -254,12 +223,8 @@ def _prepare_gradients(
     (m,) = chosen.tiles.values()
     in_units, d_summed, d_total = _empty_like(query), _empty_like(out), _empty_like(denominator)
     launching.launcher(kernels.prepare_gradients, out, *_grid(out, m))(
-        *(tiles(x, m) for x in (d_out, query, out)),
-        denominator,
-        tiles(in_units, m),
-        tiles(d_summed, m),
-        d_total,
-        *out.shape[1:3],
+        *(*(tiles(x, m) for x in (d_out, query, out)), denominator, tiles(in_units, m), tiles(d_summed, m)),
+        *(d_total, *out.shape[1:3]),
         DEGREE=degree,
         HEAD_DIM=out.shape[3],
         **chosen.options,
@@ -295,23 +260,16 @@ def _empty_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    offset: Tensor | None,
-    padding: Tensor | None,
-    eps: float | None,
-    *settings: Any,
-) -> Forward:
-    return launch_forward(query, key, value, _norm(weight, offset, eps), padding, *settings)
+def _forward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Forward:
+    weight, offset, padding, eps, *settings = others
+    return launch_forward(query, key, value, _norm(weight, offset, eps), padding, Settings(*settings))
 
 
 def _backward(d_out: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    query, key, value, weight, offset, _, *results, eps, degree, scale, _, causal = saved
+    query, key, value, weight, offset, _, *results = saved[:-5]
+    eps, *settings = saved[-5:]
     norm = _norm(weight, offset, eps)
-    return launch_backward(d_out, query, key, value, norm, Forward(*results), degree, scale, causal)
+    return launch_backward(d_out, query, key, value, norm, Forward(*results), Settings(*settings))
 
 
 def _norm(weight: Tensor | None, offset: Tensor | None, eps: float | None) -> Norm | None:

@@ -9,6 +9,8 @@ Networks are stacked: `w_in` is `(2, groups, width, hidden)`, `bias` `(2, groups
 import triton
 import triton.language as tl
 
+from attention_zoo.ops.kernels import standardised
+
 # gelu(z) = z (1 + tanh(z (C0 + C1 z^2))) / 2
 C0 = tl.constexpr(0.7978845608028654)
 C1 = tl.constexpr(0.044715 * 0.7978845608028654)
@@ -60,25 +62,10 @@ def _doubled_slope(z, tanh):
 
 
 @triton.jit
-def _hat(u, eps):
-    """Rows without their mean, over their standard deviation, and one over that."""
-    centred = u - tl.sum(u, 1)[:, None] / u.shape[1]
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / u.shape[1] + eps)
-    return centred * rstd[:, None], rstd
-
-
-@triton.jit
 def _block(
-    hat,
-    w_in,
-    bias,
-    w_out,
-    HIDDEN: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    hat, w_in, bias, w_out,
+    HIDDEN: tl.constexpr, R: tl.constexpr, BLOCK_HIDDEN: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """`gelu(hat W_in + bias) W_out`, `(rows, r)`."""
     features = tl.arange(0, hat.shape[1])
     columns = tl.arange(0, R)
@@ -100,42 +87,12 @@ def _block(
 
 @triton.jit
 def networks(
-    x_ptr,
-    y_ptr,
-    w1_ptr,
-    b1_ptr,
-    w2_ptr,
-    w3_ptr,
-    b3_ptr,
-    w4_ptr,
-    out_ptr,
-    d_out_ptr,
-    hats_ptr,
-    rstds_ptr,
-    inner_hats_ptr,
-    inner_rstds_ptr,
-    d_networks_ptr,
-    x_outer,
-    x_inner,
-    x_row,
-    y_outer,
-    y_inner,
-    y_row,
-    inner,
-    rows,
-    total,
-    groups,
-    eps,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    RECOMPUTE: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    x_ptr, y_ptr, w1_ptr, b1_ptr, w2_ptr, w3_ptr, b3_ptr, w4_ptr, out_ptr, d_out_ptr, hats_ptr, rstds_ptr,
+    inner_hats_ptr, inner_rstds_ptr, d_networks_ptr, x_outer, x_inner, x_row, y_outer, y_inner, y_row, inner, rows,
+    total, groups, eps,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, RECOMPUTE: tl.constexpr,
+    FAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """`sqrt(r) tanh(f1(x) f2(y) / sqrt(r))`; or, to `RECOMPUTE`, what the gradients of its blocks need.
 
     That is both `hat`s of each network (of the first one only if `DISTINCT` is 1: x is y), one over their standard
@@ -163,7 +120,7 @@ def networks(
             u_row = y_row
         u = tl.load(u_ptr + in_tile[:, None] * u_row + features[None, :], mask=inside[:, None], other=0)
         which = network * groups + group
-        hat, rstd = _hat(u.to(tl.float32), eps)
+        hat, rstd = standardised(u.to(tl.float32), eps, WIDTH)
         if RECOMPUTE:
             if network < DISTINCT:
                 at = network * of_a_network + row
@@ -172,7 +129,7 @@ def networks(
         f1 = f2
         w_in, bias, w_out = w1_ptr + which * WIDTH * HIDDEN, b1_ptr + which * HIDDEN, w2_ptr + which * HIDDEN * R
         between = _block(hat.to(kind), w_in, bias, w_out, HIDDEN, R, BLOCK_HIDDEN, FAST, PRECISION)
-        hat, rstd = _hat(between, eps)
+        hat, rstd = standardised(between, eps, R)
         if RECOMPUTE:
             at = network * of_a_network + row
             tl.store(inner_hats_ptr + at[:, None] * R + columns[None, :], hat, mask=inside[:, None])
@@ -193,24 +150,10 @@ def networks(
 
 @triton.jit
 def input_gradient(
-    hats_ptr,
-    rstds_ptr,
-    d_out_ptr,
-    w_in_ptr,
-    bias_ptr,
-    w_out_ptr,
-    d_in_ptr,
-    rows,
-    groups,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    hats_ptr, rstds_ptr, d_out_ptr, w_in_ptr, bias_ptr, w_out_ptr, d_in_ptr, rows, groups,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """The gradient of a block's input: `(DISTINCT, groups, rows, WIDTH)` hats, `(2, groups, rows, R)` gradients.
 
     Both networks' gradients are added where their input is one.
@@ -228,11 +171,8 @@ def input_gradient(
         which = of_group + other
         d_out_row = which.to(tl.int64) * rows + in_group
         d_out = tl.load(d_out_ptr + d_out_row[:, None] * R + columns[None, :], mask=inside[:, None], other=0)
-        w_in, bias, w_out = (
-            w_in_ptr + which * WIDTH * HIDDEN,
-            bias_ptr + which * HIDDEN,
-            w_out_ptr + which * HIDDEN * R,
-        )
+        w_in, bias = w_in_ptr + which * WIDTH * HIDDEN, bias_ptr + which * HIDDEN
+        w_out = w_out_ptr + which * HIDDEN * R
         for first in range(0, HIDDEN, BLOCK_HIDDEN):
             units = first + tl.arange(0, BLOCK_HIDDEN)
             into = tl.load(w_in + features[:, None] * HIDDEN + units[None, :])
@@ -250,26 +190,10 @@ def input_gradient(
 
 @triton.jit
 def weight_gradients(
-    hats_ptr,
-    d_out_ptr,
-    w_in_ptr,
-    bias_ptr,
-    w_out_ptr,
-    d_in_ptr,
-    d_bias_ptr,
-    d_out_weights_ptr,
-    rows,
-    groups,
-    share,
-    WIDTH: tl.constexpr,
-    R: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    DISTINCT: tl.constexpr,
-    FAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_HIDDEN: tl.constexpr,
-):
+    hats_ptr, d_out_ptr, w_in_ptr, bias_ptr, w_out_ptr, d_in_ptr, d_bias_ptr, d_out_weights_ptr, rows, groups, share,
+    WIDTH: tl.constexpr, R: tl.constexpr, HIDDEN: tl.constexpr, DISTINCT: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+):  # fmt: skip
     """The gradients of a block's weights for a tile of hidden units, of a `share` of the rows of a group.
 
     Written as `(splits, 2, groups, HIDDEN, WIDTH)`, `(splits, 2, groups, HIDDEN)` and

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.launching import Configuration, Row, configurations
+from attention_zoo.ops.launching import Configuration, Row
 
-WIDTHS, SKETCH_SIZES = (16, 32, 64, 128), (16, 32, 64)
+WIDTHS, SKETCH_SIZES, HOPPER = (16, 32, 64, 128), (16, 32, 64), (90, 90)
 
 
 def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
@@ -13,36 +13,21 @@ def why_unsupported(x: Tensor, sketch_size: int) -> str | None:
     return launching.why_not_among("sketch_size", sketch_size, SKETCH_SIZES) or launching.why_unsupported(x, WIDTHS)
 
 
-def _tiles(block_m: int, block_hidden: int, num_warps: int, num_stages: int) -> Configuration:
-    return Configuration({"BLOCK_M": block_m, "BLOCK_HIDDEN": block_hidden}, num_warps, num_stages)
-
-
 # Small tiles leave registers for several blocks on a multiprocessor, which wait for their products in turn.
 ROWS = (
-    Row("networks", _tiles(64, 32, 4, 2), (90, 90), bits=16, at_most={"width": 64, "recompute": 0}),
-    Row("networks", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
-    Row("networks", _tiles(64, 64, 4, 2), (90, 999), bits=16),
-    Row("networks", _tiles(64, 32, 4, 2), bits=16),
-    Row("networks", _tiles(16, 32, 4, 2), bits=32),
-    Row("input_gradient", _tiles(64, 32, 4, 2), (0, 89), bits=16),
-    Row("input_gradient", _tiles(64, 64, 4, 2), bits=16),
-    Row("input_gradient", _tiles(16, 32, 4, 2), bits=32),
-    Row("weight_gradients", _tiles(64, 64, 4, 2), bits=16, at_most={"width": 64}),
-    Row("weight_gradients", _tiles(64, 64, 4, 2), (90, 999), bits=16),
-    Row("weight_gradients", _tiles(32, 64, 4, 2), bits=16),
-    Row("weight_gradients", _tiles(16, 32, 4, 2), bits=32, at_most={"r": 16}),
-    Row("weight_gradients", _tiles(32, 16, 4, 2), bits=32),
+    Row(
+        "networks", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 32}, 4, 2), HOPPER, 16, {"width": 64, "recompute": 0}
+    ),
+    Row("networks", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 64}, 4, 2), bits=16, at_most={"width": 64}),
+    Row("networks", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 64}, 4, 2), (90, 999), bits=16),
+    Row("networks", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 32}, 4, 2), bits=16),
+    Row("networks", Configuration({"BLOCK_M": 16, "BLOCK_HIDDEN": 32}, 4, 2), bits=32),
+    Row("input_gradient", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 32}, 4, 2), (0, 89), bits=16),
+    Row("input_gradient", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 64}, 4, 2), bits=16),
+    Row("input_gradient", Configuration({"BLOCK_M": 16, "BLOCK_HIDDEN": 32}, 4, 2), bits=32),
+    Row("weight_gradients", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 64}, 4, 2), bits=16, at_most={"width": 64}),
+    Row("weight_gradients", Configuration({"BLOCK_M": 64, "BLOCK_HIDDEN": 64}, 4, 2), (90, 999), bits=16),
+    Row("weight_gradients", Configuration({"BLOCK_M": 32, "BLOCK_HIDDEN": 64}, 4, 2), bits=16),
+    Row("weight_gradients", Configuration({"BLOCK_M": 16, "BLOCK_HIDDEN": 32}, 4, 2), bits=32, at_most={"r": 16}),
+    Row("weight_gradients", Configuration({"BLOCK_M": 32, "BLOCK_HIDDEN": 16}, 4, 2), bits=32),
 )
-
-# What `python -m tools.kernels.tune` tries on a GPU.
-CANDIDATES = {
-    "networks": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 2)
-    ),
-    "input_gradient": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)
-    ),
-    "weight_gradients": configurations(
-        "BLOCK_M BLOCK_HIDDEN", (32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2)
-    ),
-}

@@ -14,8 +14,7 @@ import triton
 from torch import Tensor
 
 from attention_zoo.ops import launching
-from attention_zoo.ops.autocast import autocast
-from attention_zoo.ops.operators import register
+from attention_zoo.ops.operators import autocast, register
 from attention_zoo.ops.sketch_networks import kernels
 from attention_zoo.ops.sketch_networks.tiles import ROWS
 
@@ -44,11 +43,7 @@ class Between(NamedTuple):
 
 
 def sketch_networks(
-    x: Tensor,
-    y: Tensor | None = None,
-    *,
-    weights: Sequence[Tensor],
-    norms: Sequence[tuple[Tensor, Tensor]],
+    x: Tensor, y: Tensor | None = None, *, weights: Sequence[Tensor], norms: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
     """`sqrt(r) tanh(f1(x) o f2(y) / sqrt(r))`, f a LayerNorm, Dense 8r, gelu, Dense r, twice.
 

@@ -12,8 +12,7 @@ from closeness import assert_near, of_float32
 import attention_zoo
 from attention_zoo import ops
 from attention_zoo.ops import launching
-from attention_zoo.ops.exponential_features import triton as exponential_features
-from attention_zoo.ops.random_sketch import triton as random_sketch
+from attention_zoo.ops.random_features import triton as random_features
 
 LENGTH, HEADS, BATCH, DECODED = 1000, 2, 2, 3
 HAS_GPU = torch.cuda.is_available()
@@ -150,7 +149,7 @@ def test_no_row_is_left_out(arch, dtype, monkeypatch):
         used.add((kernel, chosen.name))
         return chosen
 
-    for module in (launching, random_sketch, exponential_features):
+    for module in (launching, random_features):
         monkeypatch.setattr(module, "launcher", lambda kernel, x, *grid: lambda *_, **__: None)
     monkeypatch.setattr(launching, "fitting", look)
     monkeypatch.setattr(launching, "architecture", lambda device: arch)

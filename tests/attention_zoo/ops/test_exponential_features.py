@@ -1,5 +1,6 @@
 """The kernels of exponential features against their formula in float64: interpreted, and compiled on a GPU."""
 
+import functools
 import math
 
 import pytest
@@ -8,8 +9,8 @@ from closeness import assert_near, assert_within, of_float32, with_rounding
 
 import attention_zoo
 from attention_zoo.ops import launching
-from attention_zoo.ops.exponential_features import triton
-from attention_zoo.ops.feature_product.triton import padded
+from attention_zoo.ops.feature_product.tiles import padded
+from attention_zoo.ops.random_features import triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
@@ -69,19 +70,16 @@ def assert_is_the_formula(x, projection, tolerance=None, **options):
 # --- The function and its gradient ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 63, 64, 65, 130])
-def test_every_length(n):
-    assert_is_the_formula(rows(n, 16), projection(40, 16))
-
-
-@pytest.mark.parametrize("m", [1, 2, 16, 31, 32, 33, 64, 100, 128, 266])
-def test_every_number_of_features(m):
-    assert_is_the_formula(rows(40, 16, batch=1), projection(m, 16))
-
-
-@pytest.mark.parametrize("width", [16, 32, 64, 128])
-def test_every_width(width):
-    assert_is_the_formula(rows(70, width), projection(48, width))
+@pytest.mark.parametrize(
+    ("n", "m", "width"),
+    [
+        *((n, 40, 16) for n in (1, 2, 31, 32, 33, 63, 64, 65, 130)),
+        *((40, m, 16) for m in (1, 2, 16, 31, 32, 33, 64, 100, 128, 266)),
+        *((70, 48, width) for width in (32, 64, 128)),
+    ],
+)
+def test_every_size(n, m, width):
+    assert_is_the_formula(rows(n, width, batch=1), projection(m, width))
 
 
 @pytest.mark.parametrize("given", [(0,), (1,)], ids=["features", "log scales"])
@@ -100,11 +98,7 @@ def test_any_strides():
     by_column = rows(50, 32).mT.contiguous().mT
     one_of_three = drawn(2, HEADS, 50, 3 * 32)[..., 32:64]
     for x in (by_position, by_column, one_of_three, rows(1, 32).expand(-1, -1, 50, -1)):
-        assert_is_the_formula(x, projection(40, 32))
-
-
-def test_a_projection_of_any_strides():
-    assert_is_the_formula(rows(40, 16), projection(40, 16).mT.contiguous().mT)
+        assert_is_the_formula(x, projection(40, 32).mT.contiguous().mT)
 
 
 def test_gradients_of_any_strides():
@@ -120,15 +114,12 @@ def test_gradients_of_any_strides():
         assert_near(actual, expected, of_float32())
 
 
-@pytest.mark.parametrize("size", [10, 100])
-def test_large_exponents(size):
-    """Up to hundreds and thousands: as good as rounding the inputs leaves them."""
-    x, given = size * rows(40, 64), projection(100, 64)
-    actual = with_gradients(by_kernels, x, given)
-    expected, rounding = with_rounding(
-        lambda x, given: with_gradients(by_formula, x, given), [x.double(), given.double()]
-    )
-    assert_near(actual, expected, of_float32(), besides=rounding)
+def test_large_exponents():
+    """Up to thousands: as good as rounding the inputs leaves them."""
+    x, given = 100 * rows(40, 64), projection(100, 64)
+    exactly = functools.partial(with_gradients, by_formula)
+    expected, rounding = with_rounding(exactly, [x.double(), given.double()])
+    assert_near(with_gradients(by_kernels, x, given), expected, of_float32(), besides=rounding)
 
 
 def test_the_largest_exponent_is_that_of_the_first_of_equals():
@@ -154,13 +145,6 @@ def test_what_is_no_number_stays_in_its_row(what):
     for actual, other in zip(with_gradients(by_kernels, x, given), expected, strict=True):
         assert torch.equal(actual[:, :, others], other[:, :, others])
         assert not actual[:, :, 7].isfinite().all()
-
-
-def test_twice_the_same_bits():
-    for first, second in zip(
-        *(with_gradients(by_kernels, rows(70, 32), projection(100, 32)) for _ in "12"), strict=True
-    ):
-        assert torch.equal(first, second)
 
 
 # --- 16 bits ----------------------------------------------------------------------------------------
@@ -209,19 +193,6 @@ def test_the_largest_feature_is_a_constant(dtype):
 # --- Where it is used -------------------------------------------------------------------------------
 
 
-def performer(monkeypatch, **given):
-    monkeypatch.setattr(launching, "is_gpu", lambda device: True)
-    return attention_zoo.create("performer", head_dim=16, num_heads=HEADS, **given).to(DEVICE)
-
-
-@pytest.mark.parametrize("m", [40, 266])
-def test_the_features_of_a_mechanism_are_those_of_its_reference(m, monkeypatch):
-    attention, x = performer(monkeypatch, num_features=m, eps=1e-3, scale=0.7), rows(30, 16)
-    features, log_scale = attention._features_by_kernels(x, [])
-    expected = attention.double()._scaled_features(x.double())
-    assert_near([features[..., :m], log_scale], expected, of_float32())
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_features_come_with_the_columns_that_products_need(causal, monkeypatch):
     pad, widened = torch.nn.functional.pad, []
@@ -231,7 +202,10 @@ def test_features_come_with_the_columns_that_products_need(causal, monkeypatch):
         return pad(x, *given, **options)
 
     monkeypatch.setattr(torch.nn.functional, "pad", look)
-    attention = performer(monkeypatch, num_features=140, causal=causal, impl="fused")
+    monkeypatch.setattr(launching, "is_gpu", lambda device: True)
+    attention = attention_zoo.create(
+        "performer", head_dim=16, num_heads=HEADS, num_features=140, causal=causal, impl="fused"
+    ).to(DEVICE)
     query, key, value = (drawn(1, HEADS, 20, 16, seed=seed).requires_grad_() for seed in range(3))
     attention(query, key, value).sum().backward()
     assert query.grad.isfinite().all() and key.grad.any() and not any(widened)

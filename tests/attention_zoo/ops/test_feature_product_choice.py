@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import attention_zoo
 from attention_zoo import UnsupportedError
 from attention_zoo.ops import launching
-from attention_zoo.ops.feature_product import outputs, sums, tiles, triton
+from attention_zoo.ops.feature_product import gradient_kernels, output_kernels, state_kernels, tiles, triton
 from attention_zoo.ops.sketch_networks import triton as networks
 
 HAS_GPU = torch.cuda.is_available()
@@ -59,9 +59,7 @@ def case(id, name, form, **given):
 CASES = [
     case("linear", "linear", "quadratic"),
     case("linear-b32", "linear", "blocks", block_size=32, eps=0.5),
-    case("performer", "performer", "quadratic", num_features=24),
     case("performer-b32", "performer", "blocks", num_features=40, block_size=32),
-    case("polysketch", "polysketch", "quadratic", sketch_size=16),
     case("polysketch-b32", "polysketch", "blocks", sketch_size=16, block_size=32, bias=0.3, per_head=True),
     case("p2", "polysketch", "blocks", degree=2, block_size=32, scale=0.3),
     case("local", "polysketch", "blocks", sketch_size=16, local=True, block_size=32),
@@ -88,25 +86,6 @@ def test_a_mechanism_is_its_reference(name, form, given, causal):
     assert reference.executed == ("reference", None)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [("linear", {}), ("performer", {"num_features": 128}), ("polysketch", {"sketch_size": 32, "local": True})],
-)
-class TestOf16Bits:
-    pytestmark = pytest.mark.gpu
-
-    def test_a_mechanism_is_its_reference(self, name, given, dtype):
-        given = {**given, "causal": True, "block_size": 256}
-        fused = make(name, 64, dtype=dtype, **given)
-        reference = make(name, 64, impl="reference", **given).double()
-        reference.load_state_dict(fused.state_dict())
-        actual = with_gradients(fused, qkv(1000, 64, dtype))
-        expected = with_gradients(reference, [x.double() for x in qkv(1000, 64, dtype)])
-        assert_near(actual[:1], expected[:1], 1e-2)
-        assert_near(actual[1:4], expected[1:4], 2e-2)
-
-
 @pytest.mark.parametrize(
     ("name", "given", "dtype", "reason"),
     [
@@ -127,15 +106,6 @@ def test_what_the_kernels_do_not_take(name, given, dtype, reason):
     out = attention(*tensors)
     assert attention.executed == ("reference", None)
     assert torch.equal(out, make(name, impl="reference", dtype=dtype, **given)(*tensors))
-
-
-@pytest.mark.parametrize(("name", "given"), [("linear", {}), ("performer", {}), ("polysketch", {"local": True})])
-def test_auto_is_fused_and_needs_no_gradients(name, given):
-    attention = make(name, impl="auto", causal=True, **given)
-    expected = attention(*qkv())
-    assert attention.executed.impl == "fused"
-    with torch.no_grad():
-        assert_near([attention(*qkv())], [expected], 1e-6)
 
 
 # --- What is computed -----------------------------------------------------------------------------
@@ -167,28 +137,19 @@ def test_flops_by_hand():
 @pytest.mark.parametrize("r", [16, 64])
 def test_at_the_minimal_test_length_there_are_blocks(r, given):
     attention = make("polysketch", sketch_size=r, causal=True, **given)
-    length, block_size = attention.min_test_length, given.get("block_size") or triton.BLOCKS[r]
+    length, block_size = attention.min_test_length, given.get("block_size") or tiles.BLOCKS[r]
     assert length > 2 * block_size and length % block_size
     if not given:
-        assert length > triton.QUADRATIC[r] >= length - 256 - 129
+        assert length > tiles.QUADRATIC[r] >= length - 256 - 129
     else:
         assert length == 64 // block_size * block_size + block_size // 2 + 1 or length // block_size == 3
 
 
-@pytest.mark.parametrize(
-    ("length", "features", "degree", "size"),
-    [
-        (2048, 32, 2, 2048),
-        (2049, 32, 2, 512),
-        (4096, 64, 2, 4096),
-        (4097, 64, 2, 1024),
-        (9000, 16, 1, 128),
-        (9000, 266, 1, 320),
-        (9000, 2000, 1, 512),
-    ],
-)
-def test_block_sizes(length, features, degree, size):
-    assert triton.default_block_size(length, features, degree) == size
+def test_block_sizes():
+    squares = {(2048, 32): 2048, (2049, 32): 512, (4096, 64): 4096, (4097, 64): 1024}
+    features = {16: 128, 266: 320, 2000: 512}
+    assert all(tiles.default_block_size(*given, 2) == size for given, size in squares.items())
+    assert all(tiles.default_block_size(9000, m, 1) == size for m, size in features.items())
 
 
 # --- Operators ------------------------------------------------------------------------------------
@@ -223,54 +184,42 @@ def test_operators(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("performer", {"num_features": 20}),
-        ("polysketch", {"sketch_size": 16, "local": True}),
-    ],
+    ("name", "given"), [("performer", {"num_features": 20}), ("polysketch", {"sketch_size": 16, "local": True})]
 )
-def test_compiled_and_checkpointed(name, given):
-    attention = make(name, causal=True, block_size=16, **given)
+def test_compiled_checkpointed_and_twice_in_one_graph(name, given):
+    attention = make(name, causal=True, block_size=16, impl="auto", **given)
     expected = with_gradients(attention, qkv(20, batch=1))
+    assert attention.executed.impl == "fused"
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
 
     def again(*tensors):
         return checkpoint(attention, *tensors, use_reentrant=False)
 
-    compiled.parameters = again.parameters = attention.parameters
-    for other in (compiled, again):
+    def twice(*tensors):
+        return (attention(*tensors) + attention(*tensors)) / 2
+
+    compiled.parameters = again.parameters = twice.parameters = attention.parameters
+    for other in (compiled, again, twice):
         assert_near(with_gradients(other, qkv(20, batch=1)), expected, 1e-6)
-
-
-def test_twice_in_one_graph():
-    attention = make("polysketch", causal=True, sketch_size=16, block_size=16)
-    tensors = [x.requires_grad_() for x in qkv(20, batch=1)]
-    once = torch.autograd.grad(attention(*tensors).sum(), tensors)
-    out = attention(*tensors)
-    twice = torch.autograd.grad((out + attention(*tensors)).sum(), tensors, retain_graph=True)
-    assert_near(twice, [2 * x for x in once], 1e-6)
-    assert_near(torch.autograd.grad(out.sum(), tensors), once, 1e-6)
 
 
 # --- Launches and memory --------------------------------------------------------------------------
 
-KERNELS = [(module, name) for module in (sums, outputs) for name in vars(module) if name.endswith("_kernel")]
+MODULES = gradient_kernels, output_kernels, state_kernels
+KERNELS = [(module, name) for module in MODULES for name in vars(module) if name.endswith("_kernel")]
 
 
 class Recorded:
-    """A kernel that only notes its launches."""
+    """A kernel that only notes its launches, and the dtypes of what they load by tiles; memory is not held."""
 
     def __init__(self, name, launched):
         self.name, self.launched = name, launched
 
     def __getitem__(self, grid):
         assert grid[0] > 0 and all(size <= 65535 for size in grid[1:])
-        return lambda *arguments, **options: self.launched.append((self.name, dtypes(arguments)))
-
-
-def dtypes(arguments):
-    """Of what is loaded by tiles; the memory is not held."""
-    return {x.base.dtype for x in arguments if hasattr(x, "base")}
+        return lambda *given, **_: self.launched.append(
+            (self.name, {x.base.dtype for x in given if hasattr(x, "base")})
+        )
 
 
 @pytest.fixture
@@ -298,47 +247,31 @@ def passes(given):
     yield
 
 
-DIVIDE, NEAR = ["divide"], ["near_query", "near_key"]
+DIVIDE, INTRA = ["divide"], ["intra_chunk_query", "intra_chunk_key"]
 # Of few heads, whose sums are of parts of the sequence first; those of keys are kept by the forward pass.
-PARTS = ["square_state", "square_state"]
+CHUNK, SCAN = ["chunk", "prefix"], ["square_state"]
 OF_QUERIES = ["chunk", "square_state", "square_gradient"]
 OF_KEYS = ["square_gradient", "square_output"]
+KEYS_IN_PARTS, QUERIES_IN_PARTS = [*CHUNK, *SCAN, *SCAN, "square_output"], [*CHUNK, *SCAN, *SCAN, *OF_KEYS]
 FEATURES = ["state", "gradient", "state", "gradient", "output"]
 
 
 @pytest.mark.parametrize(
     ("case", "m", "forward", "backward"),
     [
+        ("squares", 64, KEYS_IN_PARTS, [*DIVIDE, *INTRA, *OF_QUERIES, *QUERIES_IN_PARTS]),
+        ("squares local", 64, KEYS_IN_PARTS, [*DIVIDE, *INTRA, *OF_QUERIES, *QUERIES_IN_PARTS]),
+        ("squares whole", 64, ["square_output"], DIVIDE + INTRA),
+        ("squares whole local", 64, ["square_output"], DIVIDE + INTRA),
+        ("squares full", 64, [*CHUNK[:1], *SCAN, "square_output"], [*DIVIDE, *OF_QUERIES, *CHUNK[:1], *SCAN, *OF_KEYS]),
         (
-            "squares",
-            64,
-            ["chunk", "prefix", *PARTS, "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
+            *("squares of many heads", 64, [*CHUNK, *SCAN, "square_output"]),
+            [*DIVIDE, *INTRA, *OF_QUERIES, *CHUNK, *SCAN, *OF_KEYS],
         ),
-        (
-            "squares local",
-            64,
-            ["chunk", "prefix", *PARTS, "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", *PARTS, *OF_KEYS],
-        ),
-        ("squares whole", 64, ["square_output"], DIVIDE + NEAR),
-        ("squares whole local", 64, ["square_output"], DIVIDE + NEAR),
-        (
-            "squares full",
-            64,
-            ["chunk", "square_state", "square_output"],
-            [*DIVIDE, *OF_QUERIES, "chunk", "square_state", *OF_KEYS],
-        ),
-        (
-            "squares of many heads",
-            64,
-            ["chunk", "prefix", "square_state", "square_output"],
-            [*DIVIDE, *NEAR, *OF_QUERIES, "chunk", "prefix", "square_state", *OF_KEYS],
-        ),
-        ("features", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
-        ("features scales", 64, ["state", "output"], DIVIDE + NEAR + FEATURES),
-        ("features scales", 256, ["state", "output"], [*DIVIDE, *NEAR, "near_key", *FEATURES]),
-        ("features whole", 64, ["output"], DIVIDE + NEAR),
+        ("features", 64, ["state", "output"], DIVIDE + INTRA + FEATURES),
+        ("features scales", 64, ["state", "output"], DIVIDE + INTRA + FEATURES),
+        ("features scales", 256, ["state", "output"], [*DIVIDE, *INTRA, "intra_chunk_key", *FEATURES]),
+        ("features whole", 64, ["output"], DIVIDE + INTRA),
         ("features full", 64, ["state", "output"], DIVIDE + FEATURES),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 import torch
 from closeness import assert_within, of_float32
 
-from attention_zoo.ops.feature_product import outputs, sums, tiles, triton
-from attention_zoo.ops.feature_product.chunks import Chunks, steps_of_a_part
+from attention_zoo.ops.feature_product import launches, tiles, triton
+from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, Chunks, running_maximum, steps_of_a_part
 from attention_zoo.ops.feature_product.reference import Local
 
 HAS_GPU = torch.cuda.is_available()
@@ -33,6 +33,11 @@ def inputs(queries, keys=None, *, r=16, h=16, m=None, batch=1, heads=1, seed=0):
     keys = keys or queries
     features = [drawn(n, m or r) * 16**0.25 * (m or r) ** -0.25 for n in (queries, keys)]
     return [*((x.abs() for x in features) if m else features), drawn(keys, h)]
+
+
+def of(given, *sizes, **more):
+    """Inputs for these settings."""
+    return inputs(*sizes, m=16 if given is FEATURES else None, **more)
 
 
 def exact(length, h=16, seed=1, **sizes):
@@ -114,16 +119,15 @@ def assert_equals_formula(tensors, tolerance=None, **given):
 @every_degree
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_length(length, given, causal):
-    assert_equals_formula(inputs(length, m=16 if given is FEATURES else None), causal=causal, block_size=64, **given)
+    assert_equals_formula(of(given, length), causal=causal, block_size=64, **given)
 
 
 @every_degree
-@pytest.mark.parametrize(("block_size", "length"), [(16, 60), (50, 120), (128, 150)])
-def test_every_block_size(block_size, length, given):
+@pytest.mark.parametrize(("block_size", "length", "bias"), [(16, 60, 0.0), (50, 120, 3.7), (128, 150, 0.5)])
+def test_every_block_size_and_bias(block_size, length, bias, given):
     """Multiples of tiles and others, the last chunk being a part of one."""
-    assert_equals_formula(
-        inputs(length, m=16 if given is FEATURES else None), causal=True, block_size=block_size, **given
-    )
+    settings = {**given, "causal": True, "block_size": block_size, "bias": bias}
+    assert_equals_formula(of(given, length), **settings)
 
 
 @pytest.mark.parametrize(
@@ -142,25 +146,8 @@ def test_any_number_of_features(m, h, causal):
 def test_parts_of_a_sequence_of_few_heads():
     """So few programs that each sequence is walked along in parts, the last of which is shorter."""
     length = 64 * 7 - 5
-    assert sums.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=16, h=16).count == 3
+    assert launches.segments_of(torch.ones(1, device=DEVICE), Chunks.of(length, 64), rows=1, r=16, h=16).count == 3
     assert_equals_formula(inputs(length), causal=True, block_size=64, **SQUARES)
-
-
-@pytest.mark.parametrize("reverse", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("length", "size", "r"), [(150, 40, 16), (64, 64, 32), (16 * 35 - 3, 16, 16), (100, 100, 64)])
-def test_columns_and_norms_of_chunks(length, size, r, reverse):
-    x = inputs(length, r=r, batch=2, heads=2)[0].transpose(1, 2).contiguous().transpose(1, 2)
-    weights = torch.randn(4, length, generator=torch.Generator().manual_seed(5)).to(DEVICE)
-    chunks = Chunks.of(length, size)
-    x_t, norms = sums.prepared(x, chunks, 16, scan=True, reverse=reverse, weights=weights)
-    for first, columns in zip(range(0, length, size), x_t.unflatten(2, (chunks.count, -1)).unbind(2), strict=True):
-        own = x[:, :, first : first + size].flatten(0, 1).mT
-        assert torch.equal(columns[..., : own.shape[2]], own)
-        assert not columns[..., own.shape[2] :].any()
-        rows = slice(first + size, None) if reverse else slice(first)
-        seen = x.flatten(0, 1)[:, rows].double()
-        assert_near([norms[:, first // size]], [seen.mT @ (seen * weights[:, rows, None])])
-    assert torch.equal(sums.transposed(x, chunks, 16), x_t)
 
 
 @pytest.mark.parametrize(
@@ -195,44 +182,36 @@ def test_parts_are_as_many_as_take_the_least_time(programs, chunks, steps):
     assert steps_of_a_part(programs, chunks, 264) == steps
 
 
-@every_degree
-@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
-def test_other_keys_than_queries(queries, keys, given):
-    assert_equals_formula(inputs(queries, keys, m=16 if given is FEATURES else None), causal=False, **given)
+@pytest.mark.parametrize("length", [1, SCAN_BLOCK, SCAN_BLOCK + 1, 3 * SCAN_BLOCK + 5])
+def test_the_running_maximum(length):
+    x = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(1)) - 3
+    assert torch.equal(running_maximum(x), x.cummax(-1).values)
 
 
 @every_degree
-def test_keys_of_several_segments(given, monkeypatch):
-    monkeypatch.setattr(triton, "SEGMENT", 64)
-    assert_equals_formula(inputs(150, 200, m=16 if given is FEATURES else None), causal=False, **given)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2), (150, 200)])
+def test_other_keys_than_queries(queries, keys, given, monkeypatch):
+    """In one segment, and in several."""
+    monkeypatch.setattr(triton, "SEGMENT", 64 if keys == 200 else 2048)
+    assert_equals_formula(of(given, queries, keys), causal=False, **given)
 
 
 @pytest.mark.parametrize(
-    ("length", "block_size", "local_degree"),
-    [(1, 16, 2), (64, 64, 4), (65, 64, 8), (150, 64, 4), (100, 40, 2), (60, 100, 8)],
+    ("length", "block_size", "local_degree", "r", "h"),
+    [
+        *((1, 16, 2, 16, 16), (64, 64, 4, 16, 16), (65, 64, 8, 16, 16), (150, 64, 4, 16, 16), (100, 40, 2, 16, 16)),
+        *((60, 100, 8, 16, 16), (60, 48, 4, 16, 32), (60, 48, 4, 16, 128), (60, 48, 4, 32, 16)),
+    ],
 )
-def test_exact_weights_inside_blocks(length, block_size, local_degree):
-    tensors = [*inputs(length), *exact(length)]
+def test_exact_weights_inside_blocks(length, block_size, local_degree, r, h):
+    tensors = [*inputs(length, r=r, h=h), *exact(length, h)]
     assert_equals_formula(tensors, causal=True, block_size=block_size, local_degree=local_degree, **SQUARES)
-
-
-@pytest.mark.parametrize(("r", "h"), [(16, 32), (16, 128), (32, 16)])
-def test_exact_weights_of_other_columns_than_features(r, h):
-    tensors = [*inputs(60, r=r, h=h), *exact(60, h)]
-    assert_equals_formula(tensors, causal=True, block_size=48, local_degree=4, **SQUARES)
-
-
-@every_degree
-@pytest.mark.parametrize("bias", [0.0, 3.7])
-def test_bias(bias, given):
-    tensors = inputs(70, m=16 if given is FEATURES else None)
-    assert_equals_formula(tensors, causal=True, block_size=32, degree=given["degree"], bias=bias)
 
 
 @every_mask
 @every_degree
 def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient(given, causal):
-    tensors, blind = inputs(70, m=16 if given is FEATURES else None), [0, 3, 64, 69]
+    tensors, blind = of(given, 70), [0, 3, 64, 69]
     tensors[0][:, :, blind] = 0
     settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
     out, d_left, *_ = with_gradients(by_kernels, tensors, **settings)
@@ -244,7 +223,7 @@ def test_a_row_whose_denominator_is_zero_is_zero_and_has_no_gradient(given, caus
 @every_degree
 def test_a_row_of_almost_nothing_is_zero_and_has_no_gradient(given):
     """Its denominator is a number in float32, the inverse of that is none."""
-    tensors = inputs(20, m=16 if given is FEATURES else None)
+    tensors = of(given, 20)
     tensors[0][:, :, 5] *= 1e-41 if given is FEATURES else 1e-20
     settings = {**given, "bias": 0.0, "causal": True, "block_size": 16}
     for x in with_gradients(by_kernels, tensors, **settings):
@@ -260,7 +239,7 @@ def test_keys_without_features_are_not_seen(where, given, causal):
     length = 100
     hidden = torch.zeros(length, dtype=torch.bool, device=DEVICE)
     hidden[{"first": slice(70), "scattered": slice(0, None, 3)}.get(where, slice(64))] = True
-    tensors = inputs(length, m=16 if given is FEATURES else None)
+    tensors = of(given, length)
     tensors[1][:, :, hidden | (where == "all")] = 0
     tensors[2][:, :, hidden] *= 50
     settings = {**given, "bias": 0.0, "causal": causal, "block_size": 64}
@@ -291,36 +270,22 @@ def log_scales(kind, length):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bias"),
-    [("random", 1.0), *((kind, 0.0) for kind in ("growing", "shrinking", "up", "down", "huge", "hidden"))],
+    ("kind", "bias", "length", "block_size", "m"),
+    [
+        ("random", 1.0, 100, 32, 16),
+        *((kind, 0.0, 100, 32, 16) for kind in ("growing", "shrinking", "up", "down", "huge", "hidden")),
+        *(("random", 0.0, length, 64, 16) for length in (1, 64, 65)),
+        *((kind, 0.0, 200, 128, 16) for kind in ("huge", "random")),  # rows behind the end have no largest scale
+        *(("random", 0.0, 70, 40, m) for m in (100, 192)),
+    ],
 )
-def test_log_scales(kind, bias):
-    length = 100
-    left, right, value = inputs(length, m=16)
+def test_log_scales(kind, bias, length, block_size, m):
+    left, right, value = inputs(length, m=m)
     scale = log_scales(kind, length)
     if kind == "hidden":
         right = right.masked_fill(scale[..., None] < -1e29, 0)
     tensors = left, right, value, None, None, scale
-    assert_equals_formula(tensors, causal=True, block_size=32, degree=1, bias=bias)
-
-
-@pytest.mark.parametrize(("length", "block_size"), [(1, 64), (64, 64), (65, 64), (100, 40)])
-def test_log_scales_of_every_length(length, block_size):
-    tensors = *inputs(length, m=16), None, None, log_scales("random", length)
-    assert_equals_formula(tensors, causal=True, block_size=block_size, **FEATURES)
-
-
-@pytest.mark.parametrize("kind", ["huge", "random"])
-def test_log_scales_of_a_chunk_of_several_tiles(kind):
-    """Rows behind the end have no largest scale."""
-    tensors = *inputs(200, m=16), None, None, log_scales(kind, 200)
-    assert_equals_formula(tensors, causal=True, block_size=128, **FEATURES)
-
-
-@pytest.mark.parametrize("m", [100, 192])
-def test_log_scales_of_features_in_several_tiles(m):
-    tensors = *inputs(70, m=m), None, None, log_scales("random", 70)
-    assert_equals_formula(tensors, causal=True, block_size=40, **FEATURES)
+    assert_equals_formula(tensors, causal=True, block_size=block_size, degree=1, bias=bias)
 
 
 def test_nothing_of_the_future_is_seen():
@@ -340,7 +305,7 @@ def test_nothing_of_the_future_is_seen():
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
     """Tiles reach into the next chunk, and zero times infinity is no number."""
-    tensors = inputs(120, m=16 if given is FEATURES else None)
+    tensors = of(given, 120)
     settings = {**given, "causal": True, "block_size": 40}
     expected = with_gradients(by_kernels, tensors, **settings)
     changed = [tensors[0], *(x.clone() for x in tensors[1:])]
@@ -381,9 +346,9 @@ def test_denominators_of_keys_with_a_common_part(of_keys):
 def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
     left, right, value = with_a_common_part(of_keys)
     chunks, nothing = Chunks.of(300, 64), torch.zeros_like(value)
-    _, norms = sums.prepared(right, chunks, value.shape[-1], scan=True)
+    _, norms = launches.prepared(right, chunks, value.shape[-1], scan=True)
     zeros = right.new_zeros(1, chunks.count, 32 * value.shape[-1], 32)
-    actual = outputs.square_gradient(left, nothing, zeros, norms, chunks)[:, :, 64::2]
+    actual = launches.square_gradient(left, nothing, zeros, norms, chunks)[:, :, 64::2]
     before = torch.stack(
         [right[0, 0, :first].double().mT @ right[0, 0, :first].double() for first in range(0, 300, 64)]
     )
@@ -407,7 +372,7 @@ def layouts(x):
 @every_mask
 @every_degree
 def test_any_strides(given, causal):
-    tensors = inputs(20, m=16 if given is FEATURES else None, heads=2)
+    tensors = of(given, 20, heads=2)
     if causal and given is SQUARES:
         tensors += exact(20, heads=2)
     settings = {**given, "causal": causal, "block_size": 16, "local_degree": 4}
@@ -420,7 +385,7 @@ def test_any_strides(given, causal):
 @every_mask
 @every_degree
 def test_heads_and_batches_that_are_one_in_memory(given, causal):
-    one = inputs(20, m=16 if given is FEATURES else None, batch=1)
+    one = of(given, 20, batch=1)
     tensors = [x.expand(2, 2, -1, -1) for x in one]
     assert_equals_formula(tensors, causal=causal, block_size=16, **given)
 
@@ -428,22 +393,11 @@ def test_heads_and_batches_that_are_one_in_memory(given, causal):
 @every_degree
 def test_the_gradient_of_a_sum_has_no_strides(given):
     """That of every output is the same number in memory."""
-    tensors = [x.requires_grad_() for x in inputs(40, m=16 if given is FEATURES else None)]
+    tensors = [x.requires_grad_() for x in of(given, 40)]
     doubles = [x.detach().double().requires_grad_() for x in tensors]
     settings = {**given, "causal": True, "block_size": 16}
     actual = torch.autograd.grad(by_kernels(*tensors, **settings).sum(), tensors)
     assert_near(actual, torch.autograd.grad(by_formula(*doubles, **settings).sum(), doubles))
-
-
-def test_log_scales_of_any_strides():
-    tensors = inputs(20, m=16, batch=2, heads=2)
-    scale = torch.randn(2, 2, 20, generator=torch.Generator().manual_seed(7)).to(DEVICE)
-    settings = {**FEATURES, "causal": True, "block_size": 16}
-    wide = scale.repeat_interleave(3, -1)[..., ::3]
-    for batch in (1, 2):
-        some = [x[:batch] for x in tensors]
-        for changed in (scale.transpose(1, 2).contiguous().transpose(1, 2), wide, scale[:, :1].expand(-1, 2, -1)):
-            assert_equals_formula([*some, None, None, changed[:batch]], **settings)
 
 
 def test_every_head_of_every_batch_has_its_own():
@@ -471,20 +425,16 @@ def larger_tiles(monkeypatch):
 @every_degree
 @pytest.mark.parametrize(("block_size", "length"), [(128, 129), (64, 150), (100, 300)])
 def test_larger_tiles(block_size, length, given, causal, larger_tiles):
-    tensors = inputs(length, m=16 if given is FEATURES else None)
+    tensors = of(given, length)
     if causal and given is SQUARES:
         tensors += exact(length)
     assert_equals_formula(tensors, causal=causal, block_size=block_size, local_degree=4, **given)
 
 
-@pytest.mark.parametrize(("m", "r"), [(200, None), (None, 64)])
-def test_larger_tiles_of_more_features(m, r, larger_tiles):
-    tensors = *inputs(100, m=m, r=r), None, None, log_scales("random", 100) if m else None
-    assert_equals_formula(tensors, causal=True, block_size=64, **(FEATURES if m else SQUARES))
-
-
-@pytest.mark.parametrize(("size", "length", "r"), [(64, 443, 16), (128, 7 * 128 - 5, 32)])
-def test_larger_tiles_of_parts(size, length, r, larger_tiles):
-    x = torch.ones(1, device=DEVICE)
-    assert sums.segments_of(x, Chunks.of(length, size), rows=1, r=r, h=16).count == 3
-    assert_equals_formula(inputs(length, r=r), causal=True, block_size=size, **SQUARES)
+@pytest.mark.parametrize(
+    ("m", "r", "block_size", "length"),
+    [(200, None, 64, 100), (None, 64, 64, 100), (None, 16, 64, 443), (None, 32, 128, 7 * 128 - 5)],
+)
+def test_larger_tiles_of_more_features_and_of_parts(m, r, block_size, length, larger_tiles):
+    tensors = *inputs(length, m=m, r=r), None, None, log_scales("random", length) if m else None
+    assert_equals_formula(tensors, causal=True, block_size=block_size, **(FEATURES if m else SQUARES))

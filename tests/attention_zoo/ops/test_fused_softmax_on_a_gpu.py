@@ -3,10 +3,9 @@
 import closeness
 import pytest
 import torch
-from test_fused_softmax import HEADS, masks, padding, qkv, with_gradients
+from test_fused_softmax import HEADS, masks, padding, qkv, with_all_scores, with_gradients
 
-from attention_zoo.ops import fused_softmax
-from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_by_reference, hidden_by, is_blind
+from attention_zoo.ops.fused_softmax import HIDDEN, attend, hidden_by, is_blind
 from attention_zoo.skeinformer import geometric_mean, merge
 
 DEVICE = "cuda" if torch.cuda.is_available() else pytest.importorskip("fake_accelerator", exc_type=ImportError).DEVICE
@@ -35,7 +34,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_float64(h, dtype):
                 lambda *x, s=settings, m=there: attend(*x, hidden=m, **s), [x.to(DEVICE) for x in tensors]
             )
             expected = with_gradients(
-                lambda *x, s=settings, m=hidden: attend_by_reference(*x, hidden=m, **s), [x.double() for x in tensors]
+                lambda *x, s=settings, m=hidden: with_all_scores(*x, hidden=m, **s), [x.double() for x in tensors]
             )
             assert actual[0].dtype == dtype and actual[1].dtype == torch.float32
             for one, other in zip(actual, expected, strict=True):
@@ -62,7 +61,7 @@ def test_every_layout_is_taken(layout):
         out = attend(
             *(layout(x.to(DEVICE)) for x in tensors), scale=0.3, hidden=None if mask is None else mask.to(DEVICE)
         )
-        expected = attend_by_reference(*(layout(x).double() for x in tensors), scale=0.3, hidden=mask)
+        expected = with_all_scores(*(layout(x).double() for x in tensors), scale=0.3, hidden=mask)
         assert_near(out.out, expected[0], torch.bfloat16)
         assert_near(out.lse, expected[1], torch.bfloat16)
 
@@ -99,18 +98,3 @@ def test_a_count_is_exact_in_bfloat16(count, zero, device):
     out = scores.softmax(-1) @ torch.cat([exact[2], exact[3]], 2)
     closeness.assert_near(merged.lse.cpu(), scores.logsumexp(-1), 1e-6)
     closeness.assert_near(merged.out.cpu(), out, 2 * torch.finfo(torch.bfloat16).eps)
-
-
-def test_the_kernels_do_refuse(monkeypatch):
-    """A bias of another dtype, and the widest head beside the columns of the log-sum-exp."""
-    query, key, value = (x.to(DEVICE) for x in qkv(8, 8, torch.bfloat16))
-    with pytest.raises(RuntimeError):  # 12 columns
-        torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, False, scale=1.0)
-    query, key, value = (x.repeat_interleave(2, -1) for x in (query, key, value))
-    bias = torch.zeros(*query.shape[:3], 8, device=DEVICE)
-    with pytest.raises(RuntimeError, match="invalid dtype for bias"):
-        torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, 0.0, False, scale=1.0)
-    monkeypatch.setattr(fused_softmax, "LARGEST_FLASH_DIM", 512)
-    wide = [x.repeat_interleave(16, -1)[..., :256].requires_grad_() for x in (query, key, value)]
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(attend(*wide, scale=1.0).lse.sum(), wide[:2])

@@ -19,7 +19,7 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 BATCH, HEADS = 2, 2
 # One tile and its neighbours, several tiles and a part of one, for tiles of 32 to 128 rows.
-LENGTHS = [1, 63, 64, 129]
+LENGTHS = [1, 64, 129]
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -120,16 +120,15 @@ def test_every_length(arch, bits, length, causal, monkeypatch):
     assert_equals_formula(qkv(length, dtype=dtype_of(bits), batch=1), degree=4, scale=0.2, causal=causal)
 
 
-@pytest.mark.parametrize(("arch", "bits"), TILES)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 70), (65, 129), (150, 2)])
-def test_other_keys_than_queries(queries, keys, arch, bits, monkeypatch):
-    use_tiles(monkeypatch, arch, bits)
-    assert_equals_formula(qkv(queries, keys, dtype=dtype_of(bits), batch=1), degree=2)
+def test_other_keys_than_queries(queries, keys):
+    assert_equals_formula(qkv(queries, keys, batch=1), degree=2)
 
 
-@every_mask
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("arch", "bits"), TILES)
+@pytest.mark.parametrize(
+    ("arch", "bits", "head_dim", "causal"),
+    [(90, 16, 64, True), (90, 16, 128, False), (80, 16, 64, False), (80, 16, 128, True), (80, 32, 128, True)],
+)
 def test_every_head_dim(arch, bits, head_dim, causal, monkeypatch):
     use_tiles(monkeypatch, arch, bits)
     assert_equals_formula(qkv(36, head_dim=head_dim, dtype=dtype_of(bits), batch=1), degree=4, causal=causal)
@@ -145,14 +144,13 @@ def test_every_kernel_has_tiles_everywhere(head_dim, dtype, arch, monkeypatch):
 
 
 @every_mask
-@pytest.mark.parametrize("degree", [2, 6, 10, 16])
+@pytest.mark.parametrize("degree", [2, 10, 16])
 def test_every_even_degree(degree, causal):
     assert_equals_formula(qkv(40, batch=1), degree=degree, scale=0.3, causal=causal)
 
 
-@pytest.mark.parametrize("bias", [0.0, 1.0, 3.7])
-@pytest.mark.parametrize("scale", [0.03, 1.0, 20.0])
-def test_scale_and_bias(scale, bias):
+@pytest.mark.parametrize(("bias", "scale"), [(0.0, 1.0), (1.0, 0.03), (3.7, 20.0)])
+def test_scale_and_bias(bias, scale):
     assert_equals_formula(qkv(40), degree=4, scale=scale, bias=bias, causal=True)
 
 
@@ -193,43 +191,30 @@ def test_a_vanished_denominator_leaves_no_gradient_behind():
 @every_mask
 def test_strides_do_not_matter(causal):
     """Heads side by side as models have them, rows apart, a start that no tile can begin at."""
-    drawn = [torch.randn(BATCH, 70, HEADS, 32, device=DEVICE).transpose(1, 2) for _ in range(3)]
+    drawn, other, third = (torch.randn(BATCH, 70, HEADS, 32, device=DEVICE).transpose(1, 2) for _ in range(3))
     rows_apart = torch.randn(BATCH, HEADS, 140, 32, device=DEVICE)[:, :, ::2]
     shifted = torch.randn(BATCH, HEADS, 70, 33, device=DEVICE)[..., 1:]
     expanded = torch.randn(BATCH, 1, 70, 32, device=DEVICE).expand(-1, HEADS, -1, -1)
     columns = torch.randn(BATCH, HEADS, 32, 70, device=DEVICE).mT
-    for tensors in (
-        drawn,
-        (rows_apart, shifted, drawn[0]),
+    one_row = torch.randn(1, 1, 1, 33, device=DEVICE)[..., :32]  # contiguous, whatever its stride
+    orders = (
+        (drawn, other, third),
+        (rows_apart, shifted, drawn),
         (shifted, expanded, columns),
-        (columns, drawn[0], expanded),
-    ):
+        (columns, drawn, expanded),
+    )
+    for tensors in (*orders, (one_row, one_row, one_row)):
         assert_equals_formula(tensors, degree=4, scale=0.3, causal=causal)
-
-
-def test_single_rows_of_any_strides():
-    """PyTorch calls a tensor contiguous whatever the stride of a dimension of one."""
-    tensors = [torch.randn(1, 1, 1, 33, device=DEVICE)[..., :32] for _ in range(3)]
-    assert_equals_formula(tensors, degree=2, scale=0.1)
 
 
 @every_mask
 def test_the_gradient_of_a_sum(causal):
     """It is one number, expanded."""
-    for function, dtype, found in (
-        (polynomial.polynomial_attention, torch.float32, []),
-        (by_formula, torch.float64, []),
-    ):
+    found = []
+    for function, dtype in ((polynomial.polynomial_attention, torch.float32), (by_formula, torch.float64)):
         leaves = [x.to(dtype).requires_grad_() for x in qkv(65)]
-        found += torch.autograd.grad(function(*leaves, degree=2, causal=causal).sum(), leaves)
-        if dtype == torch.float32:
-            actual = found
-    assert_near(actual, found)
-
-
-def test_two_calls_are_bit_for_bit_the_same():
-    calls = [with_gradients(polynomial.polynomial_attention, qkv(130), degree=4, causal=True) for _ in range(2)]
-    assert all(torch.equal(one, other) for one, other in zip(*calls, strict=True))
+        found.append(torch.autograd.grad(function(*leaves, degree=2, causal=causal).sum(), leaves))
+    assert_near(*found)
 
 
 @every_mask
@@ -268,21 +253,6 @@ def test_gradients_of_faint_rows_are_numbers():
     assert_near(with_gradients(faint(polynomial.polynomial_attention), tensors), expected)
 
 
-@pytest.mark.gpu
-@every_mask
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-@pytest.mark.parametrize("degree", [2, 4, 8])
-@pytest.mark.parametrize("length", [1, 127, 1000, 4096])
-def test_sixteen_bits_on_a_gpu(length, degree, head_dim, dtype, causal):
-    tensors = qkv(length, head_dim=head_dim, dtype=dtype)
-    given = {"degree": degree, "scale": head_dim**-0.5, "causal": causal}
-    expected = with_gradients(by_formula, [x.double() for x in tensors], **given)
-    actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
-    assert_near(actual[:1], expected[:1], 1e-2)
-    assert_near(actual[1:], expected[1:], 2e-2)
-
-
 # --- The layer norm -------------------------------------------------------------------------------
 
 
@@ -300,14 +270,16 @@ def normed(tensors, *affine, **given):
     return polynomial.polynomial_attention(*tensors, norm=norm, **given)
 
 
-@every_mask
-@pytest.mark.parametrize(("length", "affine"), [(1, 2), (64, 2), (65, 0), (65, 1), (150, 2)])
-def test_a_layer_norm_before_it(length, affine, causal):
+@pytest.mark.parametrize(
+    ("lengths", "affine", "causal"),
+    [((1,), 2, True), ((64,), 2, False), ((65,), 0, True), ((65,), 1, False), ((150,), 2, True), ((65, 129), 2, False)],
+)
+def test_a_layer_norm_before_it(lengths, affine, causal):
     """Of queries and keys, some so small that its epsilon counts, and padding hidden behind it."""
-    query, key, value = qkv(length)
-    sizes = 10 ** torch.linspace(-3, 1, length, device=DEVICE)[:, None]
-    tensors = [sizes * (query + 0.5), sizes.flip(0) * (key + 0.5), value, *parameters()[:affine]]
-    given = {"degree": 4, "scale": 0.2, "causal": causal, "padding": padding_masks(length)}
+    query, key, value = qkv(*lengths)
+    of_query, of_key = (10 ** torch.linspace(-3, 1, x.shape[2], device=DEVICE)[:, None] for x in (query, key))
+    tensors = [of_query * (query + 0.5), of_key.flip(0) * (key + 0.5), value, *parameters()[:affine]]
+    given = {"degree": 4, "scale": 0.2, "causal": causal, "padding": padding_masks(key.shape[2])}
 
     def exactly(query, key, value, *affine):
         query, key = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
@@ -318,52 +290,25 @@ def test_a_layer_norm_before_it(length, affine, causal):
     assert_near(actual, expected, smallest=0.3)
 
 
-def test_a_layer_norm_of_other_keys_than_queries():
-    tensors = [*qkv(65, 129), *parameters()]
-
-    def exactly(query, key, value, *affine):
-        query, key = (torch.nn.functional.layer_norm(x, (32,), *affine) for x in (query, key))
-        return by_formula(query, key, value, degree=2, scale=0.2)
-
-    expected = with_gradients(exactly, [x.double() for x in tensors])
-    assert_near(with_gradients(lambda *x: normed(x[:3], *x[3:], degree=2, scale=0.2), tensors), expected)
-
-
 # --- Units ----------------------------------------------------------------------------------------
-
-
-def forward(query, key, value, *, padding=None, degree=4, scale=1.0, bias=1.0, causal=False):
-    """What the forward pass leaves behind, without a layer norm."""
-    return polynomial.launch_forward(query, key, value, None, padding, degree, scale, bias, causal)
 
 
 def units(query, key, *, degree=4, scale=1.0, bias=1.0, causal=False):
     """Those of the rows of the queries, without a layer norm."""
     _, sizes, largest = polynomial._prepare_keys(key, None, None)
-    return polynomial._prepare_queries(query, None, sizes, largest, degree, scale, bias ** (1 / degree), causal)[1]
-
-
-@every_mask
-@pytest.mark.parametrize(("bias", "scale"), [(1.0, 0.3), (0.0, 2.0)])
-def test_denominators_are_those_of_the_units(bias, scale, causal):
-    query, key, value = qkv(150)
-    padding = padding_masks(150)
-    found = forward(query, key, value, padding=padding, scale=scale, bias=bias, causal=causal)
-    exact = [x.double() for x in (query, key)]
-    weights = ((scale * exact[0] @ exact[1].mT) ** 4).masked_fill(padding[:, None, None], 0)
-    total = (bias + (weights.tril() if causal else weights).sum(-1)) / found.unit.double() ** 4
-    assert_near([1 / found.denominator], [torch.where(total > 0, 1 / total, 0)])
-    assert torch.equal(found.key, key.masked_fill(padding[:, None, :, None], 0))
+    return polynomial._prepare_queries(query, None, sizes, largest, polynomial.Settings(degree, scale, bias, causal))[1]
 
 
 @pytest.mark.parametrize("later", [1e6, torch.inf, torch.nan])
-def test_units_know_nothing_of_the_future(later):
-    query, key, _ = qkv(300, batch=1)
-    seen = units(query, key, causal=True)
+def test_nothing_of_the_future_is_seen(later):
+    """Not by the units of the rows either: not a bit changes."""
+    query, key, value = qkv(300, batch=1)
+    seen = polynomial.polynomial_attention(query, key, value, degree=4, causal=True)
     for first in (1, 64, 100, 299):
         changed = key.clone()
         changed[:, :, first:] *= later
-        assert torch.equal(units(query, changed, causal=True)[:, :, :first], seen[:, :, :first])
+        out = polynomial.polynomial_attention(query, changed, value, degree=4, causal=True)
+        assert torch.equal(out[:, :, :first], seen[:, :, :first])
 
 
 def test_units_of_more_tiles_of_keys_than_are_read_together():
@@ -379,12 +324,9 @@ def test_units_of_more_tiles_of_keys_than_are_read_together():
         assert_near([unit], [bound / bound.frexp().mantissa], 1e-30)
 
 
-# --- Units of rows --------------------------------------------------------------------------------
-
-
 @every_mask
 @pytest.mark.parametrize("bias", [0.0, 1.0])
-@pytest.mark.parametrize("degree", [2, 8, 32])
+@pytest.mark.parametrize("degree", [2, 32])
 def test_rows_of_any_size_are_exact(degree, bias, causal):
     """Scores of 1e-3 to 1e3, the future's largest: their powers are no 32-bit floats."""
     _, key, value = qkv(64, head_dim=32)
@@ -399,22 +341,6 @@ def test_rows_of_any_size_are_exact(degree, bias, causal):
         assert_near(actual[:1], expected[:1], rounding * degree)
         # Gradients are differences of numbers that are nearly equal, and without a bias equal where one key decides.
         assert_near(actual[1:], expected[1:], 4 * rounding * degree if bias else torch.inf)
-
-
-@every_mask
-@pytest.mark.parametrize("degree", [2, 6, 16])
-def test_units_are_powers_of_two_that_bound_weights_and_bias(degree, causal):
-    query, key, _ = (torch.linspace(0.01, 30, 300, device=DEVICE)[:, None] * x for x in qkv(300, batch=1))
-    for scale, bias in ((1.0, 0.0), (0.3, 1.0), (2.0, 1e9)):
-        unit = units(query, key, degree=degree, scale=scale, bias=bias, causal=causal)
-        assert unit.dtype == torch.float32 and (unit.frexp().mantissa == 0.5).all()
-        weights = (scale * query @ key.mT / unit[..., None]) ** degree
-        assert (weights.tril() if causal else weights).max() <= 2**60
-        assert (bias ** (1 / degree) / unit).max() <= 1
-        # Of Cauchy and Schwarz no more is lost than a power of two.
-        bound = scale * query.norm(dim=-1) * key.norm(dim=-1).max()
-        if bias == 0:
-            assert (unit / bound)[..., -1].max() <= 2.01 / 2 ** (60 // degree)
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (1e-22, 1e-22), (1e17, 1e17), (1e-25, 1e15), (1e15, 1e-25)], ids=str)
@@ -445,24 +371,16 @@ def test_the_operators_keep_pytorch_s_rules(causal):
 
 
 @every_mask
-def test_compiled_it_is_the_same(causal):
-    given = {"degree": 4, "scale": 0.3, "causal": causal, "padding": padding_masks(70)}
-    compiled = torch.compile(polynomial.polynomial_attention, fullgraph=True, backend="aot_eager")
-    expected, actual = (
-        with_gradients(function, qkv(70), **given) for function in (polynomial.polynomial_attention, compiled)
-    )
-    assert_near(actual, [x.double() for x in expected], 1e-6)
-
-
-def test_a_checkpoint_changes_nothing():
+def test_compiled_or_behind_a_checkpoint_it_is_the_same(causal):
     def again(*tensors, **given):
-        return torch.utils.checkpoint.checkpoint(
-            polynomial.polynomial_attention, *tensors, use_reentrant=False, **given
-        )
+        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False, **given)
 
-    given = {"degree": 4, "causal": True}
-    expected, actual = (with_gradients(f, qkv(40), **given) for f in (polynomial.polynomial_attention, again))
-    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+    given = {"degree": 4, "scale": 0.3, "causal": causal, "padding": padding_masks(70)}
+    function = polynomial.polynomial_attention
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected, by_compiler, by_checkpoint = (with_gradients(f, qkv(70), **given) for f in (function, compiled, again))
+    assert_near(by_compiler, [x.double() for x in expected], 1e-6)
+    assert all(map(torch.equal, by_checkpoint, expected))
 
 
 def test_autocast_is_heeded():
@@ -472,25 +390,6 @@ def test_autocast_is_heeded():
     expected = with_gradients(by_formula, [x.double() for x in tensors], degree=2)
     assert out.dtype == torch.float16 and all(x.dtype == torch.float32 for x in gradients)
     assert_near((out, *gradients), expected, 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"degree": 3}, "^degree=3: must be even"),
-        ({"degree": 0}, "^degree=0: must be even"),
-        ({"query": torch.ones(1, 1, 3, 16)}, "head_dim of 32, 64, 128, not 16"),
-        ({"query": torch.ones(1, 1, 3, 32).double()}, "the input is torch.float64"),
-        ({"value": torch.ones(1, 1, 4, 32)}, r"^shapes=\(1, 1, 3, 32\), \(1, 1, 3, 32\), \(1, 1, 4, 32\)"),
-        ({"key": torch.ones(1, 1, 4, 32), "value": torch.ones(1, 1, 4, 32), "causal": True}, "^causal=True: 3 queries"),
-        ({"key": torch.ones(1, 1, 3, 32).half()}, "^dtypes="),
-        ({"norm": torch.nn.LayerNorm(16)}, r"^norm over \(16,\): must be over \(32,\)"),
-    ],
-)
-def test_what_it_refuses(change, message):
-    given = {"query": torch.ones(1, 1, 3, 32), "key": torch.ones(1, 1, 3, 32), "value": torch.ones(1, 1, 3, 32)}
-    with pytest.raises(ValueError, match=message):
-        polynomial.polynomial_attention(**{**given, "degree": 2, **change})
 
 
 # --- The mechanism --------------------------------------------------------------------------------
@@ -530,12 +429,6 @@ def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu
     assert fused.executed == ("fused", "triton")
     exact = mechanism("reference", causal, **given).double()
     assert_near(actual, outcomes(exact, [x.double() for x in tensors], padding), 1e-5)
-
-
-def test_the_mechanism_across_lengths(as_on_gpu):
-    tensors = qkv(33, 66)
-    exact = mechanism("reference").double()
-    assert_near(outcomes(mechanism("auto"), tensors), outcomes(exact, [x.double() for x in tensors]))
 
 
 @pytest.mark.parametrize("head_dim, dtype", [(32, torch.float64), (16, torch.float32)], ids=str)

@@ -137,12 +137,6 @@ def test_rows_that_hardly_vary_are_normalised_with_layer_norms_epsilon():
     assert_equals_formula([3e-3 * x], parameters(32, 16))
 
 
-def test_the_sketch_is_bounded_whatever_the_weights():
-    given = [30 * x for x in parameters(32, 16)]
-    out = by_kernels(inputs(5, 32), given)
-    assert out.abs().max() <= 4.0001 and out.abs().max() > 3.9
-
-
 def test_float16_equals_the_formula():
     (x,) = inputs(40, 32, dtype=torch.float16)
     given = parameters(32, 16)

@@ -6,7 +6,7 @@ from test_correctness import cell
 
 from attention_zoo import bigbird, linformer, nystromformer, skeinformer
 from attention_zoo.ops import chunks, fused_softmax
-from attention_zoo.ops.feature_product import block_gradients, block_sums, feature_maps
+from attention_zoo.ops.feature_product import blocks, cpu, feature_maps
 from bench.execution.child import measure_cell
 
 
@@ -40,14 +40,14 @@ IN_OUTPUT = {
     ),
     "hidden keys": (BIGBIRD, False, bigbird.BigBird, "_hidden", giving(torch.zeros_like)),
     "denominator": (SQUARE, False, chunks, "_divided", lambda function: lambda one, *others: one),
-    "sums of keys": (PERFORMER, True, block_sums.Sums, "advance", lambda function: lambda *args, **kwargs: None),
+    "sums of keys": (PERFORMER, True, blocks.Sums, "advance", lambda function: lambda *args, **kwargs: None),
     "pairs": (SKETCH, True, feature_maps.Squares, "expand", given("doubled", False)),
 }  # fmt: skip
 IN_GRADIENT = {
     "of keys": (LINFORMER, False, fused_softmax, "_backward", giving(lambda g: (g[0], g[1] / 2, *g[2:]))),
     "of chunks": (EXACT, True, chunks._WeightedValues, "backward", giving(lambda g: (*g[:3], g[3] / 2, *g[4:]))),
     "from keys": (
-        PERFORMER, True, block_gradients.Gradients, "_from_keys",
+        PERFORMER, True, cpu.Gradients, "_from_keys",
         lambda function: lambda self, sums, block, scale: block.grad.zero_(),
     ),
     "of the norm": (LINEAR, False, feature_maps.Plain, "pull_norm", lambda function: lambda *args, **kwargs: None),

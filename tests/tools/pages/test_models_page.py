@@ -56,15 +56,11 @@ def test_what_does_not_compile_says_where():
     assert models._break(told) == "Attempted to call it (module: m; inner.py, forward)"
 
 
-@pytest.mark.parametrize(
-    ("trial", "said"),
-    [
-        ("forward", "the future leaks"),
-        ("left", "padding is seen"),
-        ("generate", "a cache changes"),
-        ("dropout", "nothing is dropped"),
-    ],
-)
+WRONG = {"forward": "the future leaks", "left": "padding is seen", "generate": "a cache changes"}
+WRONG["dropout"] = "nothing is dropped"
+
+
+@pytest.mark.parametrize(("trial", "said"), WRONG.items())
 def test_what_is_wrong_is_found(trial, said, monkeypatch):
     """A mechanism that sees everything."""
     everything = lambda self, query, key, value, padding=None: (query @ key.mT).softmax(-1) @ value  # noqa: E731

@@ -1,1 +1,0 @@
-"""Positive random features of a softmax, relative to the largest of each row, by Triton kernels."""
