@@ -21,14 +21,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
-
-    One panel per baseline and pass. Bars are intervals over rounds; the pale band around 1 is where a
-    ratio would be a tie, ties are hollow; a vertical line with its interval is the length from which the
-    order holds.
-    """
+    """Speed-up from interleaved rounds over context length, with crossovers: a panel per baseline and pass."""
     data, notes = _select(frame)
     # Hollow means a tie here, not a variant.
     properties = {name: {**line, "markerfacecolor": line["color"]} for name, line in style.of_series(data).items()}
@@ -49,11 +44,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds.
-
-    Raises:
-        MissingRecords: nothing was compared.
-    """
+    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds."""
     data, _ = _select(frame)
     columns = ["baseline", "attention", "pass", "seq_len", "value", "low", "high", "verdict", "samples"]
     rows = data[data["metric"] == "speedup"].sort_values(["baseline", "attention", "pass", "seq_len"])
@@ -64,9 +55,6 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per baseline, candidate and pass: who is `faster` from which `seq_len` on (`low` to `high`).
 
     Pairs whose order does not change within the lengths measured have no row.
-
-    Raises:
-        MissingRecords: nothing was compared.
     """
     data, _ = _select(frame)
     rows = []

@@ -33,9 +33,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
+    """Speed over the best exact softmax over context length, with crossovers.
 
     A column per direction and a row per pass, each of two panels: the speeds with their intervals over rounds, and
     the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
@@ -72,14 +72,11 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per mechanism, dtype, pass, direction and length, with two speeds, intervals and verdicts.
+    """Speed over flash and over the best exact softmax, and from which length on.
 
-    `over_flash` is over flash in float32 in the same rounds, where it is there; `over_best` over `best`, the fastest
+    One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds, where it is there; `over_best` over `best`, the fastest
     exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
     interval; missing where the measured lengths show no crossing.
-
-    Raises:
-        MissingRecords: as `figure`.
     """
     timed, _ = _timed(frame)
     best, flash = _over_best(timed), _over_flash(timed).set_index(["cell_id", "entry"])

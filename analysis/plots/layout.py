@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -84,7 +83,6 @@ class Page:
 
 _SCREEN = Page()
 _PAGE: ContextVar[Page] = ContextVar("page", default=_SCREEN)
-Arguments = ParamSpec("Arguments")
 
 
 @contextmanager
@@ -137,23 +135,15 @@ class Picture(Figure):
 
     def savefig(self, *arguments: Any, **keywords: Any) -> None:
         """As of `Figure`."""
-        with _rc():
+        with styled():
             super().savefig(*arguments, **keywords)
 
 
-def styled(draw: Callable[Arguments, Picture]) -> Callable[Arguments, Picture]:
-    """A decorator: the function draws with the settings of matplotlib that this page has."""
-
-    @functools.wraps(draw)
-    def drawn(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Picture:
-        with _rc():
-            return draw(*arguments, **keywords)
-
-    return drawn
-
-
-def _rc() -> Any:
-    return mpl.rc_context(_RC | _IN_A_COLUMN if in_a_column() else _RC)
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures are drawn with the settings of matplotlib that this page has; also a decorator, as `@styled()`."""
+    with mpl.rc_context(_RC | _IN_A_COLUMN if in_a_column() else _RC):
+        yield
 
 
 def in_a_column() -> bool:

@@ -22,12 +22,9 @@ _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
 _EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Two panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
-
-    Of several learning rates each mechanism has the best (`analysis.training`).
-    """
+    """Loss and right answers over the steps of training: two panels for every task and length."""
     data, notes = trained_cells(frame)
     properties = style.of_series(data)
     groups = panels(data[data["status"] == "ok"])
@@ -45,9 +42,9 @@ def figure(frame: pd.DataFrame) -> Picture:
     return layout.finish(drawn, properties, _EXPLANATION, *notes, captions.conditions(data))
 
 
-@layout.styled
+@layout.styled()
 def sudden(frame: pd.DataFrame) -> Picture:
-    """Figure 5 of PolySketchFormer (ICML): right examples of copying and induction over the steps of training.
+    """Copying and induction over the steps of training (PolySketchFormer, Figure 5).
 
     A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
     """

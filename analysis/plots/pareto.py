@@ -25,21 +25,12 @@ _MISSING = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
-    """Latency per token over relative spectral norm error, one panel for each function that is approximated.
+    """Latency per token against error, one panel for each function that is approximated.
 
-    Errors of approximations of different functions do not compare, so they never share a panel. The front
-    joins the points that no other mechanism, exact or not, beats in both; dotted lines are the exact mechanisms'
-    latencies.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        seq_len: the length to compare at; None is the longest at which both were measured.
-        measured_pass: whose latency.
-
-    Raises:
-        MissingRecords: no mechanism has both a latency and an error (at that length).
+    Errors of approximations of different functions do not compare, so they never share a panel. The length is
+    `seq_len`, or the longest at which both were measured.
     """
     speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
     error = frame[(frame["metric"] == "relative") & ~frame["exact"]]

@@ -24,9 +24,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
+    """Test loss over the measured time of a step of training, a panel for every task and length.
 
     The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
     else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.

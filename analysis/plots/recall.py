@@ -17,9 +17,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Right answers over the number of pairs, a panel for each length."""
+    """Associative recall over the number of pairs, a panel for each length."""
     data, notes = trained_cells(frame, ["associative_recall"])
     tasks = [json.loads(text) for text in data["task"]]
     pairs = [task.pop("num_pairs", None) for task in tasks]

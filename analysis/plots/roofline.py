@@ -31,9 +31,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """FLOP/s over FLOP/byte, a panel with and one without a causal mask, doubly logarithmic, below the device's roof.
+    """FLOP/s over FLOP/byte under the roof of the device, a panel with and one without a causal mask.
 
     A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
     """
@@ -59,12 +59,9 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per mechanism, mask and length: FLOPs, bytes, time, and the share of the ceiling that binds.
+    """Each mechanism's share of the ceiling of the device, by mask and length.
 
     Beside it that of the readable reference, where it was measured too, and why a share is below a quarter.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
     references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]

@@ -23,21 +23,14 @@ FAR = 10
 _FAR_ABOVE = "Above a panel, with an arrow: a mechanism whose errors lie far above its axis, and from where to where."
 
 
-@layout.styled
+@layout.styled()
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
-    """Section 5, Figure 1: spectral norm error over the number of features d.
+    """Spectral norm error over the number of features d (Skeinformer, Figure 1).
 
     A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
     column for n = 1024 and one for 4096, as far as there are records; other lengths only where both are
     missing. Bars are 95 % intervals over sequences, where there are enough of them; a mechanism without a size d
-    (V-Mean) is a horizontal line.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        metric: `absolute`, as in the paper, or `relative` to the norm of the exact output.
-
-    Raises:
-        MissingRecords: no approximation of softmax attention was measured.
+    (V-Mean) is a horizontal line. `relative` is to the norm of the exact output, `absolute` as in the paper.
     """
     data, notes = _select(frame, metric)
     measured = data[data["status"] == "ok"]
@@ -72,6 +65,11 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
         *notes,
     ]
     return layout.finish(figure, properties, *text)
+
+
+def relative(frame: pd.DataFrame) -> Picture:
+    """Spectral norm error over d, relative to the norm of the exact output."""
+    return figure1(frame, "relative")
 
 
 def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:

@@ -33,9 +33,9 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
+    """Error of sketched weights over r (PolySketchFormer, Theorem 1.1), a row of panels for each kind of inputs.
 
     Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
     95 % intervals over draws. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no line.
@@ -59,7 +59,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per line of the figure: the exponent of r with its interval, and the range of r."""
+    """How the error of sketched weights falls with r: a row per line of the figure, with its exponent of r."""
     data, _ = _select(frame)
     rows = []
     panels = [(kind, quantity) for kind in sorted(set(data["kind"])) for quantity in QUANTITIES]

@@ -37,9 +37,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Figures 5.1 to 5.8, those of them whose mechanisms were trained: a row for each two, with a legend of its own.
+    """Loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8): a row for each two, with a legend of its own.
 
     Of several lengths it shows the one with the most runs. The table `thesis_losses` has the thesis' final losses.
     """

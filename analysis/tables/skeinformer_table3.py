@@ -42,7 +42,7 @@ PAPER_HEAD_DIM, PAPER_FEATURES = 32, 256
 
 
 def table3(frame: pd.DataFrame) -> pd.DataFrame:
-    """Appendix A.4, Table 3: multiplications of one head by the paper's leading terms and by ours, half the FLOPs.
+    """Multiplications of one head beside the paper's leading terms (Skeinformer, Table 3); half the FLOPs.
 
     A row per mechanism and length, of what was measured at the paper's p = 32 and d = 256. The paper leaves Reformer
     out, whose cost depends on the input.

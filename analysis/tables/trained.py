@@ -15,15 +15,9 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
 
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each task, length and mechanism: loss (nats) and whole examples right, at its best learning rate.
+    """Loss and right answers of trained models, over their seeds.
 
     In the order of their names: a few short runs rank nobody.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no cell of bench=train ended ok.
     """
     data, _ = trained_cells(frame)
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
@@ -33,12 +27,9 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
-    """PolySketchFormer, Tables 2 and 3: test perplexity of ours on our text, of n-grams, and of the papers on theirs.
+    """Test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3), and that of n-grams.
 
-    The papers' models have 12 or 13 layers of 12 heads x 64.
-
-    Raises:
-        MissingRecords: no language model was trained.
+    The papers' models have 12 or 13 layers of 12 heads x 64, and texts of their own.
     """
     data, _ = trained_cells(frame, ["language_modelling"])
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
@@ -49,11 +40,7 @@ def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved(frame: pd.DataFrame) -> pd.DataFrame:
-    """PolySketchFormer, Table 5 and Appendix F.2: examples of copying and induction wholly right, ours and the paper's.
-
-    Raises:
-        MissingRecords: neither task was learned.
-    """
+    """Copying and induction beside the paper's (PolySketchFormer, Table 5 and Appendix F.2)."""
     data, _ = trained_cells(frame, ["selective_copying", "induction_heads"])
     tables = []
     for task, rows in data.groupby("inputs", sort=False):
@@ -64,11 +51,7 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def thesis(frame: pd.DataFrame) -> pd.DataFrame:
-    """Reizin's thesis, chapter 5: the loss of sequence reversal in the end, ours over seeds and the thesis' one run.
-
-    Raises:
-        MissingRecords: reversal was not learned.
-    """
+    """Loss of sequence reversal in the end, ours over seeds beside the thesis' one run."""
     data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
     return table.rename(columns={"reversal (thesis)": "thesis"})

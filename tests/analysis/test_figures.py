@@ -26,7 +26,6 @@ from synthetic_records import (
 import analysis
 from analysis.frame import load, tidy
 from analysis.plots import compare as comparison
-from analysis.plots import decode as decoding
 from analysis.plots import files, marks, pareto, scaling, skeinformer, style
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
@@ -161,7 +160,7 @@ def test_memory_shows_mib_and_the_gap():
 
 
 def test_decode_shows_time_and_state_on_axes_of_their_own(frame, rng):
-    figure = decoding.figure(frame)
+    figure = scaling.decode(frame)
     axes = panels(figure)
     assert list(axes) == ["time", "state"]
     assert [panel.get_ylabel() for panel in axes.values()] == ["time per token (µs)", "state (MiB)"]
@@ -180,7 +179,7 @@ def test_decode_shows_time_and_state_on_axes_of_their_own(frame, rng):
         assert [word for word, *_ in gaps(panel)] == ["unsupported", "OOM"]
     assert "batch size 1" in caption(figure)
     with pytest.raises(MissingRecords, match="bench=decode"):
-        decoding.figure(tidy([decode("softmax", 512, rng, "oom")]))
+        scaling.decode(tidy([decode("softmax", 512, rng, "oom")]))
 
 
 def test_a_peak_of_zero_is_said_not_dropped(rng):
@@ -491,13 +490,12 @@ def test_figures_and_tables_of_ratios_say_what_their_intervals_are(rng, rounds, 
 
 
 def test_old_names_draw_with_a_warning(frame):
-    with pytest.warns(DeprecationWarning, match="is analysis.plots.scaling"):
+    with pytest.warns(FutureWarning, match=r"is analysis.plots.(scaling|layout) now"):
         from analysis.plots import memory as old_memory
         from analysis.plots import polysketchformer
-    with pytest.warns(DeprecationWarning, match="analysis.plots.layout"):
         from analysis.plots.page import page
     with pytest.warns(DeprecationWarning, match="analysis.selection.choose"):
         from analysis.frame import choose
     with page(names="papers"):
         assert set(legend(polysketchformer.figure1(choose(frame, ["flash"])))) == {"FlashAttention"}
-    assert old_memory.figure is scaling.memory
+    assert old_memory.figure is scaling.memory is old_memory.memory

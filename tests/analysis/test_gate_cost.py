@@ -7,7 +7,7 @@ from synthetic_records import config, record
 
 from analysis.frame import tidy
 from analysis.selection import MissingRecords
-from analysis.tables.gate_cost import gate_cost
+from analysis.tables.costs import gate_cost
 
 BENCH = {"name": "memory", "passes": ["forward"], "memory_limit": None}
 

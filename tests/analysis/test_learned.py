@@ -9,8 +9,7 @@ import pytest
 from synthetic_records import train, train_step
 
 from analysis.frame import tidy
-from analysis.plots import learning, perplexity, quality_cost, recall, thesis
-from analysis.plots import train_step as steps
+from analysis.plots import learning, perplexity, quality_cost, recall, scaling, thesis
 from analysis.selection import MissingRecords
 from analysis.tables import trained
 from analysis.training import over_seeds, trained_cells
@@ -221,23 +220,23 @@ def test_steps_per_second_and_those_of_the_paper(rng):
     records = [train_step("softmax", n, rng, "oom" if n > 1024 else "ok") for n in (512, 1024, 2048)]
     records += [train_step("polynomial_p4", n, rng, layers=3) for n in (512, 1024)]
     frame = tidy(records)
-    figure = steps.figure(frame)
+    figure = scaling.steps_per_second(frame)
     (panel,) = figure.axes
     rows = frame[(frame["metric"] == "steps_per_second") & (frame["mechanism"] == "softmax")]
     np.testing.assert_allclose([point[1:] for point in bars(panel)["#000000"]], rows[["value", "low", "high"]])
     assert words(panel) == ["OOM"] and "polynomial_p4 layers=3" in figure.legends[0].texts[0].get_text()
-    table = steps.table(frame).set_index(["attention", "n"])
+    table = scaling.steps_table(frame).set_index(["attention", "n"])
     assert table.loc[("softmax", 512), "GPT-2 small (ICML)"] == 6.0
     assert table.loc[("polynomial_p4", 1024), "GPT-2 small (ICML)"] == 4.74
     assert table.loc[("softmax", 2048), "status"] == "oom" and table.loc[("softmax", 2048), "GPT-2 small (v1)"] == 4.3
     with pytest.raises(MissingRecords, match="train_step"):
-        steps.figure(tidy([train_step("softmax", 512, rng, "oom")]))
+        scaling.steps_per_second(tidy([train_step("softmax", 512, rng, "oom")]))
 
 
 def test_steps_of_interleaved_rounds_have_a_panel_of_their_own(rng):
     frame = tidy([train_step("softmax", n, rng) for n in (512, 1024)])
     rounds = frame.assign(bench="compare_train_step", cell_id=frame["cell_id"] + "0")
-    titles = [axes.get_title() for axes in steps.figure(pd.concat([frame, rounds], ignore_index=True)).axes]
+    titles = [axes.get_title() for axes in scaling.steps_per_second(pd.concat([frame, rounds], ignore_index=True)).axes]
     assert titles == ["training, each by itself", "training, in interleaved rounds"]
 
 

@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.frame import load, tidy
 from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
 from analysis.plots.layout import page, shown
-from analysis.registry import FIGURES, Entry
+from analysis.registry import FIGURES, PARTS, parts
 from analysis.selection import MissingRecords, choose
 from bench.published.papers import NAMES
 
@@ -51,7 +51,7 @@ def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, n
     box = figure.get_tightbbox()
     assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
     assert box.x1 < inches and box.y1 < figure.get_figheight()
-    assert figure.fits or FIGURES[name].by
+    assert figure.fits or name in PARTS
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     # The narrowest of the usual columns has 3.03 inches.
     assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
@@ -81,12 +81,12 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
     assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
 
 
-def test_parts_are_named_by_what_they_are_of():
-    frame = pd.DataFrame({"bench": ["compare", "compare", "train"], "pass": "forward", "causal": [True, False, None]})
-    entry = Entry(lambda rows: rows, ("compare",), "", by=("pass", "causal"))
-    parts = {name: sorted(part.index) for name, part in entry.parts(frame, 2)}
-    assert parts == {"forward_causal": [0, 2], "forward_not_causal": [1, 2]}
-    assert {name: sorted(part.index) for name, part in entry.parts(frame, 1)} == {"forward": [0, 1, 2]}
+def test_parts_are_named_by_what_they_are_of(monkeypatch):
+    monkeypatch.setitem(FIGURES, "crossover", lambda rows: sorted(rows.index))
+    frame = pd.DataFrame({"pass": "forward", "causal": [True, False, False]})
+    both = {"crossover_forward_causal": [0], "crossover_forward_not_causal": [1, 2]}
+    assert dict(parts("crossover", frame, 2)) == both
+    assert dict(parts("crossover", frame, 1)) == {"crossover_forward": [0, 1, 2]}
 
 
 def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path, monkeypatch):

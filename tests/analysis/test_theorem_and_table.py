@@ -9,8 +9,7 @@ from synthetic_records import flops, largest_batch, latency, sketch_error
 from analysis.frame import tidy
 from analysis.plots import sketch_error as theorem
 from analysis.selection import MissingRecords
-from analysis.tables import largest_batch as batches
-from analysis.tables import skeinformer_table3
+from analysis.tables import costs, skeinformer_table3
 
 SIZES = (8, 32, 128)
 
@@ -151,11 +150,11 @@ def test_table_2_has_our_batches_at_one_limit_beside_the_papers():
     unbound = largest_batch("flash", 2048)
     unbound = dataclasses.replace(unbound, measurements={**unbound.measurements, "limit_bytes": None})
     deeper = largest_batch("performer", 1024, layers=12)
-    table = batches.largest_batches(tidy([softmax, flash, other, failed, unbound, deeper])).set_index("attention")
+    table = costs.largest_batches(tidy([softmax, flash, other, failed, unbound, deeper])).set_index("attention")
     limit = softmax.measurements["limit_bytes"] / 2**30
     assert list(table)[:3] == [f"n = 1024, {limit:.3g} GiB", "n = 2048", "Skeinformer, Text"]
     assert table.loc["softmax"].tolist()[:3] == ["3", "oom", 8] and table.loc["softmax", "Skeinformer, Image"] == 32
     assert table.loc["flash"].tolist()[:2] == ["3", "3"] and table.loc["flash"].isna().sum() == 5
     assert {"v_mean", "performer"}.isdisjoint(table.index)
     with pytest.raises(MissingRecords, match="bench=largest_batch"):
-        batches.largest_batches(tidy([failed]))
+        costs.largest_batches(tidy([failed]))
