@@ -74,8 +74,8 @@ def figure(frame: pd.DataFrame) -> Picture:
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Speed over flash and over the best exact softmax, and from which length on.
 
-    One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds, where it is there; `over_best` over `best`, the fastest
-    exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
+    One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds,
+    where it is there; `over_best` over `best`, the fastest exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
     interval; missing where the measured lengths show no crossing.
     """
     timed, _ = _timed(frame)

@@ -8,8 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -72,8 +71,7 @@ _IN_A_COLUMN = {
 }
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """The page that figures are drawn for, see `page`."""
 
     width: float | None = None
@@ -81,8 +79,7 @@ class Page:
     papers_names: bool = False
 
 
-_SCREEN = Page()
-_PAGE: ContextVar[Page] = ContextVar("page", default=_SCREEN)
+_PAGE = ContextVar("page", default=Page())  # noqa: B039 - it cannot be changed
 
 
 @contextmanager
@@ -107,11 +104,7 @@ def page(width: float | str | None = None, captions: bool = True, names: str = "
 
 
 def inches(width: float | str) -> float:
-    """The width of a column by its name, or as it is.
-
-    Raises:
-        ValueError: neither a name of `WIDTHS` nor a number from 2 to 20.
-    """
+    """The width of a column by its name in `WIDTHS`, or as it is; raises `ValueError` for neither."""
     try:
         number = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
     except ValueError:
@@ -167,8 +160,7 @@ def beside(count: int, least: float = LEAST) -> int:
 
 def height(asked: float, columns: int) -> float:
     """Inches of a row of so many panels: as asked, but on a page with a width neither flat nor higher than wide."""
-    width = _PAGE.get().width
-    return asked if width is None else min(asked, max(LOW, 0.68 * width / columns))
+    return min(asked, max(LOW, 0.68 * (_PAGE.get().width or math.inf) / columns))
 
 
 def panels(
@@ -182,18 +174,9 @@ def panels(
 ) -> tuple[Picture, np.ndarray]:
     """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
 
-    Where a row does not fit into the page's column, it goes on below itself.
-
-    Args:
-        rows: of panels.
-        columns: of panels.
-        share_y: whether the panels of a row have one vertical axis.
-        heights: inches of each row.
-        width: inches of a column, on a page without a width.
-        least: inches that a panel needs, on a page with one.
-
-    Returns:
-        The figure and its axes.
+    Where a row does not fit into the page's column, it goes on below itself. `share_y`: the panels of a row have one
+    vertical axis. In inches: `heights` of each row, the `width` of a column on a page without a width, and the `least`
+    that a panel needs on a page with one.
     """
     lines = math.ceil(columns / beside(columns, least))
     fit = math.ceil(columns / lines)
@@ -236,9 +219,13 @@ def finish(figure: Picture, properties: dict[str, dict[str, Any]], *sentences: s
     """
     if properties:
         _legend(figure, properties)
-    figure.caption = " ".join(filter(None, sentences))
-    figure.captioned = _PAGE.get().captions
-    _label(figure)
+    figure.caption, figure.captioned = " ".join(filter(None, sentences)), _PAGE.get().captions
+    # Names of axes no wider than the panels, and those of vertical axes again where a row went on below itself.
+    for axes in figure.axes if in_a_column() else ():
+        axes.set_xlabel(fitted(axes.get_xlabel(), 0.75 * figure.panel_width, 7))
+        labels = [label for other in axes.get_shared_y_axes().get_siblings(axes) if (label := other.get_ylabel())]
+        if labels and not axes.get_ylabel() and axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            axes.set_ylabel(labels[0])
     if figure.captioned:
         _caption(figure)
     return figure
@@ -294,16 +281,6 @@ def fitted(text: str, width: float, points: float) -> str:
         return text
     letters = max(8, int(width * 72 / (_LETTER * points)))
     return _Names(width=letters, break_on_hyphens=False).fill(text.replace(" = ", "\xa0=\xa0"))
-
-
-def _label(figure: Picture) -> None:
-    """Names of axes no wider than the panels, and those of vertical axes again where a row went on below itself."""
-    for axes in figure.axes if in_a_column() else ():
-        axes.set_xlabel(fitted(axes.get_xlabel(), 0.75 * figure.panel_width, 7))
-        sharing = axes.get_shared_y_axes().get_siblings(axes)
-        labels = [label for other in sharing if (label := other.get_ylabel())]
-        if labels and not axes.get_ylabel() and axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            axes.set_ylabel(labels[0])
 
 
 class _Names(textwrap.TextWrapper):

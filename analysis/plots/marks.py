@@ -75,16 +75,9 @@ def over_lengths(
     x: str = "seq_len",
     label: str = LENGTH,
 ) -> None:
-    """A panel of one number: a line with bars for each series over the lengths, and a gap where it was not measured.
+    """A line with bars for each series over the lengths `x`, and a gap where it was not measured.
 
-    Args:
-        axes: the panel.
-        measured: the rows of the number.
-        rows: those that gaps and the axis are of, where they are others.
-        properties: of each series.
-        scale: from the unit of the frame to that of the axis.
-        x: the column that holds the lengths.
-        label: of their axis.
+    Gaps and the axis of lengths are of `rows`, the line is of those that are `measured`, in the axis' unit `scale`.
     """
     for name, of_series in measured.groupby("series"):
         errorbar(axes, of_series, x, properties[name], scale)
