@@ -57,7 +57,7 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The rows with columns of what was set, taken out of `settings`, each by its part and key: `("model", "layers")`."""
+    """The rows with columns of what was set, taken out of `settings` by part and key: `("model", "layers")`."""
     settings = [json.loads(text) for text in rows["settings"]]
     taken = {}
     for column, (part, key) in columns.items():

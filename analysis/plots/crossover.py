@@ -75,20 +75,29 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """Speed over flash and over the best exact softmax, and from which length on.
 
     One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds,
-    where it is there; `over_best` over `best`, the fastest exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
-    interval; missing where the measured lengths show no crossing.
+    where it is there; `over_best` over `best`, the fastest exact softmax. `from_seq_len` is the length from which the
+    mechanism is faster than `best` for good, with its interval; missing where the measured lengths show no crossing.
     """
     timed, _ = _timed(frame)
-    best, flash = _over_best(timed), _over_flash(timed).set_index(["cell_id", "entry"])
-    numbers = ["value", "low", "high", "verdict"]
-    over_flash = flash[numbers].set_axis(["over_flash", "flash_low", "flash_high", "flash_verdict"], axis=1)
-    over_best = best[numbers].set_axis(["over_best", "best_low", "best_high", "best_verdict"], axis=1)
-    rows = best.join(over_best).join(over_flash, on=["cell_id", "entry"]).join(_crossovers(best), on=CURVE)
+    best, keys = _over_best(timed), ["cell_id", "entry"]
+    flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])].drop_duplicates("cell_id")
+    ahead = {
+        curve: (crossed.length, crossed.low, crossed.high)
+        for curve, rows in best.groupby(CURVE)
+        if (crossed := _crossed(rows)) is not None and crossed.faster == "b"
+    }
+    crossed_at = pd.DataFrame([*ahead.values()], pd.MultiIndex.from_tuples(ahead, names=CURVE), _CROSSED)
+    numbers, rows = ["value", "low", "high", "verdict"], best.join(crossed_at, on=CURVE)
+    over = {"over_flash": (_over(timed, flash), "flash"), "over_best": (best, "best")}
+    for column, (speeds, name) in over.items():
+        named = speeds.set_index(keys)[numbers].set_axis([column, *(f"{name}_{of}" for of in numbers[1:])], axis=1)
+        rows = rows.join(named, on=keys)
     order = ["causal", "pass", "series", "dtype", "seq_len"]
-    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
+    speeds = [[column, *(f"{name}_{of}" for of in numbers[1:])] for column, (_, name) in over.items()]
     rows = rows.sort_values(order).reset_index(drop=True)
-    rows = rows.assign(interval=intervals.each(rows))
-    return with_disturbance(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
+    columns = [*order, *speeds[0], "best", *speeds[1], *_CROSSED, "interval"]
+    table = rows.assign(interval=intervals.each(rows))[columns]
+    return with_disturbance(table.rename(columns={"series": "attention"}), rows["disturbance"])
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -100,31 +109,23 @@ def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if data.empty:
         raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
     # Which one was the command's baseline is nothing to these ratios.
-    data, notes = settle(data.assign(settings=data["settings"].map(_without_baseline)), facets=("dtype", "causal"))
+    settings = [json.loads(text) for text in data["settings"]]
+    plain = [json.dumps({key: value for key, value in each.items() if key != "baseline"}) for each in settings]
+    data, notes = settle(data.assign(settings=plain), facets=("dtype", "causal"))
     plain = [name.removesuffix(f" dtype={dtype}") for name, dtype in zip(data["attention"], data["dtype"], strict=True)]
     data = data.assign(entry=data["attention"], attention=plain)
     return data.assign(series=series(data)), notes
 
 
-def _without_baseline(settings: str) -> str:
-    return json.dumps({key: value for key, value in json.loads(settings).items() if key != "baseline"})
-
-
 def _over_best(timed: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism's speed over the exact softmax with the smallest median of its cell, named in `best`."""
     fastest = timed[timed["exact_softmax"]].sort_values("value").drop_duplicates("cell_id")
-    over = _over(timed, fastest.set_index("cell_id"))
-    return newest(over, [*CURVE, "seq_len"])[0].reset_index(drop=True)
-
-
-def _over_flash(timed: pd.DataFrame) -> pd.DataFrame:
-    flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])]
-    return _over(timed, flash.drop_duplicates("cell_id").set_index("cell_id"))
+    return newest(_over(timed, fastest), [*CURVE, "seq_len"])[0].reset_index(drop=True)
 
 
 def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
     """Ratios of rounds over the baseline of each cell, where it has one."""
-    rows = []
+    rows, baselines = [], baselines.set_index("cell_id")
     for _, row in timed[timed["cell_id"].isin(baselines.index)].iterrows():
         baseline = baselines.loc[row["cell_id"]]
         ratio = ratio_interval(baseline["raw"], row["raw"])
@@ -132,17 +133,6 @@ def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
         best = f"{baseline['series']} {baseline['dtype']}"
         rows.append({**row, **numbers, "raw": baseline["raw"] / row["raw"], "best": best})
     return pd.DataFrame(rows, columns=[*timed.columns, "best"])
-
-
-def _crossovers(speeds: pd.DataFrame) -> pd.DataFrame:
-    """By curve: the length from which it is faster for good, and its interval."""
-    lengths = {}
-    for curve, rows in speeds.groupby(CURVE):
-        crossed = _crossed(rows)
-        if crossed is not None and crossed.faster == "b":
-            lengths[curve] = (crossed.length, crossed.low, crossed.high)
-    index = pd.MultiIndex.from_tuples(lengths, names=CURVE)
-    return pd.DataFrame(list(lengths.values()), index=index, columns=_CROSSED)
 
 
 def _crossed(rows: pd.DataFrame) -> Crossover | None:
@@ -170,9 +160,13 @@ def _draw(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]
 
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     """A row per mechanism, the earliest first: the length from which it is ahead for good, or that there is none."""
-    fates = {curve: _fate(rows) for curve, rows in speeds.groupby(["series", "dtype"])}
+    fates: dict[Any, tuple[float, Crossover | None]] = {}
+    for curve, rows in speeds.groupby(["series", "dtype"]):
+        crossed = _crossed(rows)
+        throughout = 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf")
+        fates[curve] = (crossed.length if crossed else throughout, crossed)
     names = sorted(
-        set(speeds["series"]), key=lambda name: (min(fates[key][0] for key in fates if key[0] == name), name)
+        {name for name, _ in fates}, key=lambda name: (min(fates[c][0] for c in fates if c[0] == name), name)
     )
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     for (name, dtype), (length, crossed) in fates.items():
@@ -188,17 +182,8 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
         axes.plot([low, high], [at, at], gid="crossover interval", **bar)
         axes.plot([length], [at], gid="crossover", **own | {"markersize": 4, "linestyle": "none"})
         words = f"{'until ' if crossed.faster == 'a' else ''}{length:,.0f}"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0}
-        axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox=box, **text)
+        axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox={**marks.BOX, "pad": 0}, **text)
     axes.set_yticks(range(len(names)), [layout.shown(name) for name in names], fontsize=layout.SMALLEST)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-
-
-def _fate(rows: pd.DataFrame) -> tuple[float, Crossover | None]:
-    """The length from which a curve is ahead for good: 0 where it always was, infinite where it never is."""
-    crossed = _crossed(rows)
-    if crossed is not None:
-        return crossed.length, crossed
-    return 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf"), None

@@ -78,9 +78,7 @@ def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
     cells = rows.drop_duplicates("cell_id")
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
     words = [f"{count} of {len(cells)}: {marks.STATUS.get(status, status)}" for status, count in failed.items()]
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": marks.BOX, "gid": "gap"}
     for i, word in enumerate(words or ["not run"] * ok.empty):
-        at = (0.04, 0.86 - 0.12 * i)
-        look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": box, "gid": "gap"}
-        panel.annotate(word, at, xycoords="axes fraction", **look)
+        panel.annotate(word, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
     panel.set_ylim(-3, 103)

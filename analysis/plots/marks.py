@@ -19,7 +19,8 @@ from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, room, title
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 LENGTH = "context length n (tokens)"
-_POINT = {"linestyle": "none", "elinewidth": 1.5}
+BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+"""Around words that stand on lines."""
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None:
@@ -109,7 +110,7 @@ def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], text: 
         "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
         "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
     }
-    axes.errorbar(row[x], row["value"], **{**properties, **_POINT, **bars, **look})
+    axes.errorbar(row[x], row["value"], **{**properties, "linestyle": "none", "elinewidth": 1.5, **bars, **look})
     look = {"fontsize": SMALLEST, "color": "black"}
     axes.annotate(text, (row[x], row["value"]), (4, 4), textcoords="offset points", **look)
 
@@ -171,6 +172,5 @@ def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], l
     bar = {"linewidth": 0.8, "marker": properties["marker"], "markersize": 3, "clip_on": False}
     bar["label"] = properties["label"] if gid == "gap" else ""
     axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     centre = float(np.sqrt(at[0] * at[-1]))
-    axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=box, **look)
+    axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=BOX, **look)

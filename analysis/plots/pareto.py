@@ -79,27 +79,22 @@ def _points(
         return []
     exact = speed[speed["exact"] & speed["seq_len"].isin(points["seq_len"])]
     words = f"latency with {captions.setting(speed)}; error with {captions.setting(error)}"
-    text = f"{points['function'].iloc[0]}: {words}."
-    return [(points, exact.assign(series=series(exact)), [text, *notes, *more, *older, *older_error])]
+    sentences = [f"{points['function'].iloc[0]}: {words}.", *notes, *more, *older, *older_error]
+    return [(points, exact.assign(series=series(exact)), sentences)]
 
 
 def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
     """The speeds with `size`, `series` and the columns of `_OF_ERROR` of the same variant."""
     names = {"value": "error", "features": "size"} | {name: column for column, name in _OF_ERROR.items()}
-    errors = error.assign(variant=_variant(error)).rename(columns=names)
-    errors = errors[["attention", "variant", "impl", "seq_len", "hyperparameters", *names.values()]]
-    pairs = speed.assign(variant=_variant(speed)).merge(
-        errors, on=["attention", "variant", "impl", "seq_len"], suffixes=("", "_error")
-    )
+    keys = ["attention", "variant", "impl", "seq_len"]
+    # Without the size.
+    speed, error = (rows.assign(variant=[json.dumps(each) for each in variants(rows)]) for rows in (speed, error))
+    errors = error.rename(columns=names)[[*keys, "hyperparameters", *names.values()]]
+    pairs = speed.merge(errors, on=keys, suffixes=("", "_error"))
     # The size is the same where it is set in the same words, or where both cells name it.
     same = (pairs["hyperparameters"] == pairs["hyperparameters_error"]) | (pairs["features"] == pairs["size"])
     pairs = pairs[same.fillna(False)].drop_duplicates(["cell_id", "size"])
     return pairs.assign(series=series(pairs, apart_from_size=True))
-
-
-def _variant(rows: pd.DataFrame) -> pd.Series:
-    """The hyperparameters without the size, as JSON."""
-    return pd.Series([json.dumps(values) for values in variants(rows)], index=rows.index)
 
 
 def _function(rows: pd.DataFrame) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -42,7 +43,8 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
     far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
-    failed = data[(data["status"] != "ok") | _beyond(data, far)]
+    beyond = [name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)]
+    failed = data[(data["status"] != "ok") | np.array(beyond)]
     lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
 
@@ -91,19 +93,8 @@ def _far(rows: pd.DataFrame) -> set[str]:
     return set(ranges.index[first:])
 
 
-def _beyond(data: pd.DataFrame, far: dict[str, set[str]]) -> pd.Series:
-    """Which rows are of a series that is far above the others of its kind."""
-    return pd.Series([name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)],
-                     index=data.index)  # fmt: skip
-
-
 def _draw(
-    axes: Axes,
-    panel: pd.DataFrame,
-    sizes: list[int],
-    properties: dict[str, dict[str, Any]],
-    room: int,
-    far: set[str],
+    axes: Axes, panel: pd.DataFrame, sizes: list[int], properties: dict[str, Any], room: int, far: set[str]
 ) -> None:
     """One panel, with room for so many lines above it, where what is `far` has one."""
     beyond = {}

@@ -21,19 +21,10 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (bench, measured_pass, length), group in cells.groupby(["bench", "pass", "seq_len"], dropna=False):
         most = group.loc[group["share"].idxmax()]
-        rows.append(
-            {
-                "bench": bench,
-                "pass": measured_pass,
-                "n": length,
-                "cells": len(group),
-                "gate, median (s)": group["check_s"].median(),
-                "share of the cell, median (%)": group["share"].median(),
-                "largest (%)": most["share"],
-                "of": most["attention"],
-                "disturbed": disturbance(group),
-            }
-        )
+        row = {"bench": bench, "pass": measured_pass, "n": length, "cells": len(group)}
+        row |= {"gate, median (s)": group["check_s"].median(), "share of the cell, median (%)": group["share"].median()}
+        row |= {"largest (%)": most["share"], "of": most["attention"], "disturbed": disturbance(group)}
+        rows.append(row)
     return table_of(rows)
 
 

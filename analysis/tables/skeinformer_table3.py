@@ -58,18 +58,9 @@ def table3(frame: pd.DataFrame) -> pd.DataFrame:
             leading = paper.factor * n * (n if paper.quadratic else PAPER_FEATURES) * PAPER_HEAD_DIM
             attended = cell["batch_size"].iloc[0] * cell["num_heads"].iloc[0]
             ours = cell.set_index("metric")["value"] / (2 * attended)
-            rows.append(
-                {
-                    "method": paper.name,
-                    "attention": label,
-                    "n": n,
-                    "paper's leading term": f"{paper.factor} n^2 p" if paper.quadratic else f"{paper.factor} n d p",
-                    "paper (M)": leading / 1e6,
-                    "ours (M)": ours["flops_analytic"] / 1e6,
-                    "counted (M)": ours["flops_counted"] / 1e6,
-                    "ours / paper": ours["flops_analytic"] / leading,
-                    "what ours counts": paper.ours,
-                    "disturbed": disturbance(cell),
-                }
-            )
+            term = f"{paper.factor} n^2 p" if paper.quadratic else f"{paper.factor} n d p"
+            row = {"method": paper.name, "attention": label, "n": n, "paper's leading term": term}
+            row |= {"paper (M)": leading / 1e6, "ours (M)": ours["flops_analytic"] / 1e6}
+            row |= {"counted (M)": ours["flops_counted"] / 1e6, "ours / paper": ours["flops_analytic"] / leading}
+            rows.append(row | {"what ours counts": paper.ours, "disturbed": disturbance(cell)})
     return table_of(rows)

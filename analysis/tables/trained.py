@@ -66,20 +66,10 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     cells = data.drop_duplicates("cell_id")
     first = cells.assign(name=series(cells)).drop_duplicates(keys).set_index(keys)
     ok = (cells["status"] == "ok").groupby([cells[key] for key in keys])
-    model = {
-        "attention": first["name"],
-        "layers": first["layers"],
-        "heads": first["num_heads"],
-        "head dim": first["head_dim"],
-    }
-    columns = {
-        **(model if sizes else {}),
-        "dtype": first["dtype"],
-        "learning rate": first["rate"],
-        "best of": first["rates"],
-        "seeds": ok.sum(),
-        "failed": ok.size() - ok.sum(),
-    }
+    columns = {"attention": first["name"], "layers": first["layers"]} if sizes else {}
+    columns |= {"heads": first["num_heads"], "head dim": first["head_dim"]} if sizes else {}
+    columns |= {"dtype": first["dtype"], "learning rate": first["rate"], "best of": first["rates"]}
+    columns |= {"seeds": ok.sum(), "failed": ok.size() - ok.sum()}
     for name, (metric, factor) in metrics.items():
         values = over_seeds(data, metric).set_index(keys)
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
