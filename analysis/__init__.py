@@ -1,7 +1,5 @@
 """Records -> one tidy DataFrame -> figures and tables. Needs neither torch nor a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """`python -m analysis figures|tables|table|list`: what the records under --results say."""
 
-from __future__ import annotations
-
 from bench.common import signals
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What the papers report of trained models, from `bench/published`, where each table names its source."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

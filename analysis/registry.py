@@ -3,8 +3,6 @@
 The first line of the function's docstring says what it shows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +21,6 @@ from analysis.plots import (
     pareto,
     perplexity,
     quality_cost,
-    recall,
     roofline,
     scaling,
     skeinformer,
@@ -32,7 +29,7 @@ from analysis.plots import (
 )
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.tables import costs, peers, skeinformer_table3, trained
+from analysis.tables import costs, peers, trained
 from bench.common.errors import one_line
 from bench.records import own
 
@@ -48,7 +45,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "decode": scaling.decode,
     "learning": learning.figure,
     "copying_induction": learning.sudden,
-    "recall": recall.figure,
+    "recall": learning.recall,
     "thesis": thesis.figure,
     "perplexity": perplexity.figure,
     "perplexity_by_position": perplexity.by_position,
@@ -65,7 +62,7 @@ PARTS = {
 }
 """Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "skeinformer_table3": skeinformer_table3.table3,
+    "skeinformer_table3": costs.multiplications,
     "crossover_speeds": crossover.table,
     "trained": trained.trained,
     "polysketchformer_tables2_3": trained.perplexities,

@@ -1,7 +1,5 @@
 """Which rows of the frame may stand side by side, and what to say of those that may not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """The cells of bench=train: by task, each mechanism at its best learning rate, and what to say of its seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

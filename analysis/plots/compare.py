@@ -1,7 +1,5 @@
 """Which of two is faster, and from which length on: ratios of interleaved rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

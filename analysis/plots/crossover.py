@@ -1,7 +1,5 @@
 """From which length on does it pay? Speed over the fastest exact softmax that the machine has, whatever its dtype."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -58,11 +56,14 @@ def figure(frame: pd.DataFrame) -> Picture:
             layout.title(upper, f"{'causal' if causal else 'not causal'}, {marks.PASSES[name]}")
             here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
             gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
-            _draw(upper, here, properties)
+            upper.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
+            for (label, dtype), rows in here.groupby(["series", "dtype"], sort=True):
+                look = {"label": f"{properties[label]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
+                marks.errorbar(upper, rows, "seq_len", properties[label] | look)
             marks.gaps(upper, gone, "seq_len", {_ALL: _GREY})
             _draw_crossings(lower, here, properties)
-            for panel, label in ((upper, ""), (lower, marks.LENGTH)):
-                marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
+            for panel, words in ((upper, ""), (lower, marks.LENGTH)):
+                marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], words)
         marks.log_axis(above[0].yaxis, "speed over the best exact softmax")
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
@@ -149,13 +150,6 @@ def _winners(speeds: pd.DataFrame) -> str:
         lengths = ", ".join(marks.length_name(length) for length in sorted(rows["seq_len"]))
         others.append(f"{best} at {lengths} ({'' if causal else 'not '}causal, {marks.PASSES[name]})")
     return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
-
-
-def _draw(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
-    for (name, dtype), rows in speeds.groupby(["series", "dtype"], sort=True):
-        look = {"label": f"{properties[name]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
-        marks.errorbar(axes, rows, "seq_len", properties[name] | look)
 
 
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:

@@ -1,7 +1,5 @@
 """The page of a figure: the width of a column, panels that fit into it, text that can be read there, the caption."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """What stands in the panels of all figures: axes, bars, curves, and marks of what is missing."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterable

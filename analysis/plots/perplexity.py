@@ -1,7 +1,5 @@
 """Language models: test perplexity over the context length, and over the position within it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

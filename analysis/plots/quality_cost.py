@@ -1,7 +1,5 @@
 """Quality against cost: what a mechanism's model has learned, over the time of a step of its training."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from analysis import intervals

@@ -1,7 +1,5 @@
 """How far mechanisms are from what the device could do (Williams, Waterman and Patterson 2009)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a cost grows with the context length: of attention alone, of decoding, of a step of training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

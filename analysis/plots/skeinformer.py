@@ -1,7 +1,5 @@
 """Figure 1 of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ...)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -33,7 +31,12 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     missing. Bars are 95 % intervals over sequences, where there are enough of them; a mechanism without a size d
     (V-Mean) is a horizontal line. `relative` is to the norm of the exact output, `absolute` as in the paper.
     """
-    data, notes = _select(frame, metric)
+    data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
+    # What computes softmax itself has no place on a logarithmic axis of errors.
+    data = data[(data["function"] == "softmax") & ~data["exact"]]
+    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
+    data = data.assign(series=series(data, apart_from_size=True))
+    data, older = newest(data, ["series", "features", "seq_len", "kind"])
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]), key=lambda kind: (kind not in ORDER, kind))
     recorded = sorted(set(measured["seq_len"]))
@@ -65,6 +68,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
         _FAR_ABOVE if any(far.values()) else "",
         captions.conditions(data),
         *notes,
+        *older,
     ]
     return layout.finish(figure, properties, *text)
 
@@ -72,17 +76,6 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
 def relative(frame: pd.DataFrame) -> Picture:
     """Spectral norm error over d, relative to the norm of the exact output."""
     return figure1(frame, "relative")
-
-
-def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of one set of conditions, each kind of inputs with its most frequent settings."""
-    data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
-    # What computes softmax itself has no place on a logarithmic axis of errors.
-    data = data[(data["function"] == "softmax") & ~data["exact"]]
-    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
-    names = series(data, apart_from_size=True)
-    data, older = newest(data.assign(series=names), ["series", "features", "seq_len", "kind"])
-    return data, notes + older
 
 
 def _far(rows: pd.DataFrame) -> set[str]:

@@ -1,7 +1,5 @@
 """Theorem 1.1 of PolySketchFormer (Kacham et al. 2024, ICML version): the error of sketched weights over r."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

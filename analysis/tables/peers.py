@@ -1,7 +1,5 @@
 """The zoo's mechanisms beside the packages that have them: speed in the same rounds, and peak memory."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from analysis import intervals

@@ -1,7 +1,5 @@
 """What mechanisms have learned, in tables: over seeds, on the test split, beside what the papers report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
