@@ -17,7 +17,8 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
     dtypes = frame.dropna(subset="dtype").groupby("cell_id")["dtype"].agg(lambda own: ", ".join(own.unique()))
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
-    texts = frame.assign(**{name: [of(row) for _, row in frame.iterrows()] for name, of in _TEXTS.items()})
+    columns, words = ([of(row) for _, row in frame.iterrows()] for of in (_column, _text))
+    texts = frame.assign(column=columns, text=words)
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
     )
@@ -53,6 +54,3 @@ def _text(row: pd.Series) -> str:
     who = "" if pd.isna(row["baseline"]) else f"{row['attention']} "
     verdict = "" if pd.isna(row["verdict"]) else f" {row['verdict']}"
     return f"{who}{value}{interval}{verdict}"
-
-
-_TEXTS = {"column": _column, "text": _text}

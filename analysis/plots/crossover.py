@@ -88,15 +88,15 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         if (crossed := _crossed(rows)) is not None and crossed.faster == "b"
     }
     crossed_at = pd.DataFrame([*ahead.values()], pd.MultiIndex.from_tuples(ahead, names=CURVE), _CROSSED)
-    numbers, rows = ["value", "low", "high", "verdict"], best.join(crossed_at, on=CURVE)
-    over = {"over_flash": (_over(timed, flash), "flash"), "over_best": (best, "best")}
-    for column, (speeds, name) in over.items():
-        named = speeds.set_index(keys)[numbers].set_axis([column, *(f"{name}_{of}" for of in numbers[1:])], axis=1)
-        rows = rows.join(named, on=keys)
+    numbers = ["value", "low", "high", "verdict"]
+    over_flash, over_best = (
+        speeds.set_index(keys)[numbers].set_axis([f"over_{name}", *(f"{name}_{of}" for of in numbers[1:])], axis=1)
+        for name, speeds in (("flash", _over(timed, flash)), ("best", best))
+    )
     order = ["causal", "pass", "series", "dtype", "seq_len"]
-    speeds = [[column, *(f"{name}_{of}" for of in numbers[1:])] for column, (_, name) in over.items()]
-    rows = rows.sort_values(order).reset_index(drop=True)
-    columns = [*order, *speeds[0], "best", *speeds[1], *_CROSSED, "interval"]
+    rows = best.join(over_best, on=keys).join(over_flash, on=keys).join(crossed_at, on=CURVE).sort_values(order)
+    rows = rows.reset_index(drop=True)
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
     table = rows.assign(interval=intervals.each(rows))[columns]
     return with_disturbance(table.rename(columns={"series": "attention"}), rows["disturbance"])
 

@@ -262,11 +262,6 @@ def _caption(figure: Picture) -> None:
     figure.text(0.08 / width, bottom * 0.9, "\n".join(lines), gid="caption", **look)
 
 
-def room(axes: Axes, inches_each: float) -> int:
-    """How many marks that wide have room beside each other in a panel."""
-    return max(2, int(0.8 * picture(axes).panel_width / inches_each))
-
-
 def picture(axes: Axes) -> Picture:
     """The figure that a panel is part of."""
     assert isinstance(axes.figure, Picture)

@@ -20,7 +20,6 @@ SIDE_BY_SIDE = 3
 """Tasks and lengths, above which two stand beside each other."""
 _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
 _EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
-
 _RECALLED = (
     "Values named rightly when their keys come again, on the test split: medians over seeds, bars from the least "
     "to the greatest."

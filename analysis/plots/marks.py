@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, room, title
+from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, picture, title
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
@@ -24,7 +24,7 @@ BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None:
     """A base-2 logarithmic axis with one tick for each length that has room, in the papers' way of writing them."""
     ticks = sorted({int(length) for length in lengths})
-    every = math.ceil(len(ticks) / room(axes, 0.27))
+    every = math.ceil(len(ticks) / max(2, int(0.8 * picture(axes).panel_width / 0.27)))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(ticks[::-1][::every][::-1]))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -102,18 +102,18 @@ def test_no_records_is_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "allowed"),
     [
-        [],
-        ["paint"],
-        ["figures", "--figure", "nothing"],
-        ["figures", "--width", "triple"],
-        ["figures", "--formats", "png,gif"],
-        ["tables", "--formats", "svg"],
-        ["tables", "--names", "mine"],
+        ("", "figures|tables|table|list"),
+        ("paint", "'figures'"),
+        ("figures --figure nothing", "skeinformer_figure1"),
+        ("figures --width triple", "single, double or inches from 2 to 20"),
+        ("figures --formats png,gif", "'gif': must be some of png, svg, pdf, csv"),
+        ("tables --formats svg", "'svg': must be some of md, csv, tex"),
+        ("tables --names mine", "papers"),
     ],
 )
-def test_wrong_usage_exits_with_2(arguments, capsys):
+def test_wrong_usage_exits_with_2_and_says_what_is_allowed(arguments, allowed, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+        main(arguments.split())
+    assert stopped.value.code == 2 and allowed in capsys.readouterr().err

@@ -259,14 +259,6 @@ def test_twelve_variants_of_a_mechanism_differ(rng):
     assert len({(look["color"], look["marker"]) for look in found}) == 1
 
 
-def test_a_mechanism_has_one_look_in_all_figures(frame):
-    found = {}
-    for draw in (FIGURES["polysketchformer_figure1"], FIGURES["memory"], FIGURES["compare"]):
-        for name, handle in legend(draw(frame)).items():
-            found.setdefault(name, set()).add((handle.get_color(), handle.get_marker()))
-    assert all(len(seen) == 1 for seen in found.values())
-
-
 def test_files_are_the_same_bytes_on_a_second_run(synthetic_results, tmp_path, monkeypatch):
     some = {name: FIGURES[name] for name in ("skeinformer_figure1", "compare")}
     monkeypatch.setattr("analysis.registry.FIGURES", some)
