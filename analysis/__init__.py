@@ -1,10 +1,8 @@
 """Records -> one tidy DataFrame -> figures and tables. Needs neither torch nor a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 _bench = importlib.util.find_spec("bench")
@@ -33,33 +31,14 @@ def figures(
         ConfigError: the folder is somebody else's.
         OSError: the records cannot be read.
     """
-    from analysis.registry import FIGURES
-    from bench.records import own
+    from analysis.registry import FIGURES, claimed, draw  # matplotlib and seaborn take seconds
 
-    results, out = Path(results_dir), Path(out_dir or Path(results_dir) / "figures")
-
-    def claim() -> None:
-        if out_dir is None:
-            own.claim(results, own.RESULTS, "results_dir")
-        own.claim(out, own.drawn(FIGURES), "out_dir")
-
-    return draw(results, out, cell_ids, claim)
+    results, out = Path(results_dir), Path(out_dir) if out_dir else None
+    return draw(results, cell_ids, lambda: claimed(results, out, "figures", FIGURES, ("results_dir", "out_dir")))
 
 
-def draw(
-    results_dir: Path, out: Path, cell_ids: Collection[str] | None, claim: Callable[[], None] = lambda: None
-) -> list[Path]:
-    """As `figures`; `claim` is called before something is written, and raises where that must not be."""
-    # Drawing needs matplotlib and seaborn.
-    from analysis.frame import load
-    from analysis.plots.files import save
-    from analysis.registry import FIGURES, made
-    from analysis.selection import MissingRecords
+def draw(results_dir: Path, folder: Path, cell_ids: Collection[str]) -> list[Path]:
+    """As `figures`, of a sweep, into its own folder in the results."""
+    from analysis import registry
 
-    try:
-        frame = load(results_dir, cell_ids)
-    except MissingRecords:
-        return []
-    claim()
-    drawn = made(frame, FIGURES, lambda name, figure: save(figure, out, name))
-    return [path for _, paths in drawn if isinstance(paths, list) for path in paths]
+    return registry.draw(results_dir, cell_ids, lambda: folder)

@@ -1,7 +1,5 @@
 """`python -m analysis figures|tables|table|list`: what the records under --results say."""
 
-from __future__ import annotations
-
 from bench.common import signals
 
 if __name__ == "__main__":
@@ -10,7 +8,7 @@ if __name__ == "__main__":
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ from analysis import formats, table
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
-from analysis.registry import FIGURES, TABLES, Entry, Made, made
+from analysis.registry import FIGURES, PARTS, TABLES, Made, claimed, made, parts
 from analysis.selection import MissingRecords, choose, position
 from bench.common.errors import ConfigError, Parser, named_path, one_line
-from bench.records import own, plans
+from bench.records import plans
 from bench.records.disk import is_file, write_atomically
 
 
@@ -39,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(f"--results={str(options.results)!r}: is no folder; must be one of results")
         plan = plans.load(options.results, options.sweep) if options.sweep else None
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
-        return int(options.run(frame, options))
+        with page(options.width, options.captions == "picture", options.names):
+            return int(options.run(_chosen(frame, options), options))
     except (ConfigError, MissingRecords, plans.PlanError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -50,25 +49,26 @@ def _parser() -> Parser:
     shared.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
     parser = Parser(prog="python -m analysis", description="Records to figures and tables.")
+    parser.set_defaults(mechanisms=None, names="code", width=None, captions="picture")
     commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
-    chosen = Parser(add_help=False)
-    chosen.add_argument(
-        "--mechanisms", nargs="+", metavar="NAME", help="only these, in this order: labels or variants; * is anything"
-    )
-    chosen.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
-    figures = commands.add_parser("figures", parents=[shared, chosen], help="write every figure")
-    figures.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/figures")
-    figures.add_argument("--figure", choices=FIGURES, help="only this one")
-    figures.add_argument("--formats", **_some_of(files.FORMATS, files.DEFAULT))
-    figures.add_argument(
-        "--width", type=_inches, metavar="WIDTH", help=f"of the column in a paper: {', '.join(WIDTHS)}, or inches"
-    )
+
+    def writing(kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str]) -> Any:
+        command = commands.add_parser(kind, parents=[shared], help=f"write every {words}")
+        named = "only these, in this order: labels or variants; * is anything"
+        command.add_argument("--mechanisms", nargs="+", metavar="NAME", help=named)
+        command.add_argument("--names", choices=("code", "papers"), default="code", help="what mechanisms are called")
+        command.add_argument("--out", type=named_path, metavar="DIR", help=f"default: RESULTS/{kind}")
+        command.add_argument(f"--{kind.removesuffix('s')}", dest="only", choices=entries, help="only this one")
+        some = f"some of {','.join(suffixes)}; default: {','.join(default)}"
+        command.add_argument("--formats", type=_some_of([*suffixes]), default=default, metavar="FORMATS", help=some)
+        return command
+
+    figures = writing("figures", "figure", FIGURES, files.FORMATS, files.DEFAULT)
+    widths = f"of the column in a paper: {', '.join(WIDTHS)}, or inches"
+    figures.add_argument("--width", type=_inches, metavar="WIDTH", help=widths)
     figures.add_argument("--captions", choices=("picture", "txt"), default="picture", help="in it, or beside it")
     figures.set_defaults(run=_figures)
-    tables = commands.add_parser("tables", parents=[shared, chosen], help="write every paper's table")
-    tables.add_argument("--out", type=named_path, metavar="DIR", help="default: RESULTS/tables")
-    tables.add_argument("--table", choices=TABLES, help="only this one")
-    tables.add_argument("--formats", **_some_of(tuple(formats.FORMATS), formats.DEFAULT))
+    tables = writing("tables", "paper's table", TABLES, formats.FORMATS, formats.DEFAULT)
     tables.set_defaults(run=_tables)
     cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
     cells.add_argument("--csv", type=named_path, metavar="FILE", help="also write every number, unrounded")
@@ -78,8 +78,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _some_of(formats: tuple[str, ...], default: tuple[str, ...]) -> dict[str, Any]:
-    """An option whose value is some of the formats, separated by commas."""
+def _some_of(formats: list[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of an option whose value is some of the formats, separated by commas."""
 
     def some(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
@@ -87,8 +87,7 @@ def _some_of(formats: tuple[str, ...], default: tuple[str, ...]) -> dict[str, An
             raise argparse.ArgumentTypeError(f"{unknown[0]!r}: must be some of {', '.join(formats)}")
         return names
 
-    known = f"some of {','.join(formats)}; default: {','.join(default)}"
-    return {"type": some, "default": default, "metavar": "FORMATS", "help": known}
+    return some
 
 
 def _inches(text: str) -> float:
@@ -98,40 +97,6 @@ def _inches(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    chosen = _chosen(frame, options)
-
-    def save(drawn: Picture, out: Path, name: str) -> list[Path]:
-        pages, columns = {name: drawn}, 0
-        while columns < len(FIGURES[name].by) and not all(one.fits for one in pages.values()):
-            columns += 1
-            pages = {f"{name}_{part}": one for part, one in FIGURES[name].parts(chosen, columns)}
-        for its_name in (its_name for its_name, one in pages.items() if not one.fits):
-            print(f"{its_name}: higher than a page; choose by --mechanisms or --sweep")
-        return [path for its_name, one in pages.items() for path in files.save(one, out, its_name, options.formats)]
-
-    with page(options.width, options.captions == "picture", options.names):
-        return _write(chosen, FIGURES, options.figure, save, _Folder(options, "figures", FIGURES))
-
-
-def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    def write(table: pd.DataFrame, out: Path, name: str) -> list[Path]:
-        return formats.write(_renamed(table, options), out, name, options.formats)
-
-    with page(names=options.names):
-        return _write(_chosen(frame, options), TABLES, options.table, write, _Folder(options, "tables", TABLES))
-
-
-def _renamed(table: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
-    """The table in the order of the mechanisms chosen, each by the name that the page has for it."""
-    if "attention" not in table:
-        return table
-    if options.mechanisms:
-        places = table["attention"].map(lambda label: position(label, options.mechanisms))
-        table = table.loc[places.sort_values(kind="stable").index]
-    return table.assign(attention=table["attention"].map(shown))
-
-
 def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
     try:
         return choose(frame, options.mechanisms) if options.mechanisms else frame
@@ -139,40 +104,43 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
         raise ConfigError(f"--{error}") from None
 
 
-class _Folder:
-    """Where figures or tables go: a folder in the results, or one that `--out` names, which is to be the suite's.
+def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    def save(drawn: Picture, out: Path, name: str) -> list[Path]:
+        pages, columns = {name: drawn}, 0
+        while columns < len(PARTS.get(name, ())) and not all(one.fits for one in pages.values()):
+            columns += 1
+            pages = dict(parts(name, frame, columns))
+        for part, one in pages.items():
+            if not one.fits:
+                print(f"{part}: higher than a page; choose by --mechanisms or --sweep")
+        return [path for part, one in pages.items() for path in files.save(one, out, part, options.formats)]
 
-    Raises:
-        ConfigError: it is somebody else's.
-    """
+    return _write(frame, options, "figures", FIGURES, save)
 
-    def __init__(self, options: argparse.Namespace, name: str, entries: Collection[str]) -> None:
-        self._folder, self._kind = options.out or options.results / name, own.drawn(entries)
-        self._results = None if options.out else options.results
-        if self._results is not None:
-            own.check(self._results, own.RESULTS, "--results")
-        # What older versions have drawn gets its marker together with the results.
-        if self._results is None or own.is_marked(self._results, own.RESULTS):
-            own.check(self._folder, self._kind, "--out")
 
-    def claim(self) -> Path:
-        """The folder, before something is written there."""
-        if self._results is not None:
-            own.claim(self._results, own.RESULTS, "--results")
-        own.claim(self._folder, self._kind, "--out")
-        return self._folder
+def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    def save(table: pd.DataFrame, out: Path, name: str) -> list[Path]:
+        """In the order of the mechanisms chosen, each by the name that the page has for it."""
+        if "attention" in table and options.mechanisms:
+            places = table["attention"].map(lambda label: position(label, options.mechanisms))
+            table = table.loc[places.sort_values(kind="stable").index]
+        if "attention" in table:
+            table = table.assign(attention=table["attention"].map(shown))
+        return formats.write(table, out, name, options.formats)
+
+    return _write(frame, options, "tables", TABLES, save)
 
 
 def _write(
     frame: pd.DataFrame,
-    entries: dict[str, Entry[Made]],
-    chosen: str | None,
+    options: argparse.Namespace,
+    kind: str,
+    entries: dict[str, Callable[[pd.DataFrame], Made]],
     save: Callable[[Made, Path, str], list[Path]],
-    out: _Folder,
 ) -> int:
-    wrote = False
-    entries = {chosen: entries[chosen]} if chosen else entries
-    for name, paths in made(frame, entries, lambda name, one: save(one, out.claim(), name)):
+    out, wrote = claimed(options.results, options.out, kind, entries, ("--results", "--out")), False
+    chosen = {options.only: entries[options.only]} if options.only else entries
+    for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
         if isinstance(paths, MissingRecords):
             print(f"{name}: skipped, {paths}")
         else:
@@ -201,9 +169,10 @@ def _write_csv(path: Path, cells: pd.DataFrame) -> None:
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    entries: dict[str, Entry[Any]] = {**FIGURES, **TABLES}
+    entries: dict[str, Callable[[pd.DataFrame], Any]] = {**FIGURES, **TABLES}
     for name, state in made(frame, entries, lambda name, one: "ready"):
-        print(f"{name}: {entries[name].shows}: {state}")
+        shows = (entries[name].__doc__ or "").partition("\n")[0].rstrip(".")
+        print(f"{name}: {shows}: {state}")
     return 0
 
 

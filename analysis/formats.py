@@ -1,7 +1,5 @@
 """Tables as text and files: Markdown, CSV, and LaTeX that fits across both columns of a page."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -122,24 +120,18 @@ def _without_shared(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 def _tabular(table: pd.DataFrame, numeric: Collection[Hashable]) -> str:
     widths = {name: max([len(text) for text in table[name]], default=0) for name in table}
-    sides = "".join(_side(widths[name], name in numeric) for name in table)
-    rows = table.style.hide(axis="index").format(_escaped)
-    rows = rows.format_index(lambda name: _head(str(name), widths[name], name in numeric), axis=1)
-    return rows.to_latex(hrules=True, column_format=f"@{{}}{sides}@{{}}").rstrip()
+    sides = {name: "r" if name in numeric else "l" for name in table}
+    lines = rf">{{\raggedright\arraybackslash}}p{{{LONG / 2 + 1:.0f}em}}"
+    columns = "".join(lines if widths[name] > LONG and side == "l" else side for name, side in sides.items())
 
+    def head(name: str) -> str:
+        """In as many lines as keep it no wider than what stands below."""
+        parts = textwrap.wrap(name.replace("_", " "), max(min(widths[name], LONG), 6), break_long_words=False)
+        stacked = r"\\".join(map(_escaped, parts))
+        return rf"\shortstack[{sides[name]}]{{{stacked}}}" if len(parts) > 1 else stacked
 
-def _side(width: int, is_number: bool) -> str:
-    if width > LONG and not is_number:
-        return rf">{{\raggedright\arraybackslash}}p{{{LONG / 2 + 1:.0f}em}}"
-    return "r" if is_number else "l"
-
-
-def _head(name: str, width: int, is_number: bool) -> str:
-    """The name of a column in as many lines as keep it no wider than what stands below."""
-    lines = textwrap.wrap(name.replace("_", " "), max(min(width, LONG), 6), break_long_words=False)
-    side = "r" if is_number else "l"
-    stacked = r"\\".join(map(_escaped, lines))
-    return rf"\shortstack[{side}]{{{stacked}}}" if len(lines) > 1 else stacked
+    rows = table.style.hide(axis="index").format(_escaped).format_index(head, axis=1)
+    return rows.to_latex(hrules=True, column_format=f"@{{}}{columns}@{{}}").rstrip()
 
 
 def _escaped(text: str) -> str:

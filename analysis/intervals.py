@@ -1,7 +1,5 @@
 """What intervals are and what they are over, in words for captions and tables."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from bench.records.metrics import BOOTSTRAP, RANGE, STUDENT

@@ -1,7 +1,5 @@
 """What the papers report of trained models, from `bench/published`, where each table names its source."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 
@@ -36,22 +34,16 @@ def beside(table: pd.DataFrame, metric: str, of: str | None = None) -> pd.DataFr
 
     The papers' numbers at lengths that are not ours have rows of their own; two rows of a paper that are one variant of
     the zoo share a cell ("4.78 or 5.46").
-
-    Args:
-        table: ours.
-        metric: such as `perplexity`.
-        of: only what the papers report of this; None is all.
     """
     theirs = published(metric)
     theirs = theirs[theirs["attention"].isin(table["attention"]) & ((theirs["of"] == of) | (of is None))]
     if theirs.empty:
         return table
     theirs = theirs.assign(column=theirs["of"] + " (" + theirs["paper"] + ")", n=theirs["at"].astype("int64"))
-    columns = theirs.pivot_table(
-        index=["attention", "n"], columns="column", values="printed", aggfunc=_or, sort=False
-    ).reset_index()
-    return table.merge(columns, on=["attention", "n"], how="outer", sort=True)
+    keys = ["attention", "n"]
 
+    def shared(printed: pd.Series) -> object:
+        return printed.iloc[0] if len(printed) == 1 else " or ".join(map(str, printed))
 
-def _or(printed: pd.Series) -> object:
-    return printed.iloc[0] if len(printed) == 1 else " or ".join(map(str, printed))
+    columns = theirs.pivot_table(index=keys, columns="column", values="printed", aggfunc=shared, sort=False)
+    return table.merge(columns.reset_index(), on=keys, how="outer", sort=True)

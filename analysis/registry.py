@@ -1,175 +1,129 @@
-"""Every figure and table by name: adding one is a function DataFrame -> Figure or DataFrame, and an entry here."""
+"""Every figure and table by name: adding one is a function DataFrame -> Figure or DataFrame, and a line here.
 
-from __future__ import annotations
+The first line of the function's docstring says what it shows.
+"""
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
+from analysis.frame import load
 from analysis.plots import (
     compare,
     crossover,
-    decode,
+    files,
     learning,
     pareto,
     perplexity,
     quality_cost,
-    recall,
     roofline,
     scaling,
     skeinformer,
     sketch_error,
     thesis,
-    train_step,
 )
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
-from analysis.tables import gate_cost, largest_batch, peers, skeinformer_table3, trained
+from analysis.tables import costs, peers, trained
 from bench.common.errors import one_line
+from bench.records import own
 
 Made = TypeVar("Made", Picture, pd.DataFrame)
 Done = TypeVar("Done")
 
-
-@dataclass(frozen=True)
-class Entry(Generic[Made]):
-    """One figure or table: how it is made, the benchmarks that it needs, and what it shows in one line.
-
-    A figure that is higher than a page is made for each value of the first of the columns `by` on its own; where that
-    is no help, of more of them.
-    """
-
-    make: Callable[[pd.DataFrame], Made]
-    needs: tuple[str, ...]
-    shows: str
-    by: tuple[str, ...] = ()
-
-    def __call__(self, frame: pd.DataFrame) -> Made:
-        """Make it.
-
-        Raises:
-            MissingRecords: the frame does not hold what it needs.
-        """
-        recorded = set(frame["bench"])
-        for bench in self.needs:
-            if bench not in recorded:
-                raise MissingRecords(f"needs records of bench={bench}")
-        return self.make(frame)
-
-    def parts(self, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, Made]]:
-        """It for each value of so many of the columns `by`, with a name for that: `forward`, `forward_not_causal`."""
-        first, own = [*self.by[:columns]], frame["bench"].isin(self.needs)
-        for values, rows in frame[own].groupby(first, dropna=False):
-            words = (_word(column, value) for column, value in zip(first, values, strict=True))
-            with contextlib.suppress(MissingRecords):
-                yield "_".join(words), self(pd.concat([rows, frame[~own]]))
-
-
-def _word(column: str, value: object) -> str:
-    return f"{'' if value else 'not_'}{column}" if isinstance(value, bool | np.bool_) else str(value)
+FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
+    "skeinformer_figure1": skeinformer.figure1,
+    "skeinformer_figure1_relative": skeinformer.relative,
+    "polysketchformer_figure1": scaling.latency,
+    "sketch_error": sketch_error.figure,
+    "memory": scaling.memory,
+    "decode": scaling.decode,
+    "learning": learning.figure,
+    "copying_induction": learning.sudden,
+    "recall": learning.recall,
+    "thesis": thesis.figure,
+    "perplexity": perplexity.figure,
+    "perplexity_by_position": perplexity.by_position,
+    "steps_per_second": scaling.steps_per_second,
+    "quality_cost": quality_cost.figure,
+    "pareto": pareto.figure,
+    "roofline": roofline.figure,
+    "compare": compare.figure,
+    "crossover": crossover.figure,
+}
+PARTS = {
+    **dict.fromkeys(("sketch_error", "learning", "copying_induction", "quality_cost"), ("inputs",)),
+    "crossover": ("pass", "causal"),
+}
+"""Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
+TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "skeinformer_table3": costs.multiplications,
+    "crossover_speeds": crossover.table,
+    "trained": trained.trained,
+    "polysketchformer_tables2_3": trained.perplexities,
+    "polysketchformer_table4": scaling.steps_table,
+    "polysketchformer_table5": trained.solved,
+    "skeinformer_table2": costs.largest_batches,
+    "thesis_losses": trained.thesis,
+    "peers": peers.peers,
+    "gate_cost": costs.gate_cost,
+    "roofline_shares": roofline.table,
+    "sketch_error_exponents": sketch_error.exponents,
+}
 
 
 def made(
-    frame: pd.DataFrame, entries: Mapping[str, Entry[Made]], finish: Callable[[str, Made], Done]
+    frame: pd.DataFrame, entries: Mapping[str, Callable[[pd.DataFrame], Made]], finish: Callable[[str, Made], Done]
 ) -> Iterator[tuple[str, Done | MissingRecords]]:
     """The names of the entries with what `finish` makes of a name and its figure or table, or with what is missing.
 
     One that cannot be made, whatever is raised, is a warning on stderr and not among them.
     """
-    for name, entry in entries.items():
+    for name, make in entries.items():
         try:
-            yield name, finish(name, entry(frame))
+            yield name, finish(name, make(frame))
         except MissingRecords as missing:
             yield name, missing
         except Exception as error:  # drawing libraries and disks share no error class
             print(f"warning: {name}: cannot be made, {type(error).__name__}: {one_line(error)}", file=sys.stderr)
 
 
-FIGURES: dict[str, Entry[Picture]] = {
-    "skeinformer_figure1": Entry(
-        skeinformer.figure1, ("spectral_norm",), "spectral norm error over d (Skeinformer, Figure 1)"
-    ),
-    "skeinformer_figure1_relative": Entry(
-        partial(skeinformer.figure1, metric="relative"),
-        ("spectral_norm",),
-        "the same, relative to the norm of the exact output",
-    ),
-    "polysketchformer_figure1": Entry(
-        scaling.latency,
-        ("latency",),
-        "latency per token over context length (PolySketchFormer, Figure 1)",
-    ),
-    "sketch_error": Entry(
-        sketch_error.figure,
-        ("sketch_error",),
-        "error of sketched weights over r (PolySketchFormer, Theorem 1.1)",
-        by=("inputs",),
-    ),
-    "memory": Entry(scaling.memory, ("memory",), "peak memory over context length"),
-    "decode": Entry(decode.figure, ("decode",), "time per token and size of the state over context length"),
-    "learning": Entry(learning.figure, ("train",), "loss and right answers over the steps of training", by=("inputs",)),
-    "copying_induction": Entry(
-        learning.sudden,
-        ("train",),
-        "copying and induction over the steps of training (PolySketchFormer, Figure 5)",
-        by=("inputs",),
-    ),
-    "recall": Entry(recall.figure, ("train",), "associative recall over the number of pairs, by length"),
-    "thesis": Entry(thesis.figure, ("train",), "loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8)"),
-    "perplexity": Entry(
-        perplexity.figure, ("train",), "test perplexity over context length (PolySketchFormer, Figure 2)"
-    ),
-    "perplexity_by_position": Entry(
-        perplexity.by_position, ("train",), "test perplexity over the position in the context"
-    ),
-    "steps_per_second": Entry(
-        train_step.figure, (), "training steps per second over context length (PolySketchFormer, Figure 4)"
-    ),
-    "quality_cost": Entry(
-        quality_cost.figure, ("train",), "test loss over the measured time of a step of training", by=("inputs",)
-    ),
-    "pareto": Entry(pareto.figure, ("latency", "spectral_norm"), "latency per token against error"),
-    "roofline": Entry(roofline.figure, ("roofline",), "FLOP/s over FLOP/byte under the roof of the device"),
-    "compare": Entry(compare.figure, ("compare",), "speed-up from interleaved rounds, with crossovers"),
-    "crossover": Entry(
-        crossover.figure,
-        ("compare",),
-        "speed over the best exact softmax over context length, with crossovers",
-        by=("pass", "causal"),
-    ),
-}
+def parts(name: str, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, Picture]]:
+    """A figure for each value of so many of its `PARTS`, with a name for that: `crossover_forward_not_causal`."""
+    by = [*PARTS[name][:columns]]
+    for values, rows in frame.groupby(by, dropna=False):
+        words = [
+            f"{'' if value else 'not_'}{column}" if isinstance(value, bool | np.bool_) else str(value)
+            for column, value in zip(by, values, strict=True)
+        ]
+        with contextlib.suppress(MissingRecords):
+            yield "_".join([name, *words]), FIGURES[name](rows)
 
-TABLES: dict[str, Entry[pd.DataFrame]] = {
-    "skeinformer_table3": Entry(
-        skeinformer_table3.table3, ("flops",), "multiplications beside the paper's leading terms (Skeinformer, Table 3)"
-    ),
-    "crossover_speeds": Entry(
-        crossover.table, ("compare",), "speed over flash and over the best exact softmax, and from which length on"
-    ),
-    "trained": Entry(trained.trained, ("train",), "loss and right answers of trained models, over their seeds"),
-    "polysketchformer_tables2_3": Entry(
-        trained.perplexities, ("train",), "test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3)"
-    ),
-    "polysketchformer_table4": Entry(
-        train_step.table, (), "training steps per second beside the papers' (PolySketchFormer, Table 4)"
-    ),
-    "polysketchformer_table5": Entry(
-        trained.solved, ("train",), "copying and induction beside the paper's (PolySketchFormer, Table 5)"
-    ),
-    "skeinformer_table2": Entry(
-        largest_batch.largest_batches, ("largest_batch",), "largest batches beside the paper's (Skeinformer, Table 2)"
-    ),
-    "thesis_losses": Entry(trained.thesis, ("train",), "loss of sequence reversal beside the thesis'"),
-    "peers": Entry(peers.peers, ("compare",), "the zoo's mechanisms beside the packages that have them"),
-    "gate_cost": Entry(gate_cost.gate_cost, (), "what the correctness gate takes of the cells' time"),
-    "roofline_shares": Entry(roofline.table, ("roofline",), "each mechanism's share of the ceiling of the device"),
-    "sketch_error_exponents": Entry(
-        sketch_error.exponents, ("sketch_error",), "how the error of sketched weights falls with r"
-    ),
-}
+
+def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str], settings: tuple[str, str]) -> Path:
+    """The folder `out` for figures or tables, or that of the `kind` in the results, made the suite's before it is used.
+
+    Raises:
+        ConfigError: it is somebody else's; the message begins with the one of the two `settings` that named it.
+    """
+    if out is None:
+        own.claim(results, own.RESULTS, settings[0])
+    folder = out or results / kind
+    own.claim(folder, own.drawn(entries), settings[1])
+    return folder
+
+
+def draw(results_dir: Path, cell_ids: Collection[str] | None, folder: Callable[[], Path]) -> list[Path]:
+    """Write all figures of these cells into a folder, which is asked for once there are records."""
+    try:
+        frame = load(results_dir, cell_ids)
+    except MissingRecords:
+        return []
+    out = folder()
+    drawn = made(frame, FIGURES, lambda name, figure: files.save(figure, out, name))
+    return [path for _, paths in drawn if isinstance(paths, list) for path in paths]

@@ -1,7 +1,5 @@
 """Which rows of the frame may stand side by side, and what to say of those that may not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -41,11 +39,8 @@ class MissingRecords(ValueError):
 def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows of these mechanisms, which figures have in this order.
 
-    Of a comparison the exact softmaxes stay, too: what speeds are over. They are not drawn.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        names: labels, or what they begin with up to a blank (variants); `*` stands for anything.
+    Names are labels, or what these begin with up to a blank (variants); `*` stands for anything. Of a comparison the
+    exact softmaxes stay, too: what speeds are over. They are not drawn.
 
     Raises:
         MissingRecords: one of the names is that of no mechanism of the frame.
@@ -79,8 +74,8 @@ def variants(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     """A name for each row that tells apart what a figure must not mix.
 
-    The label, followed by the hyperparameters (and `impl`) that differ between the frame's cells of that
-    label; `apart_from_size` lets those of all sizes d have one name.
+    The label, and what differs between the frame's cells of that label: hyperparameters (those of all sizes d have one
+    name `apart_from_size`) and `impl`.
     """
     hyperparameters = variants(frame) if apart_from_size else [json.loads(text) for text in frame["hyperparameters"]]
     settings = [values | {"impl": impl} for values, impl in zip(hyperparameters, frame["impl"], strict=True)]
@@ -98,20 +93,10 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
 def select(
     frame: pd.DataFrame, bench: str, keys: Sequence[str], *, metric: str | None = None, facets: Collection[str] = ()
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of a benchmark that may stand in one figure: one set of conditions, the newest cell of each point.
+    """The cells of a benchmark that may stand in one figure, with a new column `series`, and sentences for its caption.
 
-    Args:
-        frame: from `analysis.frame.load`.
-        bench: the benchmark.
-        keys: columns that make a point, beside the new column `series`.
-        metric: only this one; None is all. Cells that did not measure stay.
-        facets: conditions that may differ.
-
-    Returns:
-        The rows with the new column `series`, and sentences for a caption.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
+    They have one set of conditions, but for the `facets`; of each point (a series and the columns `keys`) it is the
+    newest. Cells that did not measure the `metric` stay.
     """
     data = frame[frame["bench"] == bench]
     if metric is not None:
@@ -122,27 +107,17 @@ def select(
 
 
 def require_ok(rows: pd.DataFrame, what: str) -> pd.DataFrame:
-    """The rows themselves.
-
-    Raises:
-        MissingRecords: none of their cells ended ok; the message names `what` they are of.
-    """
+    """The rows themselves; raises `MissingRecords` where none of their cells ended ok, with `what` they are of."""
     if not (rows["status"] == "ok").any():
         raise MissingRecords(f"needs an ok record of {what}")
     return rows
 
 
 def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the cells measured under one set of conditions, the most frequent, and say what was left out.
+    """Keep the cells measured under one set of conditions, the most frequent, and say in a sentence what was left out.
 
     The conditions are `CONDITIONS` without `facets`, and the batch size, or the tokens per batch where
     those vary less. Cells that are not ok stay where nothing known of them contradicts.
-
-    Returns:
-        The rows that stay, and a sentence where conditions had other values.
-
-    Raises:
-        MissingRecords: no cell of the frame is ok.
     """
     measured = frame[frame["status"] == "ok"]
     if measured.empty:
@@ -171,9 +146,6 @@ def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """As `settle`, for each kind of inputs by itself: a new column `kind`, such as initialised or gaussian.
 
     The batch is no condition here: it says only how many sequences there are to average over.
-
-    Raises:
-        MissingRecords: no cell of the frame is ok.
     """
     kind = frame["weights"].where(frame["weights"].notna(), frame["inputs"])
     frame, notes = settle(frame.assign(kind=kind), facets=("inputs", "weights", "input_settings", *_BATCH))
@@ -187,11 +159,7 @@ def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """One row for each combination of keys, from the newest cell: others had older code or fewer repeats.
-
-    Returns:
-        The rows that stay, and a sentence where some were left out.
-    """
+    """The row of the newest cell for each combination of keys, and a sentence where others were left out."""
     rows = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
     left_out = frame["cell_id"].nunique() - rows["cell_id"].nunique()
     return rows, [f"Older measurements of the same points are left out ({left_out})."] if left_out else []
@@ -216,13 +184,14 @@ def table_of(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def of_several_codes(rows: pd.DataFrame) -> list[str]:
-    """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known."""
-    measured = rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False)
-    return sorted({label for (label, *_), cells in measured if _of_several_codes(cells)})
+    """The labels whose rows of one benchmark and kind of inputs were measured by different code, as far as is known.
 
-
-def _of_several_codes(cells: pd.DataFrame) -> bool:
-    """By the hashes of those that measured the same mechanisms; the others by whether they have a commit in common."""
-    alike = [own for _, own in cells.groupby("mechanisms")]
-    commits = set.intersection(*(set(own["commit"]) for own in alike))
-    return not commits or any(own["code"].nunique(dropna=False) > 1 for own in alike)
+    Those that measured the same mechanisms say so by their hashes, the others by whether they have a commit in common.
+    """
+    labels = set()
+    for (label, *_), cells in rows[rows["status"] == "ok"].groupby(["attention", *_RUN], dropna=False):
+        alike = [own for _, own in cells.groupby("mechanisms")]
+        commits = set.intersection(*(set(own["commit"]) for own in alike))
+        if not commits or any(own["code"].nunique(dropna=False) > 1 for own in alike):
+            labels.add(label)
+    return sorted(labels)

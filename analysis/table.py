@@ -1,9 +1,5 @@
 """All cells as one table for people."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pandas as pd
 
 from analysis.formats import number
@@ -21,7 +17,8 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     compared = frame.loc[frame["baseline"].notna(), "cell_id"]
     dtypes = frame.dropna(subset="dtype").groupby("cell_id")["dtype"].agg(lambda own: ", ".join(own.unique()))
     frame = frame[frame["baseline"].notna() | ~frame["cell_id"].isin(compared)]
-    texts = frame.assign(column=_of_rows(_column, frame), text=_of_rows(_text, frame))
+    columns, words = ([of(row) for _, row in frame.iterrows()] for of in (_column, _text))
+    texts = frame.assign(column=columns, text=words)
     values = texts[texts["column"].notna()].pivot_table(
         index="cell_id", columns="column", values="text", aggfunc=", ".join, sort=False
     )
@@ -38,10 +35,6 @@ def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
     always = ["bench", "attention", "seq_len", "status", *(["intervals over"] if len(over) else [])]
     differing = [name for name in cells if name in always or cells[name].nunique(dropna=False) > 1]
     return cells[differing].sort_values(["bench", "attention", "seq_len"], kind="stable").reset_index(drop=True)
-
-
-def _of_rows(text: Callable[[pd.Series], str | None], frame: pd.DataFrame) -> pd.Series:
-    return pd.Series([text(row) for _, row in frame.iterrows()], index=frame.index, dtype=object)
 
 
 def _column(row: pd.Series) -> str | None:

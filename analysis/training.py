@@ -1,7 +1,5 @@
 """The cells of bench=train: by task, each mechanism at its best learning rate, and what to say of its seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -21,22 +19,12 @@ MOST_NAMED = 6
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of bench=train that belong together, those that failed among them.
+    """The cells of bench=train (of these tasks) that belong together, those that failed among them, and sentences.
 
     Of several learning rates, each mechanism of a task and length has the one with the lowest median of the validation
-    loss over its seeds at the end, where a run that failed counts as infinite.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        tasks: their names; none are all.
-
-    Returns:
-        Its rows with new columns, and sentences for a caption. The columns: `kind` (the task, its text, those of its
-        settings that differ in the frame), `task` (its settings, JSON), `work`, `series`, `layers` of the model, `rate`
-        of learning and `rates` that were tried.
-
-    Raises:
-        MissingRecords: no such cell ended ok.
+    loss over its seeds at the end, where a run that failed counts as infinite. New columns: `kind` (the task, its text,
+    those of its settings that differ in the frame), `task` (its settings, JSON), `work`, `series`, `layers` of the
+    model, `rate` of learning and `rates` that were tried.
     """
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
@@ -49,7 +37,7 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
     data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
-    return data, [*seeds(data), *failures(data), *rates(data), *dict.fromkeys(notes), *older]
+    return data, [*_notes(data), *dict.fromkeys(notes), *older]
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:
@@ -60,34 +48,30 @@ def with_layers(data: pd.DataFrame) -> pd.Series:
 
 def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A row for each panel and series: `value` is the median over seeds, `low` and `high` the range."""
-    rows = data[data["metric"] == metric]
-    values = rows.groupby([*PANEL, "series"])["value"]
-    rows = rows.assign(**{name: values.transform(of) for name, of in _SPREAD.items()})
-    return rows.drop_duplicates([*PANEL, "series"])
-
-
-_SPREAD = {"value": "median", "low": "min", "high": "max"}
+    rows, keys = data[data["metric"] == metric], [*PANEL, "series"]
+    values = rows.groupby(keys)["value"]
+    spread = {"value": values.transform("median"), "low": values.transform("min"), "high": values.transform("max")}
+    return rows.assign(**spread).drop_duplicates(keys)
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:
-    """The rows with columns of what was set, taken out of `settings`.
-
-    Args:
-        rows: from `analysis.frame.load`.
-        columns: for each new column the part of the configuration and the key in it, such as `("model", "layers")`.
-    """
+    """The rows with columns of what was set, taken out of `settings` by part and key: `("model", "layers")`."""
     settings = [json.loads(text) for text in rows["settings"]]
     taken = {}
     for column, (part, key) in columns.items():
         values = [_part(each, part).pop(key, None) for each in settings]
         taken[column] = [value if isinstance(value, int | float | str) else None for value in values]
-    return rows.assign(**taken, settings=[json.dumps(each, sort_keys=True) for each in settings])
+    return rows.assign(**taken, settings=_json(settings))
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """A part of what was set, which a record from elsewhere need not have."""
     part = settings.get(name)
     return part if isinstance(part, dict) else {}
+
+
+def _json(values: list[dict[str, Any]]) -> list[str]:
+    return [json.dumps(each, sort_keys=True) for each in values]
 
 
 def perplexity(losses: Any) -> Any:
@@ -104,36 +88,30 @@ def panels(rows: pd.DataFrame) -> list[tuple[tuple[str, int], pd.DataFrame]]:
 def work(rows: pd.DataFrame) -> list[str]:
     """What a step of training does, apart from the mechanism and the sizes that have columns: JSON."""
     settings = [json.loads(text) for text in rows["settings"]]
-    parts = [
-        {key: each.get(key) for key in ("model", "task")}
-        | {key: _part(each, "training").get(key) for key in ("accumulate", "compile")}
-        for each in settings
-    ]
-    return [json.dumps(each, sort_keys=True) for each in parts]
+    return _json(
+        [
+            {key: each.get(key) for key in ("model", "task")}
+            | {key: _part(each, "training").get(key) for key in ("accumulate", "compile")}
+            for each in settings
+        ]
+    )
 
 
-def seeds(data: pd.DataFrame) -> list[str]:
-    """How many there are of each, in words."""
-    counts = data[data["status"] == "ok"].groupby([*PANEL, "series"])["seed"].nunique()
+def _notes(data: pd.DataFrame) -> list[str]:
+    """How many seeds there are of each, which runs did not end ok, from which learning rates the best were taken."""
+    keys, cells = [*PANEL, "series"], data.drop_duplicates("cell_id")
+    counts = data[data["status"] == "ok"].groupby(keys)["seed"].nunique()
     low, high = counts.min(), counts.max()
-    return [f"{high} seed{'' if high == 1 else 's'}." if low == high else f"{low} to {high} seeds."]
-
-
-def failures(data: pd.DataFrame) -> list[str]:
-    """Which runs did not end ok, in words."""
-    cells = data.drop_duplicates("cell_id")
-    failed = cells[cells["status"] != "ok"].groupby([*PANEL, "series", "status"]).size()
+    notes = [f"{high} seed{'' if high == 1 else 's'}." if low == high else f"{low} to {high} seeds."]
+    failed = cells[cells["status"] != "ok"].groupby([*keys, "status"]).size()
     runs = [f"{name}, {kind}, n = {n} ({count}: {status})" for (kind, n, name, status), count in failed.items()]
     more = [f"{len(runs) - MOST_NAMED} more"] if len(runs) > MOST_NAMED else []
-    return [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
-
-
-def rates(data: pd.DataFrame) -> list[str]:
-    """From which learning rates the best were taken, in words."""
+    notes += [f"Runs that did not end: {'; '.join([*runs[:MOST_NAMED], *more])}."] if runs else []
     tried = data["rates"].unique()
     if len(tried) > 1:
-        return ["Learning rates: the best by validation loss of those tried, which are not as many for all."]
-    return [f"Learning rates: the best of {tried[0]} by validation loss for each mechanism."] if "," in tried[0] else []
+        return [*notes, "Learning rates: the best by validation loss of those tried, which are not as many for all."]
+    best = f"Learning rates: the best of {tried[0]} by validation loss for each mechanism."
+    return [*notes, best] if "," in tried[0] else notes
 
 
 def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
@@ -142,12 +120,8 @@ def _unpacked(rows: pd.DataFrame) -> pd.DataFrame:
     rows = with_settings(rows, {"rate": ("training", "learning_rate"), "layers": ("model", "layers")})
     settings = [json.loads(text) for text in rows["settings"]]
     tasks = [_part({"task": each.pop("task", None)}, "task") for each in settings]
-    rows = rows.assign(
-        rate=pd.to_numeric(rows["rate"], errors="coerce"),
-        settings=[json.dumps(each, sort_keys=True) for each in settings],
-        task=[json.dumps(each, sort_keys=True) for each in tasks],
-    )
-    return rows.assign(kind=_kinds(rows, tasks))
+    rate = pd.to_numeric(rows["rate"], errors="coerce")
+    return rows.assign(rate=rate, settings=_json(settings), task=_json(tasks), kind=_kinds(rows, tasks))
 
 
 def _kinds(rows: pd.DataFrame, tasks: list[dict[str, Any]]) -> list[str]:

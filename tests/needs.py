@@ -48,9 +48,9 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def cores() -> int:
-    """How many cores this process may be bound to; 0 where it cannot be."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+def two_cores() -> bool:
+    """Whether this process may be bound to either of two."""
+    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) >= 2
 
 
 def strace() -> bool:
@@ -76,7 +76,7 @@ NEEDS = {
     "root": Need("root", lambda: os.geteuid() == 0),
     "slurm": Need("Slurm and munge", lambda: programs("munged", "slurmctld", "slurmd", "sbatch")),
     "strace": Need("strace", strace),
-    "two_cores": Need("two cores that processes can be bound to", lambda: cores() >= 2),
+    "two_cores": Need("two cores that processes can be bound to", two_cores),
     "xformers": Need("xformers", lambda: package("xformers")),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Imports inside functions, all packages together: to be lowered, never raised.
-MOST = 50
+MOST = 46
 # The way from the command line to a cell has none but these.
 ALLOWED = {
     "bench/__init__.py": {"bench.api"},

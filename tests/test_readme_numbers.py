@@ -16,26 +16,23 @@ def rows(name, results="laptop"):
         return list(csv.DictReader(file))
 
 
+def only(name, **conditions):
+    """The row of a table for which these columns have these values."""
+    (row,) = (row for row in rows(name) if conditions.items() <= row.items())
+    return row
+
+
 def line(mechanism, causal, length):
     """A row of the README: from which n on, the speeds over flash, the shares of both implementations."""
 
-    def speed(measured_pass, name):
-        (row,) = (
-            row
-            for row in rows("crossover_speeds")
-            if (row["attention"], row["causal"], row["pass"]) == (mechanism, str(causal), measured_pass)
-            and (row["dtype"], row["seq_len"]) == ("float32", str(length))
-        )
-        return row[name]
-
-    (share,) = (
-        row
-        for row in rows("roofline_shares")
-        if (row["attention"], row["causal"], row["n"]) == (mechanism, str(causal), str(length))
+    own = {"attention": mechanism, "causal": str(causal)}
+    forward, both = (
+        only("crossover_speeds", **own, **{"pass": name, "dtype": "float32", "seq_len": str(length)})
+        for name in ("forward", "forward_backward")
     )
-    ahead = speed("forward", "from_seq_len")
-    ahead = f"{float(ahead):.0f}" if ahead else "all measured"
-    forward, both = (f"{float(speed(name, 'over_flash')):.1f}x" for name in ("forward", "forward_backward"))
+    share = only("roofline_shares", **own, n=str(length))
+    ahead = f"{float(forward['from_seq_len']):.0f}" if forward["from_seq_len"] else "all measured"
+    forward, both = (f"{float(row['over_flash']):.1f}x" for row in (forward, both))
     shares = (f"{float(share[name]):.0f} %" for name in ("share of the ceiling (%)", "of the reference (%)"))
     cells = (mechanism, "causal" if causal else "not causal", ahead, f"{length:,}", forward, both, *shares)
     return f"| {' | '.join(cells)} |"

@@ -32,18 +32,8 @@ def test_help_of_create_describes_each_of_its_arguments():
 def test_the_site_builds_without_a_warning_and_has_the_docstrings(tmp_path):
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("needs the extra docs")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "--keep-going",
-        "-d",
-        tmp_path / "cache",
-        DOCS,
-        tmp_path / "site",
-    ]
+    options = ["-q", "-W", "--keep-going", "-d", tmp_path / "cache"]
+    command = [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"]
     built = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     assert "<strong>head_dim</strong>" in (tmp_path / "site" / "reference" / "library.html").read_text()

@@ -1,7 +1,5 @@
 """What captions say of the rows of a figure: the machine, the setting, disturbances, code, functions."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from analysis.plots.layout import shown
@@ -13,15 +11,9 @@ MOST_NAMED = 4  # in a sentence
 
 def machine(frame: pd.DataFrame) -> str:
     """Where the rows were measured: device, cores, threads, torch."""
-    device = _values(frame, "device_name") or _values(frame, "device")
-    threads = _values(frame, "threads")
-    parts = [
-        device,
-        f"{_values(frame, 'cpu_count')} cores",
-        f"{threads} thread{'' if threads == '1' else 's'}",
-        f"torch {_values(frame, 'torch')}",
-    ]
-    return ", ".join(parts)
+    device, threads = _values(frame, "device_name") or _values(frame, "device"), _values(frame, "threads")
+    threads += " thread" if threads == "1" else " threads"
+    return f"{device}, {_values(frame, 'cpu_count')} cores, {threads}, torch {_values(frame, 'torch')}"
 
 
 def setting(frame: pd.DataFrame) -> str:
@@ -39,13 +31,8 @@ def setting(frame: pd.DataFrame) -> str:
 
 
 def conditions(frame: pd.DataFrame) -> str:
-    """Machine and setting as a sentence, and the `caveats`."""
-    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", caveats(frame)]))
-
-
-def caveats(frame: pd.DataFrame) -> str:
-    """What the points of a figure may not have in common, in sentences: a quiet machine, code. Empty if they do."""
-    return " ".join(filter(None, [disturbed(frame), code(frame)]))
+    """Machine and setting as a sentence, and what not all points have in common: a quiet machine, code."""
+    return " ".join(filter(None, [f"{machine(frame)}; {setting(frame)}.", disturbed(frame), code(frame)]))
 
 
 def disturbed(frame: pd.DataFrame) -> str:
@@ -71,10 +58,11 @@ def functions(rows: pd.DataFrame) -> str:
     approximate = sorted(set(rows.loc[is_softmax & ~rows["exact"], "mechanism"]))
     sentences = []
     if other and is_softmax.any():
-        kind = "another function" if len(other) == 1 else "other functions"
-        sentences.append(f"{_list(other)} compute{_s(other)} {kind} than softmax: costs compare, errors do not.")
+        verb = "computes another function" if len(other) == 1 else "compute other functions"
+        sentences.append(f"{_list(other)} {verb} than softmax: costs compare, errors do not.")
     if approximate:
-        sentences.append(f"{_list(approximate)} approximate{_s(approximate)} softmax attention.")
+        verb = "approximates" if len(approximate) == 1 else "approximate"
+        sentences.append(f"{_list(approximate)} {verb} softmax attention.")
     return " ".join(sentences)
 
 
@@ -86,7 +74,3 @@ def _list(names: list[str], most: int | None = None) -> str:
     if most is not None and len(names) > most:
         names = [*names[:most], f"{len(names) - most} more"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _s(names: list[str]) -> str:
-    return "s" if len(names) == 1 else ""

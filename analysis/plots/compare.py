@@ -1,7 +1,5 @@
 """Which of two is faster, and from which length on: ratios of interleaved rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -11,7 +9,7 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import select
-from bench.records.statistics import Comparison, Crossover, Overtaking, overtakings
+from bench.records.statistics import Comparison, Overtaking, overtakings
 
 MOST_MARKED = 6
 """More vertical lines hide what they mark; `crossovers`, and the figure of that name, have a row for each."""
@@ -21,17 +19,12 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Speed-up over the baseline (its time / theirs, above 1 is faster) over context length.
-
-    One panel per baseline and pass. Bars are intervals over rounds; the pale band around 1 is where a
-    ratio would be a tie, ties are hollow; a vertical line with its interval is the length from which the
-    order holds.
-    """
+    """Speed-up from interleaved rounds over context length, with crossovers: a panel per baseline and pass."""
     data, notes = _select(frame)
     # Hollow means a tie here, not a variant.
-    properties = {name: {**line, "markerfacecolor": line["color"]} for name, line in style.of_series(data).items()}
+    properties = {name: line | {"markerfacecolor": line["color"]} for name, line in style.of_series(data).items()}
     measured = data[data["metric"] == "speedup"]
     panels = list(measured.groupby(["baseline", "pass"], sort=True))
     drawn, axes = layout.panels(1, len(panels))
@@ -49,11 +42,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds.
-
-    Raises:
-        MissingRecords: nothing was compared.
-    """
+    """One row per baseline, candidate, pass and length: `speedup`, its interval, the verdict and the rounds."""
     data, _ = _select(frame)
     columns = ["baseline", "attention", "pass", "seq_len", "value", "low", "high", "verdict", "samples"]
     rows = data[data["metric"] == "speedup"].sort_values(["baseline", "attention", "pass", "seq_len"])
@@ -64,9 +53,6 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per baseline, candidate and pass: who is `faster` from which `seq_len` on (`low` to `high`).
 
     Pairs whose order does not change within the lengths measured have no row.
-
-    Raises:
-        MissingRecords: nothing was compared.
     """
     data, _ = _select(frame)
     rows = []
@@ -101,20 +87,10 @@ def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]])
         axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
     changes = _overtakings(rows) if rows["series"].nunique() <= MOST_MARKED else []
     for i, each in enumerate(changes):
-        _mark(axes, each.crossover, properties[each.label]["color"], rows["seq_len"], i)
-
-
-def _mark(axes: Axes, crossover: Crossover, colour: str, lengths: pd.Series, line: int) -> None:
-    axes.axvline(crossover.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
-    low, high = max(crossover.low, lengths.min()), min(crossover.high, lengths.max())
-    axes.axvspan(low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.annotate(
-        f"n* = {crossover.length:,.0f}",
-        (crossover.length, 0),
-        (3, 3 + 8 * line),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        color=colour,
-        fontsize=layout.SMALLEST,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-    )
+        at, colour = each.crossover, properties[each.label]["color"]
+        axes.axvline(at.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
+        low, high = max(at.low, rows["seq_len"].min()), min(at.high, rows["seq_len"].max())
+        axes.axvspan(low, high, color=colour, alpha=0.12, linewidth=0)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        look = {"color": colour, "fontsize": layout.SMALLEST, "bbox": {**marks.BOX, "pad": 0.5}}
+        axes.annotate(f"n* = {at.length:,.0f}", (at.length, 0), (3, 3 + 8 * i), **place, **look)

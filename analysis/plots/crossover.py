@@ -1,7 +1,5 @@
 """From which length on does it pay? Speed over the fastest exact softmax that the machine has, whatever its dtype."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -32,9 +30,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Time of the fastest exact softmax over theirs (above 1: faster) over context length.
+    """Speed over the best exact softmax over context length, with crossovers.
 
     A column per direction and a row per pass, each of two panels: the speeds with their intervals over rounds, and
     the lengths at which the lines cross 1 for good, with theirs. Colour and marker are the mechanism, dashes the dtype.
@@ -57,11 +55,14 @@ def figure(frame: pd.DataFrame) -> Picture:
             layout.title(upper, f"{'causal' if causal else 'not causal'}, {marks.PASSES[name]}")
             here = speeds[(speeds["pass"] == name) & (speeds["causal"] == causal)]
             gone = failed[(failed["pass"] == name) & (failed["causal"] == causal)]
-            _draw(upper, here, properties)
+            upper.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
+            for (label, dtype), rows in here.groupby(["series", "dtype"], sort=True):
+                look = {"label": f"{properties[label]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
+                marks.errorbar(upper, rows, "seq_len", properties[label] | look)
             marks.gaps(upper, gone, "seq_len", {_ALL: _GREY})
             _draw_crossings(lower, here, properties)
-            for panel, label in ((upper, ""), (lower, marks.LENGTH)):
-                marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], label)
+            for panel, words in ((upper, ""), (lower, marks.LENGTH)):
+                marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], words)
         marks.log_axis(above[0].yaxis, "speed over the best exact softmax")
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
@@ -71,26 +72,32 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per mechanism, dtype, pass, direction and length, with two speeds, intervals and verdicts.
+    """Speed over flash and over the best exact softmax, and from which length on.
 
-    `over_flash` is over flash in float32 in the same rounds, where it is there; `over_best` over `best`, the fastest
-    exact softmax. `from_seq_len` is the length from which the mechanism is faster than `best` for good, with its
-    interval; missing where the measured lengths show no crossing.
-
-    Raises:
-        MissingRecords: as `figure`.
+    One row per mechanism, dtype, pass, direction and length. `over_flash` is over flash in float32 in the same rounds,
+    where it is there; `over_best` over `best`, the fastest exact softmax. `from_seq_len` is the length from which the
+    mechanism is faster than `best` for good, with its interval; missing where the measured lengths show no crossing.
     """
     timed, _ = _timed(frame)
-    best, flash = _over_best(timed), _over_flash(timed).set_index(["cell_id", "entry"])
+    best, keys = _over_best(timed), ["cell_id", "entry"]
+    flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])].drop_duplicates("cell_id")
+    ahead = {
+        curve: (crossed.length, crossed.low, crossed.high)
+        for curve, rows in best.groupby(CURVE)
+        if (crossed := _crossed(rows)) is not None and crossed.faster == "b"
+    }
+    crossed_at = pd.DataFrame([*ahead.values()], pd.MultiIndex.from_tuples(ahead, names=CURVE), _CROSSED)
     numbers = ["value", "low", "high", "verdict"]
-    over_flash = flash[numbers].set_axis(["over_flash", "flash_low", "flash_high", "flash_verdict"], axis=1)
-    over_best = best[numbers].set_axis(["over_best", "best_low", "best_high", "best_verdict"], axis=1)
-    rows = best.join(over_best).join(over_flash, on=["cell_id", "entry"]).join(_crossovers(best), on=CURVE)
+    over_flash, over_best = (
+        speeds.set_index(keys)[numbers].set_axis([f"over_{name}", *(f"{name}_{of}" for of in numbers[1:])], axis=1)
+        for name, speeds in (("flash", _over(timed, flash)), ("best", best))
+    )
     order = ["causal", "pass", "series", "dtype", "seq_len"]
+    rows = best.join(over_best, on=keys).join(over_flash, on=keys).join(crossed_at, on=CURVE).sort_values(order)
+    rows = rows.reset_index(drop=True)
     columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
-    rows = rows.sort_values(order).reset_index(drop=True)
-    rows = rows.assign(interval=intervals.each(rows))
-    return with_disturbance(rows[columns].rename(columns={"series": "attention"}), rows["disturbance"])
+    table = rows.assign(interval=intervals.each(rows))[columns]
+    return with_disturbance(table.rename(columns={"series": "attention"}), rows["disturbance"])
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -102,31 +109,23 @@ def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if data.empty:
         raise MissingRecords("needs an ok record of bench=compare with an exact softmax and another mechanism")
     # Which one was the command's baseline is nothing to these ratios.
-    data, notes = settle(data.assign(settings=data["settings"].map(_without_baseline)), facets=("dtype", "causal"))
+    settings = [json.loads(text) for text in data["settings"]]
+    plain = [json.dumps({key: value for key, value in each.items() if key != "baseline"}) for each in settings]
+    data, notes = settle(data.assign(settings=plain), facets=("dtype", "causal"))
     plain = [name.removesuffix(f" dtype={dtype}") for name, dtype in zip(data["attention"], data["dtype"], strict=True)]
     data = data.assign(entry=data["attention"], attention=plain)
     return data.assign(series=series(data)), notes
 
 
-def _without_baseline(settings: str) -> str:
-    return json.dumps({key: value for key, value in json.loads(settings).items() if key != "baseline"})
-
-
 def _over_best(timed: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism's speed over the exact softmax with the smallest median of its cell, named in `best`."""
     fastest = timed[timed["exact_softmax"]].sort_values("value").drop_duplicates("cell_id")
-    over = _over(timed, fastest.set_index("cell_id"))
-    return newest(over, [*CURVE, "seq_len"])[0].reset_index(drop=True)
-
-
-def _over_flash(timed: pd.DataFrame) -> pd.DataFrame:
-    flash = timed[(timed["attention"] == FLASH[0]) & (timed["dtype"] == FLASH[1])]
-    return _over(timed, flash.drop_duplicates("cell_id").set_index("cell_id"))
+    return newest(_over(timed, fastest), [*CURVE, "seq_len"])[0].reset_index(drop=True)
 
 
 def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
     """Ratios of rounds over the baseline of each cell, where it has one."""
-    rows = []
+    rows, baselines = [], baselines.set_index("cell_id")
     for _, row in timed[timed["cell_id"].isin(baselines.index)].iterrows():
         baseline = baselines.loc[row["cell_id"]]
         ratio = ratio_interval(baseline["raw"], row["raw"])
@@ -134,17 +133,6 @@ def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
         best = f"{baseline['series']} {baseline['dtype']}"
         rows.append({**row, **numbers, "raw": baseline["raw"] / row["raw"], "best": best})
     return pd.DataFrame(rows, columns=[*timed.columns, "best"])
-
-
-def _crossovers(speeds: pd.DataFrame) -> pd.DataFrame:
-    """By curve: the length from which it is faster for good, and its interval."""
-    lengths = {}
-    for curve, rows in speeds.groupby(CURVE):
-        crossed = _crossed(rows)
-        if crossed is not None and crossed.faster == "b":
-            lengths[curve] = (crossed.length, crossed.low, crossed.high)
-    index = pd.MultiIndex.from_tuples(lengths, names=CURVE)
-    return pd.DataFrame(list(lengths.values()), index=index, columns=_CROSSED)
 
 
 def _crossed(rows: pd.DataFrame) -> Crossover | None:
@@ -163,18 +151,15 @@ def _winners(speeds: pd.DataFrame) -> str:
     return f"The fastest is {usual}{' but for ' * bool(others)}{'; '.join(others)}."
 
 
-def _draw(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    axes.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
-    for (name, dtype), rows in speeds.groupby(["series", "dtype"], sort=True):
-        look = {"label": f"{properties[name]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
-        marks.errorbar(axes, rows, "seq_len", properties[name] | look)
-
-
 def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
     """A row per mechanism, the earliest first: the length from which it is ahead for good, or that there is none."""
-    fates = {curve: _fate(rows) for curve, rows in speeds.groupby(["series", "dtype"])}
+    fates: dict[Any, tuple[float, Crossover | None]] = {}
+    for curve, rows in speeds.groupby(["series", "dtype"]):
+        crossed = _crossed(rows)
+        throughout = 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf")
+        fates[curve] = (crossed.length if crossed else throughout, crossed)
     names = sorted(
-        set(speeds["series"]), key=lambda name: (min(fates[key][0] for key in fates if key[0] == name), name)
+        {name for name, _ in fates}, key=lambda name: (min(fates[c][0] for c in fates if c[0] == name), name)
     )
     dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     for (name, dtype), (length, crossed) in fates.items():
@@ -190,17 +175,8 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
         axes.plot([low, high], [at, at], gid="crossover interval", **bar)
         axes.plot([length], [at], gid="crossover", **own | {"markersize": 4, "linestyle": "none"})
         words = f"{'until ' if crossed.faster == 'a' else ''}{length:,.0f}"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0}
-        axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox=box, **text)
+        axes.annotate(words, (length, at), (4, 0), textcoords="offset points", bbox={**marks.BOX, "pad": 0}, **text)
     axes.set_yticks(range(len(names)), [layout.shown(name) for name in names], fontsize=layout.SMALLEST)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-
-
-def _fate(rows: pd.DataFrame) -> tuple[float, Crossover | None]:
-    """The length from which a curve is ahead for good: 0 where it always was, infinite where it never is."""
-    crossed = _crossed(rows)
-    if crossed is not None:
-        return crossed.length, crossed
-    return 0.0 if rows.sort_values("seq_len")["value"].iloc[-1] > 1 else float("inf"), None

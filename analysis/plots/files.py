@@ -1,7 +1,5 @@
 """Figures as files: pictures, their captions, and the numbers that they show."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +25,6 @@ FORMATS = (*_NOTHING_OF_TODAY, "csv")
 DEFAULT = ("png", "svg")
 
 COLUMNS = ("panel", "series", "line", "x", "x_low", "x_high", "y", "y_low", "y_high", "status", "x_axis", "y_axis")
-_TEXTS = ("panel", "series", "x_axis", "y_axis")
 
 
 def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
@@ -41,7 +38,7 @@ def save(figure: Picture, out_dir: str | Path, name: str, formats: Sequence[str]
     Raises:
         OSError: one cannot be written.
     """
-    contents = {suffix: _csv(figure) if suffix == "csv" else _picture(figure, suffix) for suffix in formats}
+    contents = {suffix: _content(figure, suffix) for suffix in formats}
     if not figure.captioned:
         contents["txt"] = f"{figure.caption}\n".encode()
     return write_files(Path(out_dir), {f"{name}.{suffix}": content for suffix, content in contents.items()})
@@ -63,25 +60,21 @@ def numbers(figure: Picture) -> pd.DataFrame:
         for row in rows(axes)
     ]
     points = pd.DataFrame(rows, columns=list(COLUMNS))
-    return points.replace({name: {r"\s": " "} for name in _TEXTS}, regex=True)
+    return points.replace({name: {r"\s": " "} for name in ("panel", "series", "x_axis", "y_axis")}, regex=True)
 
 
-def _picture(figure: Picture, suffix: str) -> bytes:
+def _content(figure: Picture, suffix: str) -> bytes:
+    if suffix == "csv":
+        return numbers(figure).to_csv(index=False, float_format="%.8g").encode()
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix, dpi=RESOLUTION, metadata=_NOTHING_OF_TODAY[suffix])
-    return _with_palette(buffer) if suffix == "png" else buffer.getvalue()
-
-
-def _with_palette(png: io.BytesIO) -> bytes:
-    """The same picture in a quarter of the bytes: its colours in a palette, none of them visibly another."""
-    picture, smaller = Image.open(png), io.BytesIO()
-    coloured = picture.convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    if suffix != "png":
+        return buffer.getvalue()
+    # The same picture in a quarter of the bytes: its colours in a palette, none of them visibly another.
+    picture, smaller = Image.open(buffer).convert("RGB"), io.BytesIO()
+    coloured = picture.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     coloured.save(smaller, "PNG", optimize=True, dpi=(RESOLUTION, RESOLUTION))
     return smaller.getvalue()
-
-
-def _csv(figure: Picture) -> bytes:
-    return numbers(figure).to_csv(index=False, float_format="%.8g").encode()
 
 
 def _bars(axes: Axes) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,12 @@
 """The page of a figure: the width of a column, panels that fit into it, text that can be read there, the caption."""
 
-from __future__ import annotations
-
-import functools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -73,8 +69,7 @@ _IN_A_COLUMN = {
 }
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """The page that figures are drawn for, see `page`."""
 
     width: float | None = None
@@ -82,9 +77,7 @@ class Page:
     papers_names: bool = False
 
 
-_SCREEN = Page()
-_PAGE: ContextVar[Page] = ContextVar("page", default=_SCREEN)
-Arguments = ParamSpec("Arguments")
+_PAGE = ContextVar("page", default=Page())  # noqa: B039 - it cannot be changed
 
 
 @contextmanager
@@ -109,11 +102,7 @@ def page(width: float | str | None = None, captions: bool = True, names: str = "
 
 
 def inches(width: float | str) -> float:
-    """The width of a column by its name, or as it is.
-
-    Raises:
-        ValueError: neither a name of `WIDTHS` nor a number from 2 to 20.
-    """
+    """The width of a column by its name in `WIDTHS`, or as it is; raises `ValueError` for neither."""
     try:
         number = WIDTHS[width] if isinstance(width, str) and width in WIDTHS else float(width)
     except ValueError:
@@ -137,23 +126,15 @@ class Picture(Figure):
 
     def savefig(self, *arguments: Any, **keywords: Any) -> None:
         """As of `Figure`."""
-        with _rc():
+        with styled():
             super().savefig(*arguments, **keywords)
 
 
-def styled(draw: Callable[Arguments, Picture]) -> Callable[Arguments, Picture]:
-    """A decorator: the function draws with the settings of matplotlib that this page has."""
-
-    @functools.wraps(draw)
-    def drawn(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Picture:
-        with _rc():
-            return draw(*arguments, **keywords)
-
-    return drawn
-
-
-def _rc() -> Any:
-    return mpl.rc_context(_RC | _IN_A_COLUMN if in_a_column() else _RC)
+@contextmanager
+def styled() -> Iterator[None]:
+    """Figures are drawn with the settings of matplotlib that this page has; also a decorator, as `@styled()`."""
+    with mpl.rc_context(_RC | _IN_A_COLUMN if in_a_column() else _RC):
+        yield
 
 
 def in_a_column() -> bool:
@@ -177,8 +158,7 @@ def beside(count: int, least: float = LEAST) -> int:
 
 def height(asked: float, columns: int) -> float:
     """Inches of a row of so many panels: as asked, but on a page with a width neither flat nor higher than wide."""
-    width = _PAGE.get().width
-    return asked if width is None else min(asked, max(LOW, 0.68 * width / columns))
+    return min(asked, max(LOW, 0.68 * (_PAGE.get().width or math.inf) / columns))
 
 
 def panels(
@@ -192,18 +172,9 @@ def panels(
 ) -> tuple[Picture, np.ndarray]:
     """A figure of `rows` x `columns` panels (an array of that shape) with room for a legend and a caption.
 
-    Where a row does not fit into the page's column, it goes on below itself.
-
-    Args:
-        rows: of panels.
-        columns: of panels.
-        share_y: whether the panels of a row have one vertical axis.
-        heights: inches of each row.
-        width: inches of a column, on a page without a width.
-        least: inches that a panel needs, on a page with one.
-
-    Returns:
-        The figure and its axes.
+    Where a row does not fit into the page's column, it goes on below itself. `share_y`: the panels of a row have one
+    vertical axis. In inches: `heights` of each row, the `width` of a column on a page without a width, and the `least`
+    that a panel needs on a page with one.
     """
     lines = math.ceil(columns / beside(columns, least))
     fit = math.ceil(columns / lines)
@@ -246,9 +217,13 @@ def finish(figure: Picture, properties: dict[str, dict[str, Any]], *sentences: s
     """
     if properties:
         _legend(figure, properties)
-    figure.caption = " ".join(filter(None, sentences))
-    figure.captioned = _PAGE.get().captions
-    _label(figure)
+    figure.caption, figure.captioned = " ".join(filter(None, sentences)), _PAGE.get().captions
+    # Names of axes no wider than the panels, and those of vertical axes again where a row went on below itself.
+    for axes in figure.axes if in_a_column() else ():
+        axes.set_xlabel(fitted(axes.get_xlabel(), 0.75 * figure.panel_width, 7))
+        labels = [label for other in axes.get_shared_y_axes().get_siblings(axes) if (label := other.get_ylabel())]
+        if labels and not axes.get_ylabel() and axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            axes.set_ylabel(labels[0])
     if figure.captioned:
         _caption(figure)
     return figure
@@ -287,11 +262,6 @@ def _caption(figure: Picture) -> None:
     figure.text(0.08 / width, bottom * 0.9, "\n".join(lines), gid="caption", **look)
 
 
-def room(axes: Axes, inches_each: float) -> int:
-    """How many marks that wide have room beside each other in a panel."""
-    return max(2, int(0.8 * picture(axes).panel_width / inches_each))
-
-
 def picture(axes: Axes) -> Picture:
     """The figure that a panel is part of."""
     assert isinstance(axes.figure, Picture)
@@ -304,16 +274,6 @@ def fitted(text: str, width: float, points: float) -> str:
         return text
     letters = max(8, int(width * 72 / (_LETTER * points)))
     return _Names(width=letters, break_on_hyphens=False).fill(text.replace(" = ", "\xa0=\xa0"))
-
-
-def _label(figure: Picture) -> None:
-    """Names of axes no wider than the panels, and those of vertical axes again where a row went on below itself."""
-    for axes in figure.axes if in_a_column() else ():
-        axes.set_xlabel(fitted(axes.get_xlabel(), 0.75 * figure.panel_width, 7))
-        sharing = axes.get_shared_y_axes().get_siblings(axes)
-        labels = [label for other in sharing if (label := other.get_ylabel())]
-        if labels and not axes.get_ylabel() and axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-            axes.set_ylabel(labels[0])
 
 
 class _Names(textwrap.TextWrapper):

@@ -1,7 +1,6 @@
-"""How mechanisms learn a task over the steps of training."""
+"""How mechanisms learn a task over the steps of training, and how many pairs they recall."""
 
-from __future__ import annotations
-
+import json
 from typing import Any
 
 import pandas as pd
@@ -9,7 +8,8 @@ from matplotlib.axes import Axes
 
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.training import panels, trained_cells
+from analysis.selection import MissingRecords
+from analysis.training import over_seeds, panels, trained_cells
 
 LOSS = ("validation_loss", "loss (nats)")
 RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
@@ -20,14 +20,15 @@ SIDE_BY_SIDE = 3
 """Tasks and lengths, above which two stand beside each other."""
 _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
 _EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
+_RECALLED = (
+    "Values named rightly when their keys come again, on the test split: medians over seeds, bars from the least "
+    "to the greatest."
+)
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Two panels for every task and length: loss (nats, logarithmic) and whole examples right over steps.
-
-    Of several learning rates each mechanism has the best (`analysis.training`).
-    """
+    """Loss and right answers over the steps of training: two panels for every task and length."""
     data, notes = trained_cells(frame)
     properties = style.of_series(data)
     groups = panels(data[data["status"] == "ok"])
@@ -45,9 +46,9 @@ def figure(frame: pd.DataFrame) -> Picture:
     return layout.finish(drawn, properties, _EXPLANATION, *notes, captions.conditions(data))
 
 
-@layout.styled
+@layout.styled()
 def sudden(frame: pd.DataFrame) -> Picture:
-    """Figure 5 of PolySketchFormer (ICML): right examples of copying and induction over the steps of training.
+    """Copying and induction over the steps of training (PolySketchFormer, Figure 5).
 
     A row for every task and length, a panel for every mechanism. A run that failed is named where it would be.
     """
@@ -81,9 +82,29 @@ def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
     cells = rows.drop_duplicates("cell_id")
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
     words = [f"{count} of {len(cells)}: {marks.STATUS.get(status, status)}" for status, count in failed.items()]
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": marks.BOX, "gid": "gap"}
     for i, word in enumerate(words or ["not run"] * ok.empty):
-        at = (0.04, 0.86 - 0.12 * i)
-        look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": box, "gid": "gap"}
-        panel.annotate(word, at, xycoords="axes fraction", **look)
+        panel.annotate(word, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
     panel.set_ylim(-3, 103)
+
+
+@layout.styled()
+def recall(frame: pd.DataFrame) -> Picture:
+    """Associative recall over the number of pairs, a panel for each length."""
+    data, notes = trained_cells(frame, ["associative_recall"])
+    tasks = [json.loads(text) for text in data["task"]]
+    pairs = [task.pop("num_pairs", None) for task in tasks]
+    others = [", ".join(f"{key}={value}" for key, value in task.items()) for task in tasks]
+    data = data.assign(pairs=pairs, others=others)[[type(count) is int and count > 0 for count in pairs]]
+    if data.empty:
+        raise MissingRecords("needs an ok record of bench=train with task.num_pairs")
+    properties = style.of_series(data)
+    groups = list(data.groupby(["others", "seq_len"]))
+    drawn, axes = layout.grid(len(groups))
+    for panel, ((other, seq_len), rows) in zip(axes, groups, strict=True):
+        layout.title(panel, f"n = {seq_len:,}" + (f", {other}" if data["others"].nunique() > 1 else ""))
+        right = over_seeds(rows, "token_accuracy")
+        marks.over_lengths(panel, right, rows, properties, 100, "pairs", "pairs of key and value")
+        panel.set_ylim(-3, 103)
+        panel.set_ylabel("right answers (%)")
+    return layout.finish(drawn, properties, _RECALLED, *notes, captions.conditions(data))

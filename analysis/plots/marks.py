@@ -1,7 +1,5 @@
 """What stands in the panels of all figures: axes, bars, curves, and marks of what is missing."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterable
@@ -14,18 +12,19 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, room, title
+from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, picture, title
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 LENGTH = "context length n (tokens)"
-_POINT = {"linestyle": "none", "elinewidth": 1.5}
+BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+"""Around words that stand on lines."""
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], label: str = LENGTH) -> None:
     """A base-2 logarithmic axis with one tick for each length that has room, in the papers' way of writing them."""
     ticks = sorted({int(length) for length in lengths})
-    every = math.ceil(len(ticks) / room(axes, 0.27))
+    every = math.ceil(len(ticks) / max(2, int(0.8 * picture(axes).panel_width / 0.27)))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(ticks[::-1][::every][::-1]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -75,16 +74,9 @@ def over_lengths(
     x: str = "seq_len",
     label: str = LENGTH,
 ) -> None:
-    """A panel of one number: a line with bars for each series over the lengths, and a gap where it was not measured.
+    """A line with bars for each series over the lengths `x`, and a gap where it was not measured.
 
-    Args:
-        axes: the panel.
-        measured: the rows of the number.
-        rows: those that gaps and the axis are of, where they are others.
-        properties: of each series.
-        scale: from the unit of the frame to that of the axis.
-        x: the column that holds the lengths.
-        label: of their axis.
+    Gaps and the axis of lengths are of `rows`, the line is of those that are `measured`, in the axis' unit `scale`.
     """
     for name, of_series in measured.groupby("series"):
         errorbar(axes, of_series, x, properties[name], scale)
@@ -116,7 +108,7 @@ def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], text: 
         "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
         "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
     }
-    axes.errorbar(row[x], row["value"], **{**properties, **_POINT, **bars, **look})
+    axes.errorbar(row[x], row["value"], **{**properties, "linestyle": "none", "elinewidth": 1.5, **bars, **look})
     look = {"fontsize": SMALLEST, "color": "black"}
     axes.annotate(text, (row[x], row["value"]), (4, 4), textcoords="offset points", **look)
 
@@ -178,6 +170,5 @@ def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], l
     bar = {"linewidth": 0.8, "marker": properties["marker"], "markersize": 3, "clip_on": False}
     bar["label"] = properties["label"] if gid == "gap" else ""
     axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     centre = float(np.sqrt(at[0] * at[-1]))
-    axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=box, **look)
+    axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=BOX, **look)

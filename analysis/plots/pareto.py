@@ -1,7 +1,5 @@
 """Speed against error: which mechanism is worth its time."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -17,29 +15,20 @@ from analysis.selection import CODE, MissingRecords, newest, series, settle, var
 ERROR = "relative error ‖BV − R‖ / ‖BV‖"
 # A speed and an error belong together only where these agree.
 _SHAPE = ["causal", "num_heads", "head_dim"]
-# Columns of a point, and what the frame of the errors calls them.
-_OF_ERROR = {f"error_{name}": name for name in ("low", "high", "interval", "over", "samples", *CODE)}
+# Columns of the frame of the errors, and what a point has them as.
+_OF_ERROR = {name: f"error_{name}" for name in ("low", "high", "interval", "over", "samples", *CODE)}
 _MISSING = (
     "needs ok records of bench=latency and bench=spectral_norm for one mechanism at the same "
     "seq_len, num_heads, head_dim and causal"
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str = "forward") -> Picture:
-    """Latency per token over relative spectral norm error, one panel for each function that is approximated.
+    """Latency per token against error, one panel for each function that is approximated.
 
-    Errors of approximations of different functions do not compare, so they never share a panel. The front
-    joins the points that no other mechanism, exact or not, beats in both; dotted lines are the exact mechanisms'
-    latencies.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        seq_len: the length to compare at; None is the longest at which both were measured.
-        measured_pass: whose latency.
-
-    Raises:
-        MissingRecords: no mechanism has both a latency and an error (at that length).
+    Errors of approximations of different functions do not compare, so they never share a panel. The length is
+    `seq_len`, or the longest at which both were measured.
     """
     speed = frame[(frame["metric"] == "latency_per_token") & (frame["pass"] == measured_pass)]
     error = frame[(frame["metric"] == "relative") & ~frame["exact"]]
@@ -52,7 +41,10 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         raise MissingRecords(_MISSING + ("" if seq_len is None else f" at seq_len={seq_len}"))
 
     everything = pd.concat([rows for points, exact, _ in panels for rows in (points, exact)])
-    errors = pd.concat([points[["attention", "status", *_OF_ERROR]].rename(columns=_OF_ERROR) for points, *_ in panels])
+    own = ["attention", "status", *_OF_ERROR.values()]
+    errors = pd.concat(
+        [points[own].rename(columns={f"error_{name}": name for name in _OF_ERROR}) for points, *_ in panels]
+    )
     properties = style.of_series(everything)
     drawn, axes = layout.panels(1, len(panels))
     for panel, (points, exact, _) in zip(axes[0], panels, strict=True):
@@ -64,7 +56,8 @@ def figure(frame: pd.DataFrame, seq_len: int | None = None, measured_pass: str =
         "nothing shown beats in both, exact mechanisms included."
     )
     notes = dict.fromkeys(note for *_, panel_notes in panels for note in panel_notes)
-    text = [explanation, f"{captions.machine(everything)}.", captions.caveats(everything), captions.code(errors)]
+    text = [explanation, f"{captions.machine(everything)}.", captions.disturbed(everything)]
+    text += [captions.code(everything), captions.code(errors)]
     return layout.finish(drawn, properties, *text, *notes)
 
 
@@ -82,33 +75,23 @@ def _points(
     same_cell = ["attention", "hyperparameters", "impl", "seq_len"]
     speed, older = newest(speed, same_cell)
     error, older_error = newest(error, same_cell)
-    points = _join(speed, error)
+    names, keys = {"value": "error", "features": "size"} | _OF_ERROR, ["attention", "variant", "impl", "seq_len"]
+    # Without the size.
+    speed, error = (rows.assign(variant=[json.dumps(each) for each in variants(rows)]) for rows in (speed, error))
+    points = speed.merge(
+        error.rename(columns=names)[[*keys, "hyperparameters", *names.values()]], on=keys, suffixes=("", "_error")
+    )
+    # The size is the same where it is set in the same words, or where both cells name it.
+    same = (points["hyperparameters"] == points["hyperparameters_error"]) | (points["features"] == points["size"])
+    points = points[same.fillna(False)].drop_duplicates(["cell_id", "size"])
+    points = points.assign(series=series(points, apart_from_size=True))
     points = points[points["seq_len"] == (points["seq_len"].max() if seq_len is None else seq_len)]
     if points.empty:
         return []
     exact = speed[speed["exact"] & speed["seq_len"].isin(points["seq_len"])]
     words = f"latency with {captions.setting(speed)}; error with {captions.setting(error)}"
-    text = f"{points['function'].iloc[0]}: {words}."
-    return [(points, exact.assign(series=series(exact)), [text, *notes, *more, *older, *older_error])]
-
-
-def _join(speed: pd.DataFrame, error: pd.DataFrame) -> pd.DataFrame:
-    """The speeds with `size`, `series` and the columns of `_OF_ERROR` of the same variant."""
-    names = {"value": "error", "features": "size"} | {name: column for column, name in _OF_ERROR.items()}
-    errors = error.assign(variant=_variant(error)).rename(columns=names)
-    errors = errors[["attention", "variant", "impl", "seq_len", "hyperparameters", *names.values()]]
-    pairs = speed.assign(variant=_variant(speed)).merge(
-        errors, on=["attention", "variant", "impl", "seq_len"], suffixes=("", "_error")
-    )
-    # The size is the same where it is set in the same words, or where both cells name it.
-    same = (pairs["hyperparameters"] == pairs["hyperparameters_error"]) | (pairs["features"] == pairs["size"])
-    pairs = pairs[same.fillna(False)].drop_duplicates(["cell_id", "size"])
-    return pairs.assign(series=series(pairs, apart_from_size=True))
-
-
-def _variant(rows: pd.DataFrame) -> pd.Series:
-    """The hyperparameters without the size, as JSON."""
-    return pd.Series([json.dumps(values) for values in variants(rows)], index=rows.index)
+    sentences = [f"{points['function'].iloc[0]}: {words}.", *notes, *more, *older, *older_error]
+    return [(points, exact.assign(series=series(exact)), sentences)]
 
 
 def _function(rows: pd.DataFrame) -> list[str]:

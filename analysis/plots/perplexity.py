@@ -1,7 +1,5 @@
 """Language models: test perplexity over the context length, and over the position within it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -26,9 +24,9 @@ _BY_POSITION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Figure 2 of PolySketchFormer (ICML): test perplexity over context length, a panel for each text.
+    """Test perplexity over context length (PolySketchFormer, Figure 2), a panel for each text.
 
     The table `polysketchformer_tables2_3` has the paper's numbers beside ours.
     """
@@ -51,9 +49,9 @@ def figure(frame: pd.DataFrame) -> Picture:
     return layout.finish(drawn, properties | baselines, *text)
 
 
-@layout.styled
+@layout.styled()
 def by_position(frame: pd.DataFrame) -> Picture:
-    """Test perplexity over the position within the context, a panel for each text and context length."""
+    """Test perplexity over the position in the context, a panel for each text and context length."""
     data, notes = trained_cells(frame, [TASK])
     properties = style.of_series(data)
     groups = panels(data[data["metric"] == "loss_by_position"])

@@ -1,7 +1,5 @@
 """Quality against cost: what a mechanism's model has learned, over the time of a step of its training."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from analysis import intervals
@@ -24,9 +22,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Test loss over the measured time of a step, a point per mechanism, a panel for every task and length.
+    """Test loss over the measured time of a step of training, a panel for every task and length.
 
     The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
     else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.

@@ -1,7 +1,5 @@
 """How far mechanisms are from what the device could do (Williams, Waterman and Patterson 2009)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -31,9 +29,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """FLOP/s over FLOP/byte, a panel with and one without a causal mask, doubly logarithmic, below the device's roof.
+    """FLOP/s over FLOP/byte under the roof of the device, a panel with and one without a causal mask.
 
     A point for each mechanism and length, larger where it is longer; those of a mechanism are joined.
     """
@@ -43,7 +41,9 @@ def figure(frame: pd.DataFrame) -> Picture:
     if points.empty:
         raise MissingRecords("needs an ok record of bench=roofline that is not beyond the ceilings")
     gemm, copied = (data.loc[data["metric"] == name, "value"].median() for name in ("gemm", "copy"))
-    points, names = points.assign(marker=_sizes(points["seq_len"])), set(points["series"])
+    longer = np.log2(points["seq_len"] / points["seq_len"].min())
+    markers = MARKERS[0] + (MARKERS[1] - MARKERS[0]) * longer / max(longer.max(), 1)
+    points, names = points.assign(marker=markers), set(points["series"])
     masks = sorted(set(points["causal"]))
     drawn, axes = layout.panels(1, len(masks))
     drawn.set_size_inches(drawn.get_figwidth(), HEIGHT)
@@ -59,12 +59,9 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per mechanism, mask and length: FLOPs, bytes, time, and the share of the ceiling that binds.
+    """Each mechanism's share of the ceiling of the device, by mask and length.
 
     Beside it that of the readable reference, where it was measured too, and why a share is below a quarter.
-
-    Raises:
-        MissingRecords: no cell of the benchmark ended ok.
     """
     points = _points(_select(frame)[0]).sort_values(["causal", "seq_len", "share"], ascending=[True, True, False])
     references = frame[(frame["bench"] == "roofline") & (frame["impl"] == "reference")]
@@ -74,32 +71,15 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     else:
         points["reference"] = np.nan
     points["why"] = points["attention"].map(REASONS).where(points["share"] < 100 * LOW)
-    columns = {
-        "series": "attention",
-        "features": "d",
-        "causal": "causal",
-        "seq_len": "n",
-        "flops": "GFLOP",
-        "bytes": "MB",
-        "intensity": "FLOP/byte",
-        "latency": "ms",
-        "share": "share of the ceiling (%)",
-        "low": "from",
-        "high": "to",
-        "words": "interval",
-        "reference": "of the reference (%)",
-        "bound": "ceiling",
-        "ceiling": "GFLOP/s or GB/s",
-        "why": "why below 25 %",
-    }
-    ceiling = points["gemm"].where(points["bound"].str.endswith("compute"), points["copy"]) / 1e9
-    scaled = {"flops": points["flops"] / 1e9, "bytes": points["bytes"] / 1e6, "latency": points["latency"] / 1e6}
-    table = (
-        points.assign(ceiling=ceiling, words=intervals.each(points), **scaled)[list(columns)]
-        .rename(columns=columns)
-        .reset_index(drop=True)
-    )
-    return with_disturbance(table, points["disturbance"])
+    ceiling = points["gemm"].where(points["bound"].str.endswith("compute"), points["copy"])
+    columns = {"attention": points["series"], "d": points["features"], "causal": points["causal"]}
+    columns |= {"n": points["seq_len"], "GFLOP": points["flops"] / 1e9, "MB": points["bytes"] / 1e6}
+    columns |= {"FLOP/byte": points["intensity"], "ms": points["latency"] / 1e6}
+    columns |= {"share of the ceiling (%)": points["share"], "from": points["low"], "to": points["high"]}
+    columns |= {"interval": pd.Series(intervals.each(points), points.index)}
+    columns |= {"of the reference (%)": points["reference"], "ceiling": points["bound"]}
+    columns |= {"GFLOP/s or GB/s": ceiling / 1e9, "why below 25 %": points["why"]}
+    return with_disturbance(pd.DataFrame(columns).reset_index(drop=True), points["disturbance"])
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -152,12 +132,6 @@ def _draw(axes: Axes, points: pd.DataFrame, properties: dict[str, dict[str, Any]
     marks.log_axis(axes.xaxis, "arithmetic intensity (FLOP/byte)")
 
 
-def _sizes(lengths: pd.Series) -> pd.Series:
-    """Of each point's marker: logarithmic from the shortest to the longest context."""
-    place = np.log2(lengths / lengths.min())
-    return MARKERS[0] + (MARKERS[1] - MARKERS[0]) * place / max(place.max(), 1)
-
-
 def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[str]:
     """What the figure's own lines and gaps mean."""
     lengths = [marks.length_name(n) for n in sorted(set(points["seq_len"]))]
@@ -170,11 +144,11 @@ def _sentences(data: pd.DataFrame, points: pd.DataFrame, gemm: float) -> list[st
             f"for every {4 * heads[0]}."
         )
     for bound, rows in points[points["share"].isna()].groupby("bound"):
-        names = (f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len}" for row in rows.itertuples())
-        sentences.append(f"Left out, {BEYOND[str(bound)]}: {', '.join(names)}.")
-    failed = data[data["status"] != "ok"]
-    gaps = [
-        f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len} ({marks.STATUS.get(row.status, row.status)})"
-        for row in failed.sort_values(["series", "causal", "seq_len"]).itertuples()
-    ]
+        sentences.append(f"Left out, {BEYOND[str(bound)]}: {', '.join(map(_name, rows.itertuples()))}.")
+    failed = data[data["status"] != "ok"].sort_values(["series", "causal", "seq_len"])
+    gaps = [f"{_name(row)} ({marks.STATUS.get(row.status, row.status)})" for row in failed.itertuples()]
     return [*sentences, f"Not measured: {', '.join(gaps)}."] if gaps else sentences
+
+
+def _name(row: Any) -> str:
+    return f"{row.series}{' causal' * bool(row.causal)} at n = {row.seq_len}"

@@ -1,60 +1,125 @@
-"""How a cost grows with the context length: latency (PolySketchFormer, Figure 1), and peak memory."""
+"""How a cost grows with the context length: of attention alone, of decoding, of a step of training."""
 
-from __future__ import annotations
-
-import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import select
+from analysis.published import beside
+from analysis.selection import newest, require_ok, select, series, settle, with_disturbance
+from analysis.training import with_layers, with_settings
+
+BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 
 
-@layout.styled
-def figure(frame: pd.DataFrame, *, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Picture:
-    """One panel per pass, one line per series, doubly logarithmic; bars are those of the median.
+class Panel(NamedTuple):
+    """A number over the context length: its rows, the label of its axis, the factor from the frame's unit to that."""
 
-    Args:
-        frame: from `analysis.frame.load`.
-        bench: which benchmark's cells.
-        metric: which of its metrics.
-        label: of the vertical axis, with unit.
-        explanation: first sentence of the caption.
-        scale: from the unit of the frame to that of the label.
-    """
-    data, notes = select(frame, bench, ["seq_len", "pass"], metric=metric)
+    title: str
+    measured: pd.DataFrame
+    rows: pd.DataFrame
+    """Those that gaps and the axis of lengths are of, too."""
+    label: str
+    scale: float = 1
+
+
+@layout.styled()
+def over_lengths(data: pd.DataFrame, panels: Sequence[Panel], explanation: str, notes: Sequence[str]) -> Picture:
+    """A line for each series, doubly logarithmic; panels with the same label have one vertical axis."""
     properties = style.of_series(data)
-    # A logarithmic axis has no place for a peak that the measuring method did not see.
-    unseen = (data["value"] <= 0).sum()
-    zeros = f"Values of 0 ({unseen}) have no place on a logarithmic axis." if unseen else ""
-    passes = [name for name in marks.PASSES if (data["pass"] == name).any()]
-    drawn, axes = layout.panels(1, len(passes))
-    for panel, name in zip(axes[0], passes, strict=True):
-        layout.title(panel, marks.PASSES[name])
+    share_y = len({panel.label for panel in panels}) == 1
+    drawn, axes = layout.panels(1, len(panels), share_y=share_y)
+    for place, panel in zip(axes[0], panels, strict=True):
+        layout.title(place, panel.title)
+        marks.over_lengths(place, panel.measured, panel.rows, properties, panel.scale)
+        marks.length_axis(place, data["seq_len"])
+    for place, panel in zip(axes[0][: 1 if share_y else None], panels, strict=False):
+        marks.log_axis(place.yaxis, panel.label)
+    return layout.finish(drawn, properties, explanation, captions.conditions(data), captions.functions(data), *notes)
+
+
+def latency(frame: pd.DataFrame) -> Picture:
+    """Latency per token over context length (PolySketchFormer, Figure 1); the paper times whole steps of training."""
+    words = "Latency per token of attention alone: medians."
+    return _by_pass(frame, "latency", "latency_per_token", "latency per token (µs/token)", words)
+
+
+def memory(frame: pd.DataFrame) -> Picture:
+    """Peak memory over context length."""
+    words = "Peak memory above that of inputs and parameters."
+    return _by_pass(frame, "memory", "peak_memory", "peak memory (MiB)", words, 2**-20)
+
+
+# What `analysis.plots.polysketchformer` and `analysis.plots.memory` of version 0.1 had.
+figure1, figure = latency, memory
+
+
+def _by_pass(frame: pd.DataFrame, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Picture:
+    data, notes = select(frame, bench, ["seq_len", "pass"], metric=metric)
+    if unseen := (data["value"] <= 0).sum():
+        notes = [f"Values of 0 ({unseen}) have no place on a logarithmic axis.", *notes]
+    panels = []
+    for name in (name for name in marks.PASSES if (data["pass"] == name).any()):
         rows = data[data["pass"].isna() | (data["pass"] == name)]
-        marks.over_lengths(panel, rows[rows["value"] > 0], rows, properties, scale)
-        marks.length_axis(panel, data["seq_len"])
-    marks.log_axis(axes[0, 0].yaxis, label)
-    bars = f"Bars: {intervals.bars(data)}." if data["interval"].notna().any() else ""
-    text = [explanation, bars, captions.conditions(data), captions.functions(data), zeros, *notes]
-    return layout.finish(drawn, properties, *text)
+        panels.append(Panel(marks.PASSES[name], rows[rows["value"] > 0], rows, label, scale))
+    bars = f" Bars: {intervals.bars(data)}." if data["interval"].notna().any() else ""
+    return over_lengths(data, panels, explanation + bars, notes)
 
 
-latency = functools.partial(
-    figure,
-    bench="latency",
-    metric="latency_per_token",
-    label="latency per token (µs/token)",
-    # The paper times whole steps of training.
-    explanation="Latency per token of attention alone: medians.",
-)
-memory = functools.partial(
-    figure,
-    bench="memory",
-    metric="peak_memory",
-    label="peak memory (MiB)",
-    explanation="Peak memory above that of inputs and parameters.",
-    scale=2**-20,
-)
+def decode(frame: pd.DataFrame) -> Picture:
+    """Time per token and size of the state over context length."""
+    data, notes = select(frame, "decode", ["seq_len", "metric"])
+    times, states = (data[data["metric"] == metric] for metric in ("decode_latency", "state_bytes"))
+    panels = [
+        Panel("time", times, data, "time per token (µs)", 1e-3),
+        Panel("state", states, data, "state (MiB)", 2**-20),
+    ]
+    explanation = (
+        f"Left: time of a step, which takes one token of each sequence; medians, bars {intervals.bars(data)}. Right: "
+        "all tensors of the state of the whole batch."
+    )
+    return over_lengths(data, panels, explanation, notes)
+
+
+def steps_per_second(frame: pd.DataFrame) -> Picture:
+    """Training steps per second over context length, as many tokens in each step (PolySketchFormer, Figure 4).
+
+    The table `polysketchformer_table4` has the paper's numbers beside ours.
+    """
+    data, notes = _steps(frame)
+    panels = [
+        Panel(f"training, {BENCHES[bench]}", rows[rows["metric"] == "steps_per_second"], rows, "steps/s")
+        for bench, rows in data.groupby("bench", sort=False)
+    ]
+    explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
+    return over_lengths(data, panels, explanation, notes)
+
+
+def steps_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Training steps per second beside the papers' (PolySketchFormer, Table 4).
+
+    A row per benchmark, mechanism and length; the papers' are of GPT-2 small on the hardware that
+    `bench/published/polysketchformer.toml` names.
+    """
+    rows, _ = _steps(frame)
+    rows = rows.assign(attention=series(rows), interval=intervals.each(rows))
+    names = {"seq_len": "n", "num_heads": "heads", "head_dim": "head dim", "batch_size": "batch", "value": "steps/s"}
+    columns = ["attention", "seq_len", "bench", "layers", "num_heads", "head_dim", "batch_size", "dtype", "status"]
+    ours = rows[[*columns, "value", "low", "high", "interval"]].rename(columns=names)
+    return beside(with_disturbance(ours, rows["disturbance"]), "steps_per_second")
+
+
+def _steps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    chosen = frame[frame["bench"].isin(BENCHES) & (frame["metric"].isna() | (frame["metric"] == "steps_per_second"))]
+    parts, notes = [], []
+    for _, rows in require_ok(chosen, "bench=train_step").groupby("bench", sort=False):
+        if (rows["status"] == "ok").any():
+            # A comparison's settings name its baseline.
+            part, more = settle(with_settings(rows, {"layers": ("model", "layers")}))
+            part, older = newest(part.assign(series=with_layers(part)), ["series", "seq_len"])
+            parts.append(part)
+            notes += [*more, *older]
+    return pd.concat(parts), notes

@@ -1,9 +1,8 @@
 """Figure 1 of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ...)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -23,23 +22,21 @@ FAR = 10
 _FAR_ABOVE = "Above a panel, with an arrow: a mechanism whose errors lie far above its axis, and from where to where."
 
 
-@layout.styled
+@layout.styled()
 def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "absolute") -> Picture:
-    """Section 5, Figure 1: spectral norm error over the number of features d.
+    """Spectral norm error over the number of features d (Skeinformer, Figure 1).
 
     A row of panels for initialised and for pretrained weights (and one for each other kind of inputs), a
     column for n = 1024 and one for 4096, as far as there are records; other lengths only where both are
     missing. Bars are 95 % intervals over sequences, where there are enough of them; a mechanism without a size d
-    (V-Mean) is a horizontal line.
-
-    Args:
-        frame: from `analysis.frame.load`.
-        metric: `absolute`, as in the paper, or `relative` to the norm of the exact output.
-
-    Raises:
-        MissingRecords: no approximation of softmax attention was measured.
+    (V-Mean) is a horizontal line. `relative` is to the norm of the exact output, `absolute` as in the paper.
     """
-    data, notes = _select(frame, metric)
+    data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
+    # What computes softmax itself has no place on a logarithmic axis of errors.
+    data = data[(data["function"] == "softmax") & ~data["exact"]]
+    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
+    data = data.assign(series=series(data, apart_from_size=True))
+    data, older = newest(data, ["series", "features", "seq_len", "kind"])
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]), key=lambda kind: (kind not in ORDER, kind))
     recorded = sorted(set(measured["seq_len"]))
@@ -49,7 +46,8 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
     far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
-    failed = data[(data["status"] != "ok") | _beyond(data, far)]
+    beyond = [name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)]
+    failed = data[(data["status"] != "ok") | np.array(beyond)]
     lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
 
@@ -70,19 +68,14 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
         _FAR_ABOVE if any(far.values()) else "",
         captions.conditions(data),
         *notes,
+        *older,
     ]
     return layout.finish(figure, properties, *text)
 
 
-def _select(frame: pd.DataFrame, metric: str) -> tuple[pd.DataFrame, list[str]]:
-    """The cells of one set of conditions, each kind of inputs with its most frequent settings."""
-    data = frame[(frame["bench"] == "spectral_norm") & (frame["metric"].isna() | (frame["metric"] == metric))]
-    # What computes softmax itself has no place on a logarithmic axis of errors.
-    data = data[(data["function"] == "softmax") & ~data["exact"]]
-    data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
-    names = series(data, apart_from_size=True)
-    data, older = newest(data.assign(series=names), ["series", "features", "seq_len", "kind"])
-    return data, notes + older
+def relative(frame: pd.DataFrame) -> Picture:
+    """Spectral norm error over d, relative to the norm of the exact output."""
+    return figure1(frame, "relative")
 
 
 def _far(rows: pd.DataFrame) -> set[str]:
@@ -93,19 +86,8 @@ def _far(rows: pd.DataFrame) -> set[str]:
     return set(ranges.index[first:])
 
 
-def _beyond(data: pd.DataFrame, far: dict[str, set[str]]) -> pd.Series:
-    """Which rows are of a series that is far above the others of its kind."""
-    return pd.Series([name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)],
-                     index=data.index)  # fmt: skip
-
-
 def _draw(
-    axes: Axes,
-    panel: pd.DataFrame,
-    sizes: list[int],
-    properties: dict[str, dict[str, Any]],
-    room: int,
-    far: set[str],
+    axes: Axes, panel: pd.DataFrame, sizes: list[int], properties: dict[str, Any], room: int, far: set[str]
 ) -> None:
     """One panel, with room for so many lines above it, where what is `far` has one."""
     beyond = {}

@@ -1,7 +1,5 @@
 """Theorem 1.1 of PolySketchFormer (Kacham et al. 2024, ICML version): the error of sketched weights over r."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -33,9 +31,9 @@ _REFERENCES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Relative Frobenius error over the sketch size r, a row of panels for each kind of inputs.
+    """Error of sketched weights over r (PolySketchFormer, Theorem 1.1), a row of panels for each kind of inputs.
 
     Left the tensored sketch against `(Q K^T)^p`, right the sketch before squaring against `(Q K^T)^{p/2}`; bars are
     95 % intervals over draws. The exponent of r, fitted to each line, stands in the panel. Degree 2 has no line.
@@ -59,26 +57,16 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def exponents(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per line of the figure: the exponent of r with its interval, and the range of r."""
+    """How the error of sketched weights falls with r: a row per line of the figure, with its exponent of r."""
     data, _ = _select(frame)
     rows = []
-    panels = [(kind, quantity) for kind in sorted(set(data["kind"])) for quantity in QUANTITIES]
-    for kind, quantity in panels:
-        for name, line in _lines(data[data["kind"] == kind], quantity):
+    for kind, panel in data.groupby("kind"):
+        for quantity, (name, line) in ((one, line) for one in QUANTITIES for line in _lines(panel, one)):
             if exponent := _exponent(line):
-                rows.append(
-                    {
-                        "inputs": kind,
-                        "sketch": name,
-                        "quantity": f"{quantity} error",
-                        "exponent of r": exponent.value,
-                        "low": exponent.low,
-                        "high": exponent.high,
-                        "r": f"{line['features'].min()} to {line['features'].max()}",
-                        "draws": line["samples"].min(),
-                        "disturbed": disturbance(line),
-                    }
-                )
+                row = {"inputs": kind, "sketch": name, "quantity": f"{quantity} error"}
+                row |= {"exponent of r": exponent.value, "low": exponent.low, "high": exponent.high}
+                row |= {"r": f"{line['features'].min()} to {line['features'].max()}", "draws": line["samples"].min()}
+                rows.append(row | {"disturbed": disturbance(line)})
     if not rows:
         raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
     return table_of(rows)
@@ -89,29 +77,20 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data = frame[(frame["bench"] == "sketch_error") & (frame["mechanism"] == "polysketch")]
     # Degree 2 is its own sketch: there is neither a size nor an error.
     data = data[(data["status"] != "ok") | data["features"].notna()]
-    data = data[data["hyperparameters"].map(_is_known).astype(bool)]
+    settings = [json.loads(text) for text in data["hyperparameters"]]
+    known = [one.get("sketch") in _COLOURS and isinstance(one.get("degree"), int) for one in settings]
+    data = data[np.array(known, bool)]
     data, notes = settle_each(require_ok(data, "bench=sketch_error for a sketch"))
     longest = data.loc[data["status"] == "ok", "seq_len"].max()
     if data["seq_len"].nunique() > 1:
         notes.append(f"Left out: lengths other than {longest}.")
     data = data[data["seq_len"] == longest]
-    data = data.assign(series=_names(data))
-    cells, older = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
-    return data[data["cell_id"].isin(cells["cell_id"])], notes + older
-
-
-def _is_known(text: str) -> bool:
-    hyperparameters = json.loads(text)
-    return hyperparameters.get("sketch") in _COLOURS and isinstance(hyperparameters.get("degree"), int)
-
-
-def _names(data: pd.DataFrame) -> list[str]:
     settings = [json.loads(text) for text in data["hyperparameters"]]
     differing = [key for key in _DISTINGUISHING if len({json.dumps(one.get(key)) for one in settings}) > 1]
-    return [
-        ", ".join([f"{one['sketch']}, p = {one['degree']}", *(f"{key}={one.get(key)}" for key in differing)])
-        for one in settings
-    ]
+    names = [[f"{one['sketch']}, p = {one['degree']}", *(f"{k}={one.get(k)}" for k in differing)] for one in settings]
+    data = data.assign(series=[", ".join(name) for name in names])
+    cells, older = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
+    return data[data["cell_id"].isin(cells["cell_id"])], notes + older
 
 
 def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -137,31 +116,25 @@ def _exponent(line: pd.DataFrame) -> Interval | None:
 
 
 def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, dict[str, Any]]) -> None:
-    lines = []
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
+    lane = 0
     for name, line in _lines(panel, quantity):
         marks.errorbar(axes, line, "features", properties[name])
-        exponent = _exponent(line)
-        if exponent:
+        if exponent := _exponent(line):
+            lane += 1
             ends = f" [{exponent.low:.2f}, {exponent.high:.2f}]" if exponent.low == exponent.low else ""
-            lines.append((f"{name}: {exponent.value:.2f}{ends}", properties[name]))
-    for lane, (text, look) in enumerate(lines):
-        axes.annotate(
-            text, (1, 1), (0, -8 * (lane + 1)), xycoords="axes fraction", textcoords="offset points",
-            ha="right", fontsize=layout.SMALLEST, color=look["color"], gid="exponent",
-        )  # fmt: skip
+            look = {"fontsize": layout.SMALLEST, "color": properties[name]["color"], "gid": "exponent"}
+            axes.annotate(f"{name}: {exponent.value:.2f}{ends}", (1, 1), (0, -8 * lane), **place, **look)
     expected = panel[panel["metric"] == f"{quantity}_expected"].sort_values("features")
     for _, line in expected.groupby("series"):
         axes.plot(line["features"].to_numpy(float), line["value"], **_THEORY, label=_EXPECTED, gid="expected")
-    _references(axes, panel[panel["metric"] == f"{quantity}_error"])
-    marks.gaps(axes, panel, "features", properties)
-
-
-def _references(axes: Axes, errors: pd.DataFrame) -> None:
-    """Slopes through the median of the errors at the smallest size, across the panel."""
+    # Slopes through the median of the errors at the smallest size, across the panel.
+    errors = panel[panel["metric"] == f"{quantity}_error"]
     sizes = np.unique(errors["features"].to_numpy(float))
     start = errors.loc[errors["features"] == sizes[0], "value"].median()
-    for exponent, look in _REFERENCES.values():
-        axes.plot(sizes, start * (sizes / sizes[0]) ** exponent, **look, gid="reference", zorder=1)
+    for slope, look in _REFERENCES.values():
+        axes.plot(sizes, start * (sizes / sizes[0]) ** slope, **look, gid="reference", zorder=1)
+    marks.gaps(axes, panel, "features", properties)
 
 
 def _explanation(measured: pd.DataFrame) -> str:

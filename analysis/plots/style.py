@@ -5,8 +5,6 @@ Oliveira and Fernandes (2009, A Physiologically-based Model for Simulation of Co
 that lack one kind. Their markers differ too.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

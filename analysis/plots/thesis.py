@@ -1,7 +1,5 @@
 """Chapter 5 of Reizin's thesis (Fast Algorithms for Attention Mechanism, 2024): the loss of sequence reversal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,9 +35,9 @@ _EXPLANATION = (
 )
 
 
-@layout.styled
+@layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Figures 5.1 to 5.8, those of them whose mechanisms were trained: a row for each two, with a legend of its own.
+    """Loss of sequence reversal (Reizin's thesis, Figures 5.1 to 5.8): a row for each two, with a legend of its own.
 
     Of several lengths it shows the one with the most runs. The table `thesis_losses` has the thesis' final losses.
     """
@@ -67,21 +65,15 @@ def figure(frame: pd.DataFrame) -> Picture:
 
 
 def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
-    """The start in the first panel, the rest in the second."""
+    """The mean of every `EVERY` losses, by the step of the last of them: the start left, the rest right."""
     for name, of_series in rows.groupby("series"):
-        curves = pd.DataFrame({cell: _points(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
+        losses = pd.DataFrame({cell: pd.Series(raw) for cell, raw in of_series.set_index("cell_id")["raw"].items()})
+        curves = losses.groupby((losses.index + EVERY) // EVERY * EVERY).mean()
         first = min(FIRST, curves.index[-1] // 2)
         for panel, part in zip(pair, (curves[curves.index <= first], curves[curves.index > first]), strict=True):
             marks.curves(panel, part, properties[name])
     pair[0].set_ylabel("loss (nats)")
     marks.log_axis(pair[1].yaxis, "loss (nats)")
-
-
-def _points(losses: Any) -> pd.Series:
-    """The mean of every `EVERY` losses, by the step of the last of them."""
-    steps = pd.Series(losses, index=range(1, len(losses) + 1))
-    ends = (steps.index + EVERY - 1) // EVERY * EVERY
-    return steps.groupby(ends).mean()
 
 
 def _properties(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:

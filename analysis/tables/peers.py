@@ -1,7 +1,5 @@
 """The zoo's mechanisms beside the packages that have them: speed in the same rounds, and peak memory."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from analysis import intervals
@@ -22,13 +20,10 @@ MIB = 2.0**-20
 
 
 def peers(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per package, pass, direction, dtype and length.
+    """The zoo's mechanisms beside the packages that have them, by pass, direction, dtype and length.
 
     `speed` is the median over rounds of the package's time over the zoo's (above 1: the zoo is faster), with its
     interval and verdict; `mib` and `peer_mib` are the peaks of both where `bench=memory` measured them.
-
-    Raises:
-        MissingRecords: no comparison has a mechanism and its peer.
     """
     timed, shared = _of(frame, "compare", "latency"), [*CONDITIONS, *SIZES]
     both = timed.merge(timed, on=["cell_id", "ended", *shared], suffixes=("", "_peer"))

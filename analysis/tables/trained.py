@@ -1,7 +1,5 @@
 """What mechanisms have learned, in tables: over seeds, on the test split, beside what the papers report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,15 +13,9 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
 
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row for each task, length and mechanism: loss (nats) and whole examples right, at its best learning rate.
+    """Loss and right answers of trained models, over their seeds.
 
     In the order of their names: a few short runs rank nobody.
-
-    Args:
-        frame: from `analysis.frame.load`.
-
-    Raises:
-        MissingRecords: no cell of bench=train ended ok.
     """
     data, _ = trained_cells(frame)
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
@@ -33,12 +25,9 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
-    """PolySketchFormer, Tables 2 and 3: test perplexity of ours on our text, of n-grams, and of the papers on theirs.
+    """Test perplexity beside the papers' (PolySketchFormer, Tables 2 and 3), and that of n-grams.
 
-    The papers' models have 12 or 13 layers of 12 heads x 64.
-
-    Raises:
-        MissingRecords: no language model was trained.
+    The papers' models have 12 or 13 layers of 12 heads x 64, and texts of their own.
     """
     data, _ = trained_cells(frame, ["language_modelling"])
     table = _rows(data, {"perplexity": ("perplexity", 1)}, sizes=True)
@@ -49,11 +38,7 @@ def perplexities(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def solved(frame: pd.DataFrame) -> pd.DataFrame:
-    """PolySketchFormer, Table 5 and Appendix F.2: examples of copying and induction wholly right, ours and the paper's.
-
-    Raises:
-        MissingRecords: neither task was learned.
-    """
+    """Copying and induction beside the paper's (PolySketchFormer, Table 5 and Appendix F.2)."""
     data, _ = trained_cells(frame, ["selective_copying", "induction_heads"])
     tables = []
     for task, rows in data.groupby("inputs", sort=False):
@@ -64,11 +49,7 @@ def solved(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def thesis(frame: pd.DataFrame) -> pd.DataFrame:
-    """Reizin's thesis, chapter 5: the loss of sequence reversal in the end, ours over seeds and the thesis' one run.
-
-    Raises:
-        MissingRecords: reversal was not learned.
-    """
+    """Loss of sequence reversal in the end, ours over seeds beside the thesis' one run."""
     data, _ = trained_cells(frame, ["reversal"])
     table = beside(_rows(data, {"loss (nats)": ("loss", 1)}), "loss", of="reversal")
     return table.rename(columns={"reversal (thesis)": "thesis"})
@@ -83,20 +64,10 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     cells = data.drop_duplicates("cell_id")
     first = cells.assign(name=series(cells)).drop_duplicates(keys).set_index(keys)
     ok = (cells["status"] == "ok").groupby([cells[key] for key in keys])
-    model = {
-        "attention": first["name"],
-        "layers": first["layers"],
-        "heads": first["num_heads"],
-        "head dim": first["head_dim"],
-    }
-    columns = {
-        **(model if sizes else {}),
-        "dtype": first["dtype"],
-        "learning rate": first["rate"],
-        "best of": first["rates"],
-        "seeds": ok.sum(),
-        "failed": ok.size() - ok.sum(),
-    }
+    columns = {"attention": first["name"], "layers": first["layers"]} if sizes else {}
+    columns |= {"heads": first["num_heads"], "head dim": first["head_dim"]} if sizes else {}
+    columns |= {"dtype": first["dtype"], "learning rate": first["rate"], "best of": first["rates"]}
+    columns |= {"seeds": ok.sum(), "failed": ok.size() - ok.sum()}
     for name, (metric, factor) in metrics.items():
         values = over_seeds(data, metric).set_index(keys)
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}

@@ -11,6 +11,9 @@ from typing import Any
 
 # Those that a tutorial or a document of version 0.1 names.
 MOVED = {
+    "analysis.plots.memory": "analysis.plots.scaling",
+    "analysis.plots.page": "analysis.plots.layout",
+    "analysis.plots.polysketchformer": "analysis.plots.scaling",
     "bench.records.quantities": "bench.records.metrics",
     "bench.schema": "bench.common.schema",
     "bench.wait": "bench.cli.wait",

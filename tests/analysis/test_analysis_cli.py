@@ -22,7 +22,7 @@ def test_figures_writes_what_it_can_and_says_why_not(one_cell, capsys):
     assert len(said) == len(FIGURES)
     written = sorted(path.name for path in (one_cell / "figures").glob("[!.]*"))
     assert written == ["polysketchformer_figure1.png", "polysketchformer_figure1.svg"]
-    assert "memory: skipped, needs records of bench=memory" in said
+    assert "memory: skipped, needs an ok record of bench=memory" in said
 
 
 def test_one_figure_elsewhere(one_cell, tmp_path):
@@ -41,7 +41,10 @@ def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp
     assert len(rows) == 2 + len(numbers) and rows[0].split(" | ")[1:3] == ["attention", "n"]
     capsys.readouterr()
     assert main(["tables", "--results", str(one_cell), "--table", "skeinformer_table3"]) == 1
-    assert capsys.readouterr().out == "skeinformer_table3: skipped, needs records of bench=flops\n"
+    assert (
+        capsys.readouterr().out
+        == "skeinformer_table3: skipped, needs ok records of bench=flops at head_dim=32, d=256\n"
+    )
 
 
 def test_a_figure_for_a_paper(synthetic_results, tmp_path):
@@ -73,7 +76,7 @@ def test_list_names_every_figure_and_table(synthetic_results, one_cell, capsys):
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said] == [*FIGURES, *TABLES] and all(line.endswith("ready") for line in said)
     assert main(["list", "--results", str(one_cell)]) == 0
-    assert "needs records of bench=spectral_norm" in capsys.readouterr().out
+    assert "needs an ok record of bench=spectral_norm" in capsys.readouterr().out
 
 
 def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, tmp_path, capsys):
@@ -99,18 +102,18 @@ def test_no_records_is_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "allowed"),
     [
-        [],
-        ["paint"],
-        ["figures", "--figure", "nothing"],
-        ["figures", "--width", "triple"],
-        ["figures", "--formats", "png,gif"],
-        ["tables", "--formats", "svg"],
-        ["tables", "--names", "mine"],
+        ("", "figures|tables|table|list"),
+        ("paint", "'figures'"),
+        ("figures --figure nothing", "skeinformer_figure1"),
+        ("figures --width triple", "single, double or inches from 2 to 20"),
+        ("figures --formats png,gif", "'gif': must be some of png, svg, pdf, csv"),
+        ("tables --formats svg", "'svg': must be some of md, csv, tex"),
+        ("tables --names mine", "papers"),
     ],
 )
-def test_wrong_usage_exits_with_2(arguments, capsys):
+def test_wrong_usage_exits_with_2_and_says_what_is_allowed(arguments, allowed, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
+        main(arguments.split())
+    assert stopped.value.code == 2 and allowed in capsys.readouterr().err

@@ -1,11 +1,9 @@
 """Speeds over the best exact softmax: whichever entry it is, round by round, and from which length on."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from drawn import caption, changed, legend, marked, panels, words
 from synthetic_records import MACHINE, config, record
-from test_figures import caption, panels
 
 from analysis.frame import tidy
 from analysis.plots import compare, crossover
@@ -99,43 +97,34 @@ def test_the_figure_shows_the_tables_numbers_a_line_per_mechanism_and_dtype():
         np.testing.assert_allclose(drawn[dash][0], rows["seq_len"])
         np.testing.assert_allclose(drawn[dash][1], rows["over_best"])
     assert [label.get_text() for label in crossings.get_yticklabels()] == ["skeinformer"]
-    assert [text.get_text() for text in crossings.texts] == ["512", "1,024"]
-    assert {text.get_text() for text in figure.legends[0].texts} == {"skeinformer", "float32", "bfloat16"}
-    words = caption(figure)
-    assert (
-        "The fastest is flash float32 but for flash bfloat16 at 4k (not causal, forward); softmax bfloat16 at 512 ("
-        in words
-    )
-    assert "bfloat16, float32, 12 heads x 64, batch size 1, not causal" in words and "Left out" not in words
+    assert words(crossings) == ["512", "1,024"]
+    assert set(legend(figure)) == {"skeinformer", "float32", "bfloat16"}
+    text = caption(figure)
+    assert "flash float32 but for flash bfloat16 at 4k (not causal, forward); softmax bfloat16 at 512 (" in text
+    assert "bfloat16, float32, 12 heads x 64, batch size 1, not causal" in text and "Left out" not in text
 
 
 def test_a_line_that_does_not_cross_says_so():
     others = {("linformer", "float32"): 1e3}
     cells = [comparison(n, {**times(n), **others, ("skeinformer", "float32"): 1e12}) for n in N]
     *_, crossings = crossover.figure(tidy(cells)).axes
-    said = {text.get_text() for text in crossings.texts}
-    assert {"ahead throughout", "behind throughout"} <= said
+    assert {"ahead throughout", "behind throughout"} <= set(words(crossings))
     assert [label.get_text() for label in crossings.get_yticklabels()] == ["linformer", "skeinformer"]
 
 
 def test_a_line_that_exact_softmax_overtakes_says_until_when():
-    falling = {
-        n: {**times(n), ("skeinformer", "float32"): times(n)["flash", "float32"] * (n / 1500)} for n in (1024, 2048)
-    }
-    *_, crossings = crossover.figure(tidy([comparison(n, falling[n]) for n in falling])).axes
-    assert any(text.get_text().startswith("until 1,") for text in crossings.texts)
-    table = crossover.table(tidy([comparison(n, falling[n]) for n in falling]))
-    assert rows_of(table, attention="skeinformer", dtype="float32")["from_seq_len"].isna().all()
+    key = ("skeinformer", "float32")
+    frame = tidy(comparison(n, {**times(n), key: times(n)["flash", "float32"] * (n / 1500)}) for n in (1024, 2048))
+    *_, crossings = crossover.figure(frame).axes
+    assert any(word.startswith("until 1,") for word in words(crossings))
+    assert rows_of(crossover.table(frame), attention=key[0], dtype=key[1])["from_seq_len"].isna().all()
 
 
 def test_labels_need_not_name_the_dtype_and_the_newest_measurement_counts():
-    alone = {
-        key: value for key, value in times(2048).items() if key in (("flash", "float32"), ("skeinformer", "float32"))
-    }
+    alone = {(name, "float32"): times(2048)[name, "float32"] for name in ("flash", "skeinformer")}
     old = comparison(2048, {**alone, ("skeinformer", "float32"): 1.0}, named=False)
-    new = dataclasses.replace(
-        comparison(2048, alone, named=False), cell_id="1" * 64, record_id="1" * 32, ended="2026-05-01T00:00:00+00:00"
-    )
+    later = {"cell_id": "1" * 64, "record_id": "1" * 32, "ended": "2026-05-01T00:00:00+00:00"}
+    new = changed(comparison(2048, alone, named=False), **later)
     named = [comparison(n, times(n)) for n in (512, 1024)]
     table = crossover.table(tidy([new, old, *named]))
     rows = rows_of(table, attention="skeinformer", dtype="float32")
@@ -152,7 +141,7 @@ def test_without_flash_in_float32_only_the_best_is_compared_with():
 def test_a_cell_that_did_not_measure_is_a_gap():
     cells = [*(comparison(n, times(n)) for n in N[:3]), comparison(4096, times(4096), status="oom")]
     speeds, _ = crossover.figure(tidy(cells)).axes
-    assert [text.get_text() for text in speeds.texts if text.get_gid() == "gap"] == ["OOM"]
+    assert words(speeds) == ["OOM"]
 
 
 @pytest.mark.parametrize("kept", [["flash", "softmax"], ["skeinformer"]])
@@ -174,3 +163,26 @@ def test_cells_of_two_machines_are_not_mixed():
     other = comparison(4096, times(4096))
     cells.append(record(other.config, other.measurements, machine={**MACHINE, "cpu_model": "Other"}))
     assert "cpu_model=Other" in caption(crossover.figure(tidy(cells)))
+
+
+def test_comparisons_show_every_dtype_and_never_two_baselines():
+    def pairs(n, dtypes, **changes):
+        return comparison(n, {key: ns for key, ns in times(n).items() if key[1] in dtypes}, **changes)
+
+    figure = compare.figure(tidy([pairs(n, ("float32", "bfloat16")) for n in N]))
+    assert list(panels(figure)) == ["over flash dtype=float32, forward"]
+    others = {f"{name} dtype={dtype}" for name in ("flash", "skeinformer") for dtype in ("float32", "bfloat16")}
+    assert set(legend(figure)) == {*others, "softmax dtype=bfloat16"} - {"flash dtype=float32"}
+    assert "bfloat16, float32, 12 heads" in caption(figure) and "Left out" not in caption(figure)
+    # The same baseline's name in another dtype is another baseline.
+    mixed = [pairs(n, [dtype], named=False) for n, dtype in ((512, "float32"), (1024, "float32"), (2048, "bfloat16"))]
+    assert "Left out: cells with other settings" in caption(compare.figure(tidy(mixed)))
+
+
+def test_a_tie_is_hollow_and_has_a_row():
+    frame = tidy([comparison(512, {("flash", "float32"): 1e6, ("skeinformer", "float32"): 1e6})])
+    table = compare.table(frame)
+    assert table["verdict"].tolist() == ["tie"] and table["rounds"].tolist() == [10]
+    (panel,) = compare.figure(frame).axes
+    (tie,) = marked(panel, "tie")
+    assert len(tie.get_xdata()) == 1 and tie.get_markerfacecolor() == "white"

@@ -1,20 +1,17 @@
 """Figures show the records' numbers, mark what is missing, and say where they come from."""
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import caption, changed, curve, gaps, legend, marked, panels
 from odd_records import good
 from synthetic_records import (
-    ATTENTIONS,
     LENGTHS,
     compare,
     decode,
     everything,
     latency,
     memory,
-    record,
     roofline,
     sketch_error,
     spectral,
@@ -26,7 +23,6 @@ from synthetic_records import (
 import analysis
 from analysis.frame import load, tidy
 from analysis.plots import compare as comparison
-from analysis.plots import decode as decoding
 from analysis.plots import files, marks, pareto, scaling, skeinformer, style
 from analysis.registry import FIGURES, TABLES
 from analysis.selection import MissingRecords
@@ -37,40 +33,6 @@ def frame(synthetic_results):
     return load(synthetic_results)
 
 
-def panels(figure):
-    return {axes.get_title(): axes for axes in figure.axes if axes.axison}
-
-
-def curves(axes):
-    """(color, marker, filled, dash) -> (x, y, heights of the bars) of each errorbar series."""
-    found = {}
-    for container in axes.containers:
-        line, _, (bars,) = container
-        heights = np.array([np.diff(segment[:, 1])[0] for segment in bars.get_segments() if len(segment)]) / 2
-        look = (line.get_color(), line.get_marker(), line.get_markerfacecolor(), line.get_linestyle())
-        found[look] = (line.get_xdata(), line.get_ydata(), heights)
-    return found
-
-
-def curve(figure, axes, label):
-    handle = legend(figure)[label]
-    look = (handle.get_color(), handle.get_marker(), handle.get_markerfacecolor(), handle.get_linestyle())
-    return curves(axes)[look]
-
-
-def legend(figure):
-    return {handle.get_label(): handle for handle in figure.legends[0].legend_handles}
-
-
-def caption(figure):
-    (text,) = (text for text in figure.texts if text.get_gid() == "caption")
-    return text.get_text().replace("\n", " ")
-
-
-def gaps(axes):
-    return [(t.get_text(), t.get_position()[0], t.get_color()) for t in axes.texts if t.get_gid() == "gap"]
-
-
 def test_skeinformer_figure_1(frame):
     figure = skeinformer.figure1(frame)
     axes = panels(figure)
@@ -78,20 +40,15 @@ def test_skeinformer_figure_1(frame):
     panel = axes["pretrained, n = 1024"]
     assert panel.get_yscale() == "log" and panel.get_xscale() == "log"
     x, y, heights = curve(figure, panel, "skeinformer")
-    rows = frame[
-        (frame["metric"] == "absolute")
-        & (frame["attention"] == "skeinformer")
-        & (frame["seq_len"] == 1024)
-        & (frame["weights"] == "pretrained")
-    ].sort_values("features")
+    absolute = frame.query("metric == 'absolute' and seq_len == 1024 and weights == 'pretrained'")
+    rows = absolute[absolute["attention"] == "skeinformer"].sort_values("features")
     assert list(x) == [16, 32, 64, 128, 256]
     raw = np.stack(rows["raw"])
     assert raw.shape == (5, 4), "a value for each sequence"
     np.testing.assert_allclose(y, raw.mean(1))
     np.testing.assert_allclose(heights, 3.1824 * raw.std(1, ddof=1) / 4**0.5)
     flat = [line for line in panel.lines if line.get_color() == legend(figure)["v_mean"].get_color()]
-    mean = frame[(frame["metric"] == "absolute") & (frame["attention"] == "v_mean")]
-    mean = mean[(mean["weights"] == "pretrained") & (mean["seq_len"] == 1024)]["value"].item()
+    mean = absolute.loc[absolute["attention"] == "v_mean", "value"].item()
     assert [set(line.get_ydata()) for line in flat] == [{mean}]
     assert gaps(axes["initialised, n = 4096"]) == [("timeout", 256.0, legend(figure)["informer"].get_color())]
     assert gaps(panel) == []
@@ -151,21 +108,23 @@ def test_captions_name_the_conditions_and_the_functions(frame):
     assert " 1 head x 64," in caption(scaling.latency(frame.assign(num_heads=1)))
 
 
-def test_memory_shows_mib_and_the_gap():
+def test_memory_shows_mib_the_gap_and_what_has_no_place():
     records = [memory("softmax", n, "oom" if n > 8192 else "ok") for n in LENGTHS]
     figure = scaling.memory(tidy(records))
     panel = panels(figure)["forward"]
     _, y, _ = curve(figure, panel, "softmax")
     assert y[0] == pytest.approx(records[0].measurements["passes"]["forward"]["peak_bytes"] / 2**20)
     assert [word for word, *_ in gaps(panel)] == ["OOM"]
+    passes = {"forward": {"peak_bytes": 0, "baseline_bytes": 1}}
+    zero = changed(memory("v_mean", 512), measurements={"passes": passes})
+    assert "Values of 0 (1)" in caption(scaling.memory(tidy([zero, memory("v_mean", 1024)])))
 
 
 def test_decode_shows_time_and_state_on_axes_of_their_own(frame, rng):
-    figure = decoding.figure(frame)
+    figure = scaling.decode(frame)
     axes = panels(figure)
     assert list(axes) == ["time", "state"]
     assert [panel.get_ylabel() for panel in axes.values()] == ["time per token (µs)", "state (MiB)"]
-    assert all(panel.get_xscale() == panel.get_yscale() == "log" for panel in axes.values())
     rows = frame[(frame["metric"] == "decode_latency") & (frame["attention"] == "flash")].sort_values("seq_len")
     x, y, heights = curve(figure, axes["time"], "flash")
     assert list(x) == list(LENGTHS)
@@ -180,23 +139,7 @@ def test_decode_shows_time_and_state_on_axes_of_their_own(frame, rng):
         assert [word for word, *_ in gaps(panel)] == ["unsupported", "OOM"]
     assert "batch size 1" in caption(figure)
     with pytest.raises(MissingRecords, match="bench=decode"):
-        decoding.figure(tidy([decode("softmax", 512, rng, "oom")]))
-
-
-def test_a_peak_of_zero_is_said_not_dropped(rng):
-    source = memory("v_mean", 512)
-    passes = {"forward": {"peak_bytes": 0, "baseline_bytes": 1}}
-    zero = dataclasses.replace(source, measurements={**source.measurements, "passes": passes})
-    text = caption(scaling.memory(tidy([zero, memory("v_mean", 1024)])))
-    assert "Values of 0 (1)" in text
-
-
-def test_conditions_are_never_mixed(rng):
-    records = [latency("flash", n, rng) for n in LENGTHS]
-    records += [latency("flash", n, rng, dtype="bfloat16") for n in LENGTHS[:3]]
-    figure = scaling.latency(tidy(records))
-    x, _, _ = curve(figure, panels(figure)["forward"], "flash")
-    assert list(x) == list(LENGTHS) and "dtype=bfloat16" in caption(figure)
+        scaling.decode(tidy([decode("softmax", 512, rng, "oom")]))
 
 
 def test_pareto_front_is_what_no_other_beats():
@@ -208,11 +151,6 @@ def test_pareto_front_is_what_no_other_beats():
     assert list(zip(front["error"], front["value"], strict=True)) == [(4, 1)]
 
 
-def fronts(figure):
-    """The lengths of the lines that join what nothing beats."""
-    return [len(line.get_xdata()) for axes in figure.axes for line in axes.lines if line.get_gid() == "front"]
-
-
 def test_an_approximation_slower_than_an_exact_mechanism_is_on_no_front(rng):
     def records(exact):
         cells = [spectral(label, 1024, 64, rng) for label in ("skeinformer", "informer")]
@@ -222,47 +160,45 @@ def test_an_approximation_slower_than_an_exact_mechanism_is_on_no_front(rng):
         return [*cells, *timed, latency(exact, 1024, rng, **changes)]
 
     # µs per token: flash 3.5, softmax 9.5, informer 6, skeinformer 7.
-    assert fronts(pareto.figure(tidy(records("flash")))) == [0]
-    assert fronts(pareto.figure(tidy(records("softmax"))))[0] >= 1
+    for exact, on_the_front in (("flash", False), ("softmax", True)):
+        (axes,) = pareto.figure(tidy(records(exact))).axes
+        (front,) = marked(axes, "front")
+        assert bool(len(front.get_xdata())) == on_the_front
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
-    """One value has no interval; nothing may hang on it."""
-    changes = {"num_heads": 1, "batch_size": 1, "causal": False}
+def once(record):
+    """The record with the first of its samples alone."""
+
+    def first(key, value):
+        if key in ("absolute", "relative", "exact_norm"):
+            return [[value[0][0]]]
+        if key == "passes":
+            return {name: {**one, "samples": one.get("samples", [])[:1]} for name, one in value.items()}
+        return value
+
+    cut = {key: first(key, value) for key, value in record.measurements.items()}
+    return changed(record, {"num_heads": 1, "batch_size": 1, "causal": False}, cut)
+
+
+@pytest.fixture(scope="module")
+def single_trials():
+    rng = np.random.default_rng(0)
     cells = [spectral(label, 1024, d, rng, trials=1) for label in ("skeinformer", "linformer") for d in (16, 64)]
-    cells += [spectral("v_mean", 1024, None, rng, trials=1)]
-    cells = [
-        dataclasses.replace(
-            cell,
-            config={**cell.config, **changes},
-            measurements={
-                k: [[v[0][0]]] if k in ("absolute", "relative", "exact_norm") else v
-                for k, v in cell.measurements.items()
-            },
-        )
-        for cell in cells
-    ]
-    once = [latency(c.config["label"], 1024, rng, attention=c.config["attention"], **changes) for c in cells]
-    once = [
-        dataclasses.replace(
-            one,
-            measurements={
-                **one.measurements,
-                "passes": {k: {**v, "samples": v["samples"][:1]} for k, v in one.measurements["passes"].items()},
-            },
-        )
-        for one in once
-    ]
-    cells += [*once, memory("flash", 512), decode("flash", 512, rng)]
+    cells = [once(cell) for cell in (*cells, spectral("v_mean", 1024, None, rng, trials=1))]
+    cells += [once(latency(c.config["label"], 1024, rng, attention=c.config["attention"])) for c in cells]
+    cells += [memory("flash", 512), decode("flash", 512, rng), train_step("performer", 16, rng)]
     cells += [compare(("flash", "performer"), n, rng, rounds=1) for n in (512, 1024)]
     cells += [roofline("flash", 512, rng, rounds=1)]
     cells += [sketch_error("gaussian", 4, r, rng, trials=1, batch_size=1) for r in (8, 32)]
     tasks = ("reversal", "language_modelling", "induction_heads", "associative_recall")
-    cells += [train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks]
-    cells += [train_step("performer", 16, rng)]
-    figure = FIGURES[name](tidy(cells))
-    files.save(figure, tmp_path, name)
+    return tidy([*cells, *(train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks)])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_single_trials_are_drawn_without_bars(name, single_trials, tmp_path):
+    """One value has no interval; nothing may hang on it."""
+    figure = FIGURES[name](single_trials)
+    files.save(figure, tmp_path, name, ["svg"])
     for axes in figure.axes:
         assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
 
@@ -270,10 +206,9 @@ def test_single_trials_are_drawn_without_bars(name, rng, tmp_path):
 def test_a_pass_that_failed_is_a_gap_in_its_own_panel(rng):
     def of_pass(name, n, status="ok"):
         whole = latency("softmax", n, rng, status)
-        kept = {key: value for key, value in whole.measurements.get("passes", {}).items() if key == name}
-        measurements = {**whole.measurements, "passes": kept} if kept else {}
-        config = {**whole.config, "bench": {**whole.config["bench"], "passes": [name]}}
-        return dataclasses.replace(whole, config=config, measurements=measurements, cell_id=f"{name}{n}" * 4)
+        kept = {name: whole.measurements["passes"][name]} if status == "ok" else {}
+        asked = {"bench": {**whole.config["bench"], "passes": [name]}}
+        return changed(whole, asked, {"passes": kept} if kept else {}, cell_id=f"{name}{n}" * 4)
 
     records = [of_pass(name, n) for name in ("forward", "forward_backward") for n in (512, 1024)]
     records += [of_pass("forward", 2048), of_pass("forward_backward", 2048, "oom")]
@@ -283,10 +218,7 @@ def test_a_pass_that_failed_is_a_gap_in_its_own_panel(rng):
 
 
 def test_what_is_exact_approximates_nothing(rng):
-    exact = [
-        latency("xformers_memory_efficient", n, rng, attention={"name": "xformers_memory_efficient"})
-        for n in (512, 1024)
-    ]
+    exact = [latency("xformers_memory_efficient", n, rng) for n in (512, 1024)]
     frame = tidy([*exact, latency("performer", 512, rng)])
     assert set(frame.loc[frame["exact"], "mechanism"]) == {"xformers_memory_efficient"}
     text = caption(scaling.latency(frame))
@@ -319,76 +251,12 @@ def test_compare_shows_ratios_ties_and_the_crossover(frame):
     assert found["seq_len"].tolist() == pytest.approx(crossings) and (found["low"] < found["seq_len"]).all()
 
 
-def of_dtypes(n, rng, **changes):
-    """A comparison as `dtype=float32,bfloat16` makes it: each label names its own."""
-    labels = {f"{label} dtype={dtype}": (label, dtype) for label in ("flash", "performer") for dtype in DTYPES}
-    source = compare(("flash", "flash", "performer", "performer"), n, rng, **changes)
-    (first, _), *others = labels.items()
-    against = [
-        {"label": name, "attention": dict(ATTENTIONS[label][0]), "dtype": dtype, "impl": "auto"}
-        for name, (label, dtype) in others
-    ]
-    config = {**source.config, "label": first, "bench": {**source.config["bench"], "against": against}}
-    samples = {name: source.measurements["samples"][label] for name, (label, _) in labels.items()}
-    return record(config, {"pass": "forward", "labels": list(labels), "samples": samples})
-
-
-DTYPES = ("float32", "bfloat16")
-
-
-def test_compare_shows_every_dtype_of_a_comparison_and_never_two_baselines(rng):
-    figure = comparison.figure(tidy([of_dtypes(n, rng) for n in (1024, 2048, 4096)]))
-    assert list(panels(figure)) == ["over flash dtype=float32, forward"]
-    assert set(legend(figure)) == {"flash dtype=bfloat16", "performer dtype=float32", "performer dtype=bfloat16"}
-    assert "bfloat16, float32, 12 heads" in caption(figure) and "Left out" not in caption(figure)
-    # The same baseline's name in another dtype is another baseline.
-    mixed = [compare(("flash", "performer"), n, rng) for n in (512, 1024)]
-    mixed += [compare(("flash", "performer"), 2048, rng, dtype="bfloat16")]
-    assert "Left out: cells with other settings" in caption(comparison.figure(tidy(mixed)))
-
-
-def test_compare_table_and_hollow_ties(rng):
-    frame = tidy(_with_tie(rng))
-    table = comparison.table(frame)
-    assert table["verdict"].tolist() == ["tie"] and table["rounds"].tolist() == [20]
-    (panel,) = panels(comparison.figure(frame)).values()
-    (ties,) = (line for line in panel.lines if line.get_gid() == "tie")
-    assert len(ties.get_xdata()) == 1 and ties.get_markerfacecolor() == "white"
-
-
-def _with_tie(rng):
-    source = compare(("flash", "performer"), 2048, rng)
-    samples = source.measurements["samples"]["flash"]
-    shaken = (np.array(samples) * np.where(np.arange(20) % 2, 1.01, 0.99)).tolist()
-    measurements = {**source.measurements, "samples": {"flash": samples, "performer": shaken}}
-    return [dataclasses.replace(source, measurements=measurements)]
-
-
 def test_twelve_variants_of_a_mechanism_differ(rng):
-    labels = [f"polysketch_variant_{i}" for i in range(12)]
-    sources = [latency("polysketch_random_r32", 512, rng) for _ in labels]
-    frame = tidy(
-        dataclasses.replace(source, config={**source.config, "label": label})
-        for source, label in zip(sources, labels, strict=True)
-    )
+    source = latency("polysketch_random_r32", 512, rng)
+    frame = tidy(changed(source, {"label": f"polysketch_variant_{i}"}) for i in range(12))
     found = style.of_series(frame.assign(series=frame["attention"])).values()
     assert len({(look["linestyle"], look["markerfacecolor"]) for look in found}) == 12
     assert len({(look["color"], look["marker"]) for look in found}) == 1
-
-
-def test_a_mechanism_has_one_look_in_all_figures(frame):
-    found = {}
-    for draw in (FIGURES["polysketchformer_figure1"], FIGURES["memory"], FIGURES["compare"]):
-        for name, handle in legend(draw(frame)).items():
-            found.setdefault(name, set()).add((handle.get_color(), handle.get_marker()))
-    assert all(len(seen) == 1 for seen in found.values())
-
-
-def test_an_unknown_mechanism_is_drawn(rng):
-    source = latency("flash", 512, rng)
-    other = dataclasses.replace(source, config={**source.config, "label": "mine", "attention": {"name": "mine"}})
-    figure = scaling.latency(tidy([other]))
-    assert "mine" in legend(figure)
 
 
 def test_files_are_the_same_bytes_on_a_second_run(synthetic_results, tmp_path, monkeypatch):
@@ -436,7 +304,7 @@ def test_every_table_says_which_rows_were_disturbed():
 
 
 def of_code(record, hash, commit, dirty=False):
-    return dataclasses.replace(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": dirty})
+    return changed(record, code={"sources_sha256": hash, "git_sha": commit, "git_dirty": dirty})
 
 
 def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
@@ -491,13 +359,12 @@ def test_figures_and_tables_of_ratios_say_what_their_intervals_are(rng, rounds, 
 
 
 def test_old_names_draw_with_a_warning(frame):
-    with pytest.warns(DeprecationWarning, match="is analysis.plots.scaling"):
+    with pytest.warns(FutureWarning, match=r"is analysis.plots.(scaling|layout) now"):
         from analysis.plots import memory as old_memory
         from analysis.plots import polysketchformer
-    with pytest.warns(DeprecationWarning, match="analysis.plots.layout"):
         from analysis.plots.page import page
     with pytest.warns(DeprecationWarning, match="analysis.selection.choose"):
         from analysis.frame import choose
     with page(names="papers"):
         assert set(legend(polysketchformer.figure1(choose(frame, ["flash"])))) == {"FlashAttention"}
-    assert old_memory.figure is scaling.memory
+    assert old_memory.figure is scaling.memory is old_memory.memory

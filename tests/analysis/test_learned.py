@@ -6,31 +6,23 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import train, train_step
+from drawn import caption, marked, words
+from synthetic_records import config, latency, record, train, train_step
 
 from analysis.frame import tidy
-from analysis.plots import learning, perplexity, quality_cost, recall, thesis
-from analysis.plots import train_step as steps
+from analysis.plots import learning, perplexity, quality_cost, scaling, thesis
 from analysis.selection import MissingRecords
 from analysis.tables import trained
-from analysis.training import over_seeds, trained_cells
+from analysis.training import trained_cells
 from bench.published.papers import ROWS
 
 LM = {"task": "language_modelling"}
 
 
-def caption(figure):
-    return figure.texts[-1].get_text().replace("\n", " ")
-
-
-def words(axes):
-    return [text.get_text() for text in axes.texts]
-
-
 def bars(axes):
     """(x, y, low, high) of each series with bars, by its colour."""
     found = {}
-    for line, _, (segments,) in (container for container in axes.containers):
+    for line, _, (segments,) in axes.containers:
         ends = [(part[0][1], part[1][1]) for part in segments.get_segments()]
         found[line.get_color()] = list(zip(line.get_xdata(), line.get_ydata(), *zip(*ends, strict=True), strict=True))
     return found
@@ -86,18 +78,8 @@ def test_tasks_are_told_apart_by_the_text_that_was_read_and_by_settings_that_dif
 def test_models_of_other_depth_are_series_of_their_own(rng):
     data, _ = trained_cells(tidy([train("softmax", 64, 0, rng, layers=layers) for layers in (2, 12)]))
     assert set(data["series"]) == {"softmax layers=2", "softmax layers=12"}
-
-
-def test_layers_of_another_task_are_in_no_name(rng):
     data, _ = trained_cells(tidy([train("softmax", 50, 0, rng, layers=1), train("softmax", 64, 0, rng, **LM)]))
-    assert set(data["series"]) == {"softmax"}
-
-
-def test_the_median_and_the_range_of_seeds(rng):
-    records = [train("softmax", 64, seed, rng, final=final) for seed, final in enumerate((3e-3, 1e-3, 9e-3))]
-    data, _ = trained_cells(tidy(records))
-    (row,) = over_seeds(data, "loss").itertuples()
-    assert (row.value, row.low, row.high) == pytest.approx((3e-3, 1e-3, 9e-3))
+    assert set(data["series"]) == {"softmax"}, "the layers of another task are in no name"
 
 
 def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_memory(rng):
@@ -109,9 +91,9 @@ def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_mem
     for colour, loss in (("#000000", 1.4), ("#029e73", 1.6)):
         expected = [(n, *np.exp([1.1 * loss, loss, 1.2 * loss])) for n in (64, 128)]
         np.testing.assert_allclose(found[colour], expected)
-    baselines = {line.get_gid(): line.get_ydata() for line in panel.lines if line.get_gid() in ("unigram", "bigram")}
-    np.testing.assert_allclose(baselines["unigram"], np.exp([2.9, 2.9]))
-    np.testing.assert_allclose(baselines["bigram"], np.exp([2.2 + 1 / 64, 2.2 + 1 / 128]))
+    (unigram,), (bigram,) = marked(panel, "unigram"), marked(panel, "bigram")
+    np.testing.assert_allclose(unigram.get_ydata(), np.exp([2.9, 2.9]))
+    np.testing.assert_allclose(bigram.get_ydata(), np.exp([2.2 + 1 / 64, 2.2 + 1 / 128]))
     assert words(panel) == ["OOM"]
     assert [text.get_text() for text in figure.legends[0].texts][-2:] == ["unigram", "bigram"]
     assert "Tokens: bytes; trained on 3.28 to 6.55 million." in caption(figure) and "3 seeds." in caption(figure)
@@ -119,8 +101,8 @@ def test_perplexity_has_its_range_its_baselines_its_text_and_what_ran_out_of_mem
 
 def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):
     records = language_models(rng) + language_models(rng, settings={"text": "pydoc"})
-    for record in records:
-        record.measurements.pop("baselines")
+    for one in records:
+        one.measurements.pop("baselines")
     figure = perplexity.figure(tidy(records))
     assert [axes.get_title() for axes in figure.axes] == [f"language modelling, {text}" for text in ("kjv", "pydoc")]
     assert "n-grams" not in caption(figure)
@@ -129,11 +111,11 @@ def test_two_texts_have_a_panel_each_and_no_baseline_is_invented(rng):
 def test_perplexity_by_position_falls_as_the_losses_do(rng):
     figure = perplexity.by_position(tidy(language_models(rng)))
     assert [axes.get_title() for axes in figure.axes] == [f"language modelling, kjv, n = {n}" for n in (64, 128)]
-    medians = [line for line in figure.axes[0].lines if line.get_gid() == "median"]
+    medians = marked(figure.axes[0], "median")
     # Bins of one position at first: nothing is asked at position 1, position 2 has twice the loss.
     at = medians[1].get_xdata().tolist().index(2.0)
     assert medians[1].get_ydata()[at] == pytest.approx(np.exp(2 * 1.4 * 1.1))
-    assert len([line for line in figure.axes[0].lines if line.get_gid() == "seed"]) == 6
+    assert len(marked(figure.axes[0], "seed")) == 6
 
 
 def test_right_answers_of_recall_by_pairs_and_length(rng):
@@ -143,7 +125,7 @@ def test_right_answers_of_recall_by_pairs_and_length(rng):
         for n, pairs, seed in product((64, 128), (4, 8), range(3))
     ]
     records += [train("softmax", 64, 0, rng, "oom", task=task, settings={"num_pairs": 16})]
-    figure = recall.figure(tidy(records))
+    figure = learning.recall(tidy(records))
     assert [axes.get_title() for axes in figure.axes] == ["n = 64", "n = 128"]
     expected = [(p, *(100 * np.exp(-0.1 * p * np.array([2, 3, 1])))) for p in (4, 8)]
     np.testing.assert_allclose(bars(figure.axes[0])["#000000"], expected)
@@ -153,19 +135,14 @@ def test_right_answers_of_recall_by_pairs_and_length(rng):
 def test_sudden_learning_has_a_panel_for_each_mechanism_and_says_what_failed(rng):
     changes = {"task": "induction_heads", "evaluations": 20}
     records = [train("softmax", 127, seed, rng, **changes) for seed in range(3)]
-    records += [
-        train("performer", 127, seed, rng, status, **changes) for seed, status in enumerate(("ok", "nonfinite"))
-    ]
+    records += [train("performer", 127, seed, rng, "nonfinite" if seed else "ok", **changes) for seed in (0, 1)]
     records += [train("softmax", 64, 0, rng, task="selective_copying")]
     figure = learning.sudden(tidy(records))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["performer", "softmax", "", ""]
     performer, softmax, not_run, _ = figure.axes
     assert words(performer) == ["1 of 2: not finite"] and words(not_run) == ["not run"] and words(softmax) == []
-    thin = np.array([line.get_ydata() for line in softmax.lines if line.get_gid() == "seed"])
-    (thick,) = (line.get_ydata() for line in softmax.lines if line.get_gid() == "median")
-    assert thin.shape == (3, 20)
-    np.testing.assert_allclose(thick, np.median(thin, axis=0))
+    assert [len(marked(softmax, gid)) for gid in ("seed", "median")] == [3, 1]
     with pytest.raises(MissingRecords, match="induction_heads or selective_copying"):
         learning.sudden(tidy([train("softmax", 64, 0, rng)]))
 
@@ -184,7 +161,7 @@ def test_the_thesis_figures_show_the_start_and_the_rest(rng):
     records += [train("polynomial_p4", 16, 0, rng)]
     figure = thesis.figure(tidy(records))
     assert [axes.get_title().partition(":")[0] for axes in figure.axes] == [f"Figure 5.{i}" for i in (1, 2, 7, 8)]
-    first, rest = (next(line for line in axes.lines if line.get_gid() == "median") for axes in figure.axes[:2])
+    first, rest = (marked(axes, "median")[0] for axes in figure.axes[:2])
     assert first.get_xdata().tolist() == list(range(10, 1001, 10))
     assert rest.get_xdata().tolist() == list(range(1010, 3001, 10))
     losses = records[0].measurements["curve"]["train_loss"]
@@ -196,7 +173,7 @@ def test_the_thesis_figures_show_the_start_and_the_rest(rng):
 
 
 def front(axes):
-    (line,) = (line for line in axes.lines if line.get_gid() == "front")
+    (line,) = marked(axes, "front")
     return line.get_xydata().tolist()
 
 
@@ -221,23 +198,20 @@ def test_steps_per_second_and_those_of_the_paper(rng):
     records = [train_step("softmax", n, rng, "oom" if n > 1024 else "ok") for n in (512, 1024, 2048)]
     records += [train_step("polynomial_p4", n, rng, layers=3) for n in (512, 1024)]
     frame = tidy(records)
-    figure = steps.figure(frame)
+    figure = scaling.steps_per_second(frame)
     (panel,) = figure.axes
     rows = frame[(frame["metric"] == "steps_per_second") & (frame["mechanism"] == "softmax")]
     np.testing.assert_allclose([point[1:] for point in bars(panel)["#000000"]], rows[["value", "low", "high"]])
     assert words(panel) == ["OOM"] and "polynomial_p4 layers=3" in figure.legends[0].texts[0].get_text()
-    table = steps.table(frame).set_index(["attention", "n"])
+    table = scaling.steps_table(frame).set_index(["attention", "n"])
     assert table.loc[("softmax", 512), "GPT-2 small (ICML)"] == 6.0
     assert table.loc[("polynomial_p4", 1024), "GPT-2 small (ICML)"] == 4.74
     assert table.loc[("softmax", 2048), "status"] == "oom" and table.loc[("softmax", 2048), "GPT-2 small (v1)"] == 4.3
     with pytest.raises(MissingRecords, match="train_step"):
-        steps.figure(tidy([train_step("softmax", 512, rng, "oom")]))
-
-
-def test_steps_of_interleaved_rounds_have_a_panel_of_their_own(rng):
-    frame = tidy([train_step("softmax", n, rng) for n in (512, 1024)])
+        scaling.steps_per_second(tidy([train_step("softmax", 512, rng, "oom")]))
+    # Those of interleaved rounds have a panel of their own.
     rounds = frame.assign(bench="compare_train_step", cell_id=frame["cell_id"] + "0")
-    titles = [axes.get_title() for axes in steps.figure(pd.concat([frame, rounds], ignore_index=True)).axes]
+    titles = [axes.get_title() for axes in scaling.steps_per_second(pd.concat([frame, rounds], ignore_index=True)).axes]
     assert titles == ["training, each by itself", "training, in interleaved rounds"]
 
 
@@ -245,11 +219,8 @@ def test_tables_stand_beside_the_papers_numbers(rng):
     records = [train("softmax", 512, seed, rng, final=1.4 * (1 + seed / 10), **LM) for seed in range(3)]
     table = trained.perplexities(tidy(records)).set_index("n")
     row = table.loc[512]
-    assert (row["perplexity"], row["PG-19 (ICML)"], row["Wiki-40B (ICML)"]) == (
-        pytest.approx(np.exp(1.54)),
-        13.57,
-        15.82,
-    )
+    numbers = row[["perplexity", "PG-19 (ICML)", "Wiki-40B (ICML)"]].astype(float).tolist()
+    assert numbers == pytest.approx([np.exp(1.54), 13.57, 15.82])
     assert (row["seeds"], row["failed"], row["learning rate"], row["layers"]) == (3, 0, 1e-3, 2)
     assert row["unigram"] == pytest.approx(np.exp(2.9)) and row["bigram"] == pytest.approx(np.exp(2.2 + 1 / 512))
     assert table.loc[32768, "PG-19 (ICML)"] == 11.55 and pd.isna(table.loc[32768, "perplexity"])
@@ -268,3 +239,40 @@ def test_what_a_record_says_of_positions_and_baselines(rng):
     assert (frame.loc["unigram_loss", "value"], frame.loc["bigram_loss", "value"]) == (2.9, 2.45)
     assert len(frame.loc["train_loss", "raw"]) == 800 and set(frame["source"]) == {"kjv"}
     assert json.loads(frame["settings"].iloc[0])["task"]["text"] == "kjv"
+
+
+def test_the_thick_line_is_the_median_of_the_seeds_and_each_has_a_thin_one(rng):
+    records = [train("softmax", 16, seed, rng, final=final) for seed, final in enumerate((1e-2, 1e-4, 1e-6))]
+    figure = learning.figure(tidy(records))
+    (line,) = marked(figure.axes[0], "median")
+    assert line.get_ydata()[-1] == pytest.approx(1e-4) and line.get_xdata().tolist() == list(range(100, 900, 100))
+    thin = sorted(line.get_ydata()[-1] for line in marked(figure.axes[0], "seed"))
+    assert thin == pytest.approx([1e-6, 1e-4, 1e-2])
+    assert "3 seeds" in caption(figure)
+
+
+def test_every_task_and_length_has_panels_of_its_own(rng):
+    figure = learning.figure(tidy([train("softmax", n, 0, rng) for n in (16, 64, 1024)]))
+    assert [axis.get_title() for axis in figure.axes][::2] == [
+        "reversal, n = 16",
+        "reversal, n = 64",
+        "reversal, n = 1,024",
+    ]
+
+
+def test_the_table_has_the_median_seed_and_the_range(rng):
+    records = [train("softmax", 16, seed, rng, final=final) for seed, final in enumerate((1e-2, 1e-4, 1e-6))]
+    records += [train("performer", 16, 0, rng, final=1e-1)]
+    table = trained.trained(tidy(records))
+    assert table["attention"].tolist() == ["performer", "softmax"] and table["seeds"].tolist() == [1, 3]
+    row = table.iloc[1]
+    spread = (row["loss (nats)"], row["lowest loss (nats)"], row["highest loss (nats)"])
+    assert spread == pytest.approx((1e-4, 1e-6, 1e-2))
+    assert row["right (%)"] == pytest.approx(100 * np.exp(-1e-4) ** 4)
+
+
+def test_without_what_was_learned_it_is_said(rng):
+    others = tidy([latency("softmax", 512, rng), record(config("softmax", {"name": "train"}, 16), status="oom")])
+    for make in (learning.figure, trained.trained):
+        with pytest.raises(MissingRecords, match="ok record of bench=train"):
+            make(others)

@@ -1,13 +1,12 @@
 """Figures fit into the columns of papers, with text that can be read there, in files that venues take."""
 
-import dataclasses
-import functools
 import re
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import changed, legend, marked
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from synthetic_records import latency, spectral
@@ -16,7 +15,7 @@ from analysis.__main__ import main
 from analysis.frame import load, tidy
 from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
 from analysis.plots.layout import page, shown
-from analysis.registry import FIGURES, Entry
+from analysis.registry import FIGURES, PARTS, parts
 from analysis.selection import MissingRecords, choose
 from bench.published.papers import NAMES
 
@@ -26,18 +25,6 @@ def frame(synthetic_results):
     return load(synthetic_results)
 
 
-@pytest.fixture(scope="module")
-def drawn(frame):
-    """Figures by column and name, each drawn once."""
-
-    @functools.cache
-    def draw(column, name):
-        with page(column, captions=False):
-            return FIGURES[name](frame)
-
-    return draw
-
-
 OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
 
 
@@ -45,17 +32,24 @@ OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
     ("column", "inches", "name"),
     [*(("single", 3.25, name) for name in FIGURES), *(("double", 6.75, name) for name in OVER_BOTH)],
 )
-def test_every_figure_fits_into_a_column_and_can_be_read_there(column, inches, name, drawn):
-    figure = drawn(column, name)
+def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(column, inches, name, frame):
+    with page(column, captions=False):
+        figure = FIGURES[name](frame)
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
     assert box.x1 < inches and box.y1 < figure.get_figheight()
-    assert figure.fits or FIGURES[name].by
+    assert figure.fits or name in PARTS
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     # The narrowest of the usual columns has 3.03 inches.
     assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
     assert figure.caption and figure.caption not in [text.get_text() for text in texts]
+    numbers = files.numbers(figure)
+    assert numbers["y"].notna().sum() > 0 and list(numbers) == list(files.COLUMNS)
+    points = numbers.dropna(subset=["y", "y_low"])
+    assert ((points["y_low"] <= points["y"] * (1 + 1e-12)) & (points["y"] <= points["y_high"] * (1 + 1e-12))).all()
+    for shown_legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
+        assert_told_apart(shown_legend.legend_handles)
 
 
 def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, monkeypatch, synthetic_results):
@@ -81,12 +75,12 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
     assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
 
 
-def test_parts_are_named_by_what_they_are_of():
-    frame = pd.DataFrame({"bench": ["compare", "compare", "train"], "pass": "forward", "causal": [True, False, None]})
-    entry = Entry(lambda rows: rows, ("compare",), "", by=("pass", "causal"))
-    parts = {name: sorted(part.index) for name, part in entry.parts(frame, 2)}
-    assert parts == {"forward_causal": [0, 2], "forward_not_causal": [1, 2]}
-    assert {name: sorted(part.index) for name, part in entry.parts(frame, 1)} == {"forward": [0, 1, 2]}
+def test_parts_are_named_by_what_they_are_of(monkeypatch):
+    monkeypatch.setitem(FIGURES, "crossover", lambda rows: sorted(rows.index))
+    frame = pd.DataFrame({"pass": "forward", "causal": [True, False, False]})
+    both = {"crossover_forward_causal": [0], "crossover_forward_not_causal": [1, 2]}
+    assert dict(parts("crossover", frame, 2)) == both
+    assert dict(parts("crossover", frame, 1)) == {"crossover_forward": [0, 1, 2]}
 
 
 def test_a_pdf_has_truetype_fonts_its_width_and_no_smaller_text(frame, tmp_path, monkeypatch):
@@ -124,33 +118,21 @@ def test_numbers_are_those_of_the_records(frame, tmp_path):
     figure = scaling.latency(frame)
     (path,) = files.save(figure, tmp_path, "numbers", ["csv"])
     drawn = pd.read_csv(path)
-    assert set(drawn["x_axis"]) == {"context length n (tokens)"} and set(drawn["y_axis"]) == {
-        "latency per token (µs/token)"
-    }
+    assert set(drawn["x_axis"]) == {"context length n (tokens)"}
+    assert set(drawn["y_axis"]) == {"latency per token (µs/token)"}
     one = drawn[(drawn["panel"] == "forward") & (drawn["series"] == "softmax")].sort_values("x")
-    rows = frame[
-        (frame["metric"] == "latency_per_token") & (frame["attention"] == "softmax") & (frame["pass"] == "forward")
-    ]
+    rows = frame[(frame["metric"] == "latency_per_token") & (frame["attention"] == "softmax")]
+    rows = rows[rows["pass"] == "forward"]
     measured = one[one["status"].isna()]
     for column, of in (("x", "seq_len"), ("y", "value"), ("y_low", "low"), ("y_high", "high")):
         np.testing.assert_allclose(measured[column], rows.sort_values("seq_len")[of].astype(float))
     assert one.loc[one["status"] == "OOM", "x"].tolist() == [16384, 32768]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_has_numbers_and_their_bars_hold_them(name, drawn):
-    numbers = files.numbers(drawn("single", name))
-    assert numbers["y"].notna().sum() > 0 and list(numbers) == list(files.COLUMNS)
-    points = numbers.dropna(subset=["y", "y_low"])
-    assert ((points["y_low"] <= points["y"] * (1 + 1e-12)) & (points["y"] <= points["y_high"] * (1 + 1e-12))).all()
-
-
 def test_a_series_far_above_the_others_leaves_the_axis_to_them(rng):
     def cells(factor):
-        records = [
-            spectral(label, 1024, d, rng) for label in ("skeinformer", "informer", "linformer") for d in (16, 64)
-        ]
-        data = tidy(records)
+        labels = ("skeinformer", "informer", "linformer")
+        data = tidy(spectral(label, 1024, d, rng) for label in labels for d in (16, 64))
         far = data["attention"] == "linformer"
         data.loc[far, ["value", "low", "high"]] *= factor
         return data
@@ -161,20 +143,17 @@ def test_a_series_far_above_the_others_leaves_the_axis_to_them(rng):
     low, high = above.axes[0].get_ylim()
     assert others["y_low"].min() / 1.5 < low < others["y_low"].min()
     assert others["y_high"].max() < high < 1.5 * others["y_high"].max()
-    words = [text.get_text() for text in above.axes[0].texts if text.get_gid() == "beyond"]
-    assert len(words) == 1 and words[0].startswith("↑ ") and "with an arrow" in above.caption
-    assert not [text for text in near.axes[0].texts if text.get_gid() == "beyond"]
+    _, words = marked(above.axes[0], "beyond")
+    assert words.get_text().startswith("↑ ") and "with an arrow" in above.caption
+    assert not marked(near.axes[0], "beyond")
     assert drawn.loc[drawn["series"] == "linformer", "y"].min() > 10 * others["y"].max(), "its numbers are not lost"
 
 
 def test_chosen_mechanisms_stand_in_the_order_asked_for(frame):
-    def named(figure):
-        return [handle.get_label() for handle in figure.legends[0].legend_handles]
-
     chosen = choose(frame, ["softmax", "polysketch*", "flash"])
     expected = ["softmax", "polysketch_learned_local_r64", "polysketch_random_r32", "flash"]
-    assert named(scaling.latency(chosen)) == expected
-    assert named(skeinformer.figure1(choose(frame, ["v_mean", "informer"]))) == ["v_mean", "informer"]
+    assert list(legend(scaling.latency(chosen))) == expected
+    assert list(legend(skeinformer.figure1(choose(frame, ["v_mean", "informer"])))) == ["v_mean", "informer"]
     with pytest.raises(MissingRecords, match=r"mechanisms=sotfmax: .* there are flash, informer"):
         choose(frame, ["flash", "sotfmax"])
 
@@ -194,7 +173,7 @@ def test_choosing_changes_no_number(frame):
 
 def test_papers_names_are_what_a_reader_of_the_paper_looks_for(frame):
     with page(names="papers"):
-        labels = [handle.get_label() for handle in scaling.latency(frame).legends[0].legend_handles]
+        labels = list(legend(scaling.latency(frame)))
         assert shown("polysketch_random_r32 dtype=bfloat16") == "Polysketch (random, r = 32) dtype=bfloat16"
     assert labels[:2] == ["FlashAttention", "linformer"] and "Polysketch (learned + local, r = 64)" in labels
     assert shown("flash") == "flash"
@@ -225,6 +204,14 @@ def apart(one, other):
     return min(np.linalg.norm(lab(one, eye) - lab(other, eye)) for eye in EYES)
 
 
+def assert_told_apart(handles):
+    """No two of a legend look alike to any eye."""
+    looks = [(one.get_marker(), one.get_linestyle(), one.get_color(), one.get_markerfacecolor()) for one in handles]
+    for i, (*shape, colour, fill) in enumerate(looks):
+        for *other_shape, other, other_fill in looks[:i]:
+            assert shape != other_shape or max(apart(colour, other), apart(fill, other_fill)) >= 10
+
+
 def test_mechanisms_differ_for_every_eye_in_colour_and_in_marker():
     assert apart("#ff0000", "#00ff00") < np.linalg.norm(lab("#ff0000", "all cones") - lab("#00ff00", "all cones"))
     assert lab("#ffffff", "all cones") == pytest.approx([100, 0, 0], abs=0.1)
@@ -240,8 +227,7 @@ def test_mechanisms_differ_for_every_eye_in_colour_and_in_marker():
 def test_no_two_mechanisms_of_a_figure_look_alike(rng):
     names = [f"mine_{i}" for i in range(len(style.OTHERS))]
     source = latency("flash", 512, rng)
-    changes = [{"label": name, "attention": {"name": name}} for name in names]
-    frame = tidy(dataclasses.replace(source, config=source.config | change) for change in changes)
+    frame = tidy(changed(source, {"label": name, "attention": {"name": name}}) for name in names)
     frame = frame.assign(series=frame["attention"])
     found = style.of_series(frame)
     assert len({(look["color"], look["marker"]) for look in found.values()}) == len(names)
@@ -249,16 +235,3 @@ def test_no_two_mechanisms_of_a_figure_look_alike(rng):
     alone = style.of_series(frame[frame["attention"] == "mine_0"])
     few = style.of_series(frame[frame["attention"] != "mine_9"])
     assert alone["mine_0"]["marker"] == few["mine_0"]["marker"]
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_no_two_series_of_a_legend_look_alike_to_any_eye(name, drawn):
-    figure = drawn("single", name)
-    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
-        looks = [
-            (handle.get_marker(), handle.get_linestyle(), handle.get_color(), handle.get_markerfacecolor())
-            for handle in legend.legend_handles
-        ]
-        for i, (*shape, colour, fill) in enumerate(looks):
-            for *other_shape, other, other_fill in looks[:i]:
-                assert shape != other_shape or max(apart(colour, other), apart(fill, other_fill)) >= 10

@@ -1,11 +1,9 @@
 """The roofline figure and its table show the shares of the records, under the roof of their ceilings."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from drawn import caption, changed, legend, marked, panels
 from synthetic_records import latency, roofline
-from test_figures import caption, legend, panels
 
 from analysis.frame import tidy
 from analysis.plots import roofline as plot
@@ -22,17 +20,10 @@ def exact(label, seq_len, rng, share, intensity, causal=False, status="ok", impl
         return made
     flops = made.measurements["bytes"] * intensity
     least = max(flops / GEMM, made.measurements["bytes"] / COPY)
-    ceilings = {
-        "gemm": {"work": 10**9, "samples": [1e7] * 8},
-        "copy": {"work": 10**8, "samples": [5e6] * 8},
-        "exponentials": {"work": 10**6, "samples": [1e6] * 8},
-    }
-    changes = {"flops": flops, "samples": [least * 100 / share] * 8, "ceilings": ceilings}
-    return dataclasses.replace(made, measurements={**made.measurements, **changes})
-
-
-def lines(axes, gid):
-    return [line for line in axes.lines if line.get_gid() == gid]
+    works = {"gemm": (10**9, 1e7), "copy": (10**8, 5e6), "exponentials": (10**6, 1e6)}
+    ceilings = {name: {"work": work, "samples": [ns] * 8} for name, (work, ns) in works.items()}
+    measured = {"flops": flops, "samples": [least * 100 / share] * 8, "ceilings": ceilings}
+    return changed(made, measurements=measured)
 
 
 def points(figure, axes, label):
@@ -54,7 +45,7 @@ def test_points_are_shares_under_the_roof(records):
     assert list(axes) == ["not causal", "causal"]
     panel = axes["not causal"]
     assert panel.get_xscale() == panel.get_yscale() == "log"
-    (roof,), (low,) = lines(panel, "roof"), lines(panel, "low")
+    (roof,), (low,) = marked(panel, "roof"), marked(panel, "low")
     x, y = roof.get_data()
     np.testing.assert_allclose(y, np.minimum(GEMM, COPY * x))
     assert GEMM / COPY in x
@@ -94,7 +85,7 @@ def test_a_share_above_the_roof_of_memory_is_left_out_and_explained(rng):
     with pytest.raises(MissingRecords, match="beyond the ceilings"):
         plot.figure(tidy([cached]))
     gpu = {k: v for k, v in within.measurements["ceilings"].items() if k != "exponentials"}
-    other = dataclasses.replace(within, measurements={**within.measurements, "ceilings": gpu})
+    other = changed(within, measurements={"ceilings": gpu})
     assert "exponential" not in caption(plot.figure(tidy([other])))
 
 

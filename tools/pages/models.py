@@ -1,7 +1,5 @@
 """The page of mechanisms in models, each tried: `python -m tools.pages.models` writes it and takes minutes."""
 
-from __future__ import annotations
-
 import copy
 import re
 import sys
@@ -158,22 +156,13 @@ def forward(case: Case) -> None:
         assert not torch.equal(changed[:, -1], logits[:, -1])
 
 
-def _padding(case: Case, side: str) -> None:
+def padding(case: Case, side: str) -> None:
+    """What stands in padding on that side is not seen."""
     inputs = case.inputs(side)
     model, tokens = case.attached(), inputs["attention_mask"].bool()
     expected = _logits(model, inputs)[tokens]
     changed = _logits(model, inputs | {"input_ids": inputs["input_ids"].where(tokens, 7)})[tokens]
     _same(changed, expected, 1e-5, "padding is seen")
-
-
-def left(case: Case) -> None:
-    """Padding on the left is not seen."""
-    _padding(case, "left")
-
-
-def right(case: Case) -> None:
-    """Padding on the right is not seen."""
-    _padding(case, "right")
 
 
 def _gradients(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -182,11 +171,6 @@ def _gradients(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
     assert all(gradient.isfinite().all() for gradient in gradients.values()), "gradients are not finite"
     assert any("embed" in name or "wte" in name for name, each in gradients.items() if each.any()), "no gradients"
     return gradients
-
-
-def backward(case: Case) -> None:
-    """Gradients are finite and reach the embeddings."""
-    _gradients(case.attached(), case.inputs(None))
 
 
 def _gradients_with_checkpoints(model: Any, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -202,11 +186,6 @@ def _gradients_with_checkpoints(model: Any, inputs: Mapping[str, Any]) -> dict[s
     return expected
 
 
-def checkpointing(case: Case) -> None:
-    """Activation checkpoints change no gradient."""
-    _gradients_with_checkpoints(case.attached(), case.inputs(None))
-
-
 def dropout(case: Case) -> None:
     """Attention dropout changes gradients, and activation checkpoints draw the same mask again."""
     dropped = _gradients_with_checkpoints(case.attached(DROPOUT), case.inputs(None))
@@ -215,29 +194,18 @@ def dropout(case: Case) -> None:
     assert differ, "nothing is dropped"
 
 
+@torch.autocast("cpu", torch.bfloat16)
 def autocast(case: Case) -> None:
     """Finite in bfloat16."""
-    with torch.autocast("cpu", torch.bfloat16):
-        _logits(case.attached(), case.inputs(None))
+    _logits(case.attached(), case.inputs(None))
 
 
-def _loaded(case: Case, model: Any) -> Any:
+def _saved(case: Case, model: Any) -> None:
+    expected = _logits(model, case.inputs(None))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return type(model).from_pretrained(folder, attn_implementation=case.interface).eval()
-
-
-def saved(case: Case) -> None:
-    """Attached, saved and loaded it answers the same."""
-    model = case.attached()
-    _same(_logits(_loaded(case, model), case.inputs(None)), _logits(model, case.inputs(None)), 1e-6, "another answer")
-
-
-def saved_config(case: Case) -> None:
-    """Chosen by the config, saved and loaded it answers the same."""
-    model = case.model(case.interface)
-    expected = _logits(model, case.inputs(None))
-    _same(_logits(_loaded(case, model), case.inputs(None)), expected, 1e-6, "another answer")
+        loaded = type(model).from_pretrained(folder, attn_implementation=case.interface).eval()
+    _same(_logits(loaded, case.inputs(None)), expected, 1e-6, "another answer")
 
 
 def generate(case: Case) -> None:
@@ -273,22 +241,23 @@ def _break(told: str) -> str:
     return f"{first} ({found}; {file}, {function})"
 
 
-TRIALS: dict[str, Callable[[Case], None]] = {
+# What each shows, `INTRODUCTION` says.
+TRIALS: dict[str, Callable[[Case], object]] = {
     "forward": forward,
-    "left": left,
-    "right": right,
-    "backward": backward,
-    "checkpointing": checkpointing,
+    "left": lambda case: padding(case, "left"),
+    "right": lambda case: padding(case, "right"),
+    "backward": lambda case: _gradients(case.attached(), case.inputs(None)),
+    "checkpointing": lambda case: _gradients_with_checkpoints(case.attached(), case.inputs(None)),
     "dropout": dropout,
     "autocast": autocast,
-    "saved": saved,
-    "saved (config)": saved_config,
+    "saved": lambda case: _saved(case, case.attached()),
+    "saved (config)": lambda case: _saved(case, case.model(case.interface)),
     "generate": generate,
     "compile": compiled,
 }
 
 
-def outcome(case: Case, trial: Callable[[Case], None]) -> str | None:
+def outcome(case: Case, trial: Callable[[Case], object]) -> str | None:
     """`ok`, why it was refused, or None where the model has no such thing.
 
     Raises:
@@ -316,8 +285,7 @@ def page() -> str:
     parts = [INTRODUCTION]
     for kind in MODELS:
         rows = [[f"`{case.name}`", *cells.values()] for case, cells in found.items() if case.kind == kind]
-        header = ["mechanism", *TRIALS]
-        lines = [header, ["---"] * len(header), *rows]
+        lines = [["mechanism", *TRIALS], ["---"] * (1 + len(TRIALS)), *rows]
         parts += [f"## {kind}\n", *("| " + " | ".join(line) + " |" for line in lines), ""]
     parts += ["## Reasons\n", *(f"{number}. {reason}" for reason, number in reasons.items())]
     return "\n".join(parts) + "\n"

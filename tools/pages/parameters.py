@@ -1,7 +1,5 @@
 """The models' parameters beside the papers' counts: `python -m tools.pages.parameters` writes docs/parameters.md."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Iterator

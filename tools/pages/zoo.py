@@ -1,7 +1,5 @@
 """The page that lists the zoo, from the registry and conf/attention: `python -m tools.pages.zoo` writes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +25,20 @@ ones of one layer, with the defaults, at 12 heads of 64 and 1024 positions.
 def page() -> str:
     """The whole page, Markdown."""
     names = attention_zoo.list_attentions()
-    variants = {path.stem: path for path in sorted((CONF / "attention").glob("*.yaml"))}
+    mechanisms = "name | from | approximates | causal | padding | cross | decode | random | complexity | parameters"
+    defaults = [[f"`{name}`", _settings(attention_zoo.hyperparameters(name))] for name in names]
+    variants = [_variant(path) for path in sorted((CONF / "attention").glob("*.yaml"))]
+    rows = [[row.paper, row.where, row.row, f"`{row.variant}`" if row.variant else "none", row.note] for row in ROWS]
     sections = [
         INTRODUCTION,
         "## Mechanisms\n",
-        _table(
-            "name | from | approximates | causal | padding | cross | decode | random | complexity | parameters",
-            [_mechanism(name) for name in names],
-        ),
+        _table(mechanisms, [_mechanism(name) for name in names]),
         "\n## Hyperparameters and their defaults\n",
-        _table(
-            "name | hyperparameters", [[f"`{name}`", _settings(attention_zoo.hyperparameters(name))] for name in names]
-        ),
+        _table("name | hyperparameters", defaults),
         "\n## Variants\n\n`attention=NAME` on the command line; rows of the papers' tables in the last column.\n",
-        _table("name | mechanism | what it sets | what it is | rows", [_variant(*item) for item in variants.items()]),
+        _table("name | mechanism | what it sets | what it is | rows", variants),
         "\n## Rows of the papers' tables\n",
-        _table("paper | where | row | variant | remark", [_row(row) for row in ROWS]),
+        _table("paper | where | row | variant | remark", rows),
     ]
     return "\n".join(sections) + "\n"
 
@@ -57,7 +53,7 @@ def _mechanism(name: str) -> list[str]:
     info = attention_zoo.info(name)
     causal = "approx." if info.approximately_causal else _yes(info.causal) if info.bidirectional else "only"
     source = info.paper + (f"; package {info.package}" if info.package else "")
-    marks = [_yes(info.padding), _yes(info.cross), _yes(info.decode), _yes(info.random)]
+    marks = [_yes(flag) for flag in (info.padding, info.cross, info.decode, info.random)]
     return [f"`{name}`", source, info.approximates or "-", causal, *marks, info.complexity, _parameters(name)]
 
 
@@ -73,8 +69,8 @@ def _parameters(name: str) -> str:
     raise AssertionError(f"{name} can be neither causal nor not")
 
 
-def _variant(name: str, path: Path) -> list[str]:
-    text = path.read_text()
+def _variant(path: Path) -> list[str]:
+    name, text = path.stem, path.read_text()
     purpose = text.splitlines()[0].removeprefix("#").strip()
     settings = yaml.safe_load(text)
     parent = settings.pop("defaults", [None])[0]
@@ -88,15 +84,9 @@ def _mechanism_of(variant: str) -> str:
     return settings["name"] if "name" in settings else _mechanism_of(settings["defaults"][0])
 
 
-def _row(row: Any) -> list[str]:
-    return [row.paper, row.where, row.row, f"`{row.variant}`" if row.variant else "none", row.note]
-
-
 def _settings(settings: dict[str, Any]) -> str:
-    written = (
-        f"`{key}={yaml.safe_dump(value, default_flow_style=True).split(chr(10))[0]}`" for key, value in settings.items()
-    )
-    return ", ".join(written) or "none"
+    texts = {key: yaml.safe_dump(value, default_flow_style=True) for key, value in settings.items()}
+    return ", ".join(f"`{key}={text.splitlines()[0]}`" for key, text in texts.items()) or "none"
 
 
 def _yes(flag: bool) -> str:
