@@ -1,7 +1,5 @@
 """Records -> one tidy DataFrame: one row per cell, metric and pass, with raw samples and their interval."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

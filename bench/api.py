@@ -1,7 +1,5 @@
 """The front doors' common floor: from overrides to a sweep, its mirror, its figures and its table."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 import sys

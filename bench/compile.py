@@ -5,8 +5,6 @@ cells have and at those of their checks. Triton keeps what it compiled on disk, 
 about a second, a comparison's cell needs a hundred of them, and the processes here compile side by side.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 The project at HEAD, wheels of what is missing there, cached queries, keys and values, and the script `run`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

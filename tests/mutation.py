@@ -7,8 +7,6 @@ the contract tests and, where its file says `fused = true`, those in the tests o
 others.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

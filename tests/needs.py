@@ -5,8 +5,6 @@ need. With `--extras`, as in `make test-extras`, these tests alone run, and wher
 The mark `gpu` says the same of a CUDA device.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -10,8 +10,6 @@ then repeats the worst case of each family and dtype with three seeds under each
 has, and with 1, 2 and 5 threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Every run of `-m faults` writes the rows of the tests that it ran: `make test-faults` all of them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

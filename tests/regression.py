@@ -8,8 +8,6 @@ memory back after some calls of one and not of the other; `KEEPING` forbids it i
 Exit code 0: no case is slower; 1: some are, each with a line; 2: no such commit or case.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

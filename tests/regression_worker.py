@@ -3,8 +3,6 @@
 The other end is `regression.py`. This file imports nothing else of a repository, so that it runs with any commit's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

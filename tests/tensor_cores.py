@@ -5,8 +5,6 @@ float32 is split into two numbers of 11 bits, and three of the four products of 
 section 4), some products at a time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

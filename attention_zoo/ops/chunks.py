@@ -1,7 +1,5 @@
 """Functions of keys or of queries from some of them at a time: what is computed in between is never there for all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

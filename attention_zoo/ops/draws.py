@@ -3,8 +3,6 @@
 Among them are matrices for sketching tensor powers, and orthogonal random features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

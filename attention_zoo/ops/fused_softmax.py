@@ -4,8 +4,6 @@ Whatever is a softmax over some keys can be put together from it: results over d
 log-sum-exp, and the weight of any key is `exp(score - lse)`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

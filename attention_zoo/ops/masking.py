@@ -1,7 +1,5 @@
 """Masks, powers of weights, and normalisers that survive rows in which everything is masked."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Custom operators, which `torch.compile` and autograd take as one operation, and autocast of their inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

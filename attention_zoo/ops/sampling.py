@@ -1,7 +1,5 @@
 """Draws without replacement, from noise that is given, and rows put back where they were drawn."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

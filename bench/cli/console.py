@@ -3,8 +3,6 @@
 Unlike with `python -m`, files in the current folder hide no package.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import runpy

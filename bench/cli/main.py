@@ -1,7 +1,5 @@
 """The application behind `python -m bench`: its flags are Hydra's, and every mistake is one line."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

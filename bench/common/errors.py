@@ -1,7 +1,5 @@
 """Errors, and how they are said in one line."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The mechanism that a cell's configuration describes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import attention_zoo

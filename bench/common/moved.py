@@ -1,7 +1,5 @@
 """Modules that have another name than in version 0.1: the old ones go on working, with a warning."""
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from importlib.abc import MetaPathFinder

@@ -1,7 +1,5 @@
 """Settings as fields of dataclasses, and how values from outside are checked against them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """A process that is asked to end: by Ctrl-C, SIGTERM or a terminal that closes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

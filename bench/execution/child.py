@@ -3,8 +3,6 @@
 It ends when the parent does: stdin stays open as long as the parent lives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler

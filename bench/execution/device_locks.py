@@ -1,7 +1,5 @@
 """The locks of devices: never two cells on one of this machine, whoever started them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -8,8 +8,6 @@ left the child's session. It ends when the sweep does, with everything below it.
 in every child, and leaves a child's own children alive.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

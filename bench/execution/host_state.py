@@ -3,8 +3,6 @@
 It is read outside of the cell's process, before it is told to begin and after it has ended.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import statistics

@@ -1,7 +1,5 @@
 """How signals interrupt a sweep: at once, but never in the middle of saving a record."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

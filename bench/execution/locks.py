@@ -3,8 +3,6 @@
 The package filelock has no lock that several share, and gives no descriptor that a child could inherit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -4,8 +4,6 @@ The child answers one question after the other. If it does not survive one, or t
 over: the cell itself will meet the same, and it ends that cell only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A sweep on the terminal: a bar, and a line for each cell that has ended. A log file has lines only."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -3,8 +3,6 @@
 All plan the same cells and train them together; only the leader locks, records, mirrors and prints.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

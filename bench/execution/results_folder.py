@@ -1,7 +1,5 @@
 """The results folder before a sweep: it is checked, made, and cleared of what killed sweeps have left in it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

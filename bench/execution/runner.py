@@ -1,7 +1,5 @@
 """Measures the cells of a sweep in processes of their own: each once, whoever else measures the same, with a record."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

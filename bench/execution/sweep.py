@@ -1,7 +1,5 @@
 """A sweep: configurations -> cells -> records, measuring only what is missing or failed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

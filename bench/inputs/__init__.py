@@ -1,7 +1,5 @@
 """Where query, key and value come from. A closed registry: a config can name a source, never import one."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Mapping

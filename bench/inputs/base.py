@@ -1,7 +1,5 @@
 """What a source of query, key and value is, and what several of them need."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Independent normal query, key and value."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

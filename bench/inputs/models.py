@@ -1,7 +1,5 @@
 """Models by name: packaged weights, a local directory, or a repository on the Hugging Face hub."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Texts by name: the King James Bible, Python's manual, a local file, or a dataset on the hub."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

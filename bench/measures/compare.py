@@ -4,8 +4,6 @@ They may differ in their implementation and in their dtype too: each is measured
 and checked with that dtype's tolerances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """What a benchmark works with inside the child process: the cell's mechanism and its inputs, on the device."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping

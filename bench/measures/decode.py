@@ -1,7 +1,5 @@
 """Decoding token by token: time of a step, and bytes of the state, at the end of a context."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

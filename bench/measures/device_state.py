@@ -1,7 +1,5 @@
 """What NVIDIA's management library (package nvidia-ml-py) says of a GPU. Nothing here raises."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import time

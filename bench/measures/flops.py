@@ -1,7 +1,5 @@
 """FLOPs of one forward pass: the mechanism's own formula beside a counted run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

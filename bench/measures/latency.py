@@ -1,7 +1,5 @@
 """Latency of forward, backward and forward+backward; and how far the forward pass is from what the device could do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

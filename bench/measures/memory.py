@@ -1,7 +1,5 @@
 """Peak memory of one call, and the largest batch or length that fits."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The peaks of a device: what it multiplies, copies and exponentiates at most, timed beside a mechanism."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

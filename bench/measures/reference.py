@@ -1,7 +1,5 @@
 """What a mechanism's output and gradients should be: some rows of them, by its reference implementation in float64."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from collections.abc import Iterator

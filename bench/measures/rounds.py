@@ -5,8 +5,6 @@ Those of mechanisms and passes beside one another, and those of one call on a GP
 the device before and after. `replay`: from a CUDA graph, without a host that launches kernel after kernel.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping

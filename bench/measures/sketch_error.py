@@ -1,7 +1,5 @@
 """The error of sketched polynomial weights: PolySketchFormer (ICML version), Theorems 1.1 and 2.2."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

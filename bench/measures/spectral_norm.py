@@ -1,7 +1,5 @@
 """The error of an approximation, `||BV - R||_2`: Skeinformer, section 5, Figure 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Time of one call, as raw samples, taken in rounds that alternate between what is compared."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any, NamedTuple

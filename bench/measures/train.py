@@ -1,7 +1,5 @@
 """Training a model on a task: its curve, and what it can in the end."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping

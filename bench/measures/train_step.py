@@ -1,7 +1,5 @@
 """Training steps of whole models: what one takes, several in interleaved rounds, and the largest that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

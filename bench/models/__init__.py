@@ -1,7 +1,5 @@
 """The models that mechanisms are trained in. A closed registry: a config can name a model, never import one."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

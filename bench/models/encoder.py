@@ -1,7 +1,5 @@
 """The encoder that learns to reverse sequences: the thesis, sections 1.2.1 and 5."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

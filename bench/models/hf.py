@@ -3,8 +3,6 @@
 `AutoModelForCausalLM.from_pretrained(folder)` is a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` an encoder.
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transformer++: the decoder that PolySketchFormer trains (ICML version, section 4 and Appendices H and I)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """One measurement: a resolved configuration and the content id that names it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

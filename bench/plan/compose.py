@@ -1,7 +1,5 @@
 """From the command line to the configuration of every cell."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """One checked configuration: what a user may set, beside what benchmarks and inputs declare themselves."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

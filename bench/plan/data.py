@@ -1,7 +1,5 @@
 """Configurations are data: what a value may be before anything is done with it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 

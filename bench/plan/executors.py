@@ -3,8 +3,6 @@
 Parameters have the names that users of Hydra's own launchers know.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Hydra reads `conf/` and the user's folders through `SettingsFiles`, a source of 
 what is no data. Files hold presets: it adds the defaults of the class that a file names.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import itertools

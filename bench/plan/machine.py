@@ -1,7 +1,5 @@
 """Where a record comes from: the machine, without touching a GPU, and the version of the code."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The rows of the papers' tables, and the variant that each of them is."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

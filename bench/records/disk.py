@@ -1,7 +1,5 @@
 """Files that are written as a whole or not at all. A link, a pipe or a device in the place of one stays as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """From an exception, or from the way a child process ended, to a status and a one-line reason."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

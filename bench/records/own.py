@@ -1,7 +1,5 @@
 """Folders that the suite has made bear its marker. Nowhere else does it remove a file or write over one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

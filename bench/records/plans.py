@@ -4,8 +4,6 @@ The same command always gives the same plan. What has been measured is in the re
 takes is estimated from them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

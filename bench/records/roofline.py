@@ -4,8 +4,6 @@ A forward pass of so many FLOPs and compulsory bytes takes at least `max(FLOPs /
 ceiling is that over its time. All are taken in the same rounds, so that what slows a whole round cancels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ Intervals of medians are bootstrap percentile intervals of the median (Efron 197
 seven samples, the expanded one at least 95 %. Intervals of means are Student's, over independent units.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Records in words: a line per cell as it ends, and the table at the end of a sweep (Markdown)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Sequence

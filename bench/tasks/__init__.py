@@ -1,7 +1,5 @@
 """What a model is trained on. A closed registry: a config can name a task, never import one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a task is: settings that open it, and examples by (split, index); the random numbers they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Texts in splits, local ones and those of the Hugging Face hub, and their tokens on the disk, made once."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

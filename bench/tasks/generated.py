@@ -1,7 +1,5 @@
 """Tasks whose examples are drawn, each from a stream of its own; nothing of them is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

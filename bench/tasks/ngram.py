@@ -1,7 +1,5 @@
 """What a language model has to beat: unigrams and bigrams of the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

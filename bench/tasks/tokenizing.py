@@ -1,7 +1,5 @@
 """Texts to token ids: bytes, a tokenizer of somebody's, or one trained on the text itself."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What runs are called, the lines of a plot that cells are on, and values as MLflow takes them."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """How the runs of the mirror are written: of a record, of a cell that is being measured, of a curve, of a sweep."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

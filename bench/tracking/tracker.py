@@ -6,8 +6,6 @@ record, and the next cell waits for twice that at most, and not again for a serv
 such as records that an earlier server never got, is written when the sweep is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """`python -m bench.tracking.ui`: the MLflow pages of a results folder, on this machine's loopback address only."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import http.client

@@ -5,8 +5,6 @@ MLflow's pages read a view from the tag `mlflow.sharedViewState.NAME` of an expe
 (`ExperimentPageUIState`, and `RunsChartsLineCardConfig` for a chart).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Checkpoints of a run: each is there wholly or not at all, and a run goes on from the newest that holds and fits."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable

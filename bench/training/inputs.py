@@ -1,7 +1,5 @@
 """Query, key and value of a model that was trained here, which reads examples of its own task."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

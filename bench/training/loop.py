@@ -1,7 +1,5 @@
 """The loop. What happens at a step follows from the seed and the step; only what has been learned is state."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

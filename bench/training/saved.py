@@ -1,7 +1,5 @@
 """The folder of a trained model: the cell that it was trained in and its weights, as transformers reads them too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings `training.*` of a cell that trains."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

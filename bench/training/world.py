@@ -1,7 +1,5 @@
 """The processes that train one model together: started by torchrun or alike, joined by accelerate."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

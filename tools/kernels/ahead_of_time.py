@@ -3,8 +3,6 @@
 `python -m tools.kernels.ahead_of_time` compiles the catalogue, prints what came out and compares it with the table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import multiprocessing

@@ -1,7 +1,5 @@
 """One use of a kernel at one shape."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 somebody published or measured of the device, or judgements, and each says which.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A kernel as a compiler leaves it: what it takes of a multiprocessor, and how many of its blocks fit there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from attention_zoo.ops.launching import Configuration

@@ -1,7 +1,5 @@
 """Steps of decoding to compile, tune and time: batch 16 x 12 heads, and a batch of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

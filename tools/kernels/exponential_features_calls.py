@@ -1,7 +1,5 @@
 """Exponential features of performer: 12 heads of 32k tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of the kernels of feature products: polysketch attention (squares), performer and linear attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

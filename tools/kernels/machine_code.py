@@ -4,8 +4,6 @@ A hot loop is an innermost backward branch whose range holds products and no EXI
 EXIT and branch back, and so span a loop and more.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -3,8 +3,6 @@
 `results/predictions/kernels.csv` was made before any of these kernels ran on a GPU (`docs/kernel_model.md`).
 """
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

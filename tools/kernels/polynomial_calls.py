@@ -1,7 +1,5 @@
 """Polynomial attention at the shapes that matter: 12 heads, the paper's degree, head_dim, norm and their neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Numbers are of 16 bits, the sums before chunks too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

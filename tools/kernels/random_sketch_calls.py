@@ -1,7 +1,5 @@
 """A random sketch of degree 2: 12 heads of 32k tokens, layer norm and all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of what the kernels compile to, `machine_code.csv`, and what is worse than it."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Collection, Iterable
 from pathlib import Path

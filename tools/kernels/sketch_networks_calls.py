@@ -1,7 +1,5 @@
 """The networks of a learned sketch: one level of degree 2, 12 heads of 32k tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The candidates are those of an operation's `tiles.py` and their neighbours: what does not compile is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -5,8 +5,6 @@ attention, the learned sketch's networks and a decoding step; `product_work` has
 are as they are is in `docs/kernel_model.md`.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping, Sequence

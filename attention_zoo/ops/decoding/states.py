@@ -1,7 +1,5 @@
 """States of token-by-token decoding: a cache of keys and values, and sums over the keys whose size does not grow."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

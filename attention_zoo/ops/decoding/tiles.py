@@ -1,7 +1,5 @@
 """Tiles of the kernels of decoding, and the parts that a state is in for them."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

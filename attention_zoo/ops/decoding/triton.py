@@ -6,8 +6,6 @@ no number that changes from step to step is an argument, but the length of an ex
 captured in a CUDA graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Features of queries and keys, some blocks of them at a time, and sums over blocks, which others read instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

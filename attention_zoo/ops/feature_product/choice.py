@@ -1,7 +1,5 @@
 """Which fast path computes a normalised `feature_product`: `cpu` on a CPU, the Triton kernels on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

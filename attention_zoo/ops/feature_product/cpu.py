@@ -8,8 +8,6 @@ As there, blocks of rows meet the keys before them by sums. Different are
   positions into memory that is reused; the backward pass computes them again.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Features of a weight from the vectors of a block, along its positions: as they are, or tensored with themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -4,8 +4,6 @@ Tensors are `(batch, heads, n, ...)`; what belongs to a chunk is `(batch * heads
 `(batch * heads, n)`. Nothing here waits for the device.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

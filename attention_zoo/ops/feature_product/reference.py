@@ -5,8 +5,6 @@ of `block_size` rows, `out_l = lt(w_ll) V_l + phi(left_l) Z_l` where `Z_l = sum_
 n x n weights nor the n x r^2 features are ever in memory, forward or backward: one block's are, and one state Z.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

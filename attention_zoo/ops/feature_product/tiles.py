@@ -3,8 +3,6 @@
 The first sizes come from the machine code (`docs/kernels.md`); `python -m tools.kernels.tune` measures on a GPU.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from attention_zoo.ops import launching

@@ -4,8 +4,6 @@ Both passes are custom operators, opaque to `torch.compile` and to autograd. The
 but for those of few numbers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ the diagonal needs a mask. `place` is a batch item and a head, `item` their numb
 A row's weights are relative to a `unit` of its scores, a power of two, so that none overflows.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

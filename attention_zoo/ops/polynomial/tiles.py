@@ -1,7 +1,5 @@
 """Which tiles the kernels of polynomial attention work on: chosen by what compiles without spills, not yet by time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attention_zoo.ops.launching import Configuration, Row

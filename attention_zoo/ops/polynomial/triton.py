@@ -1,7 +1,5 @@
 """Exact polynomial attention by Triton kernels: both passes without the n x n matrix."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The tiles of the kernels of this folder, and what they take."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from attention_zoo.ops.launching import Configuration, Row, why_not_among

@@ -3,8 +3,6 @@
 Their matrices are drawn, and get no gradient.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ The forward pass reads its input once and writes the sketch. The backward pass r
 what stands between the blocks: `h + 6 r` numbers, in 16 bits where the input has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

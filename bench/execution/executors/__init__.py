@@ -1,7 +1,5 @@
 """How the cells of a plan are run: by this process in turn, or by one of the modules here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

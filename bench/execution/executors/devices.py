@@ -1,7 +1,5 @@
 """This machine's devices side by side: a worker for each GPU and for each set of cores."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

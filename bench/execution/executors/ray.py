@@ -3,8 +3,6 @@
 Tasks return nothing: the records in the results folder, which all nodes must see, say what is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -3,8 +3,6 @@
 The file names the cells that are to be measured, and the records that there were before.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ The jobs are commands (`bench.execution.executors.slurm_job`), and the records s
 not fit: its jobs are pickled functions, which answer no SIGTERM and have ended when the accounting of Slurm says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 Slurm may run it again at any moment, as often as it likes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Exponentials and nothing else: what the special function units of a GPU reach. PyTorch's kernel waits for memory."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor
