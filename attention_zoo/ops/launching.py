@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
 # As Triton reads it, when the kernels are imported.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
 # What a kernel is compiled for where it is only interpreted.
@@ -167,8 +170,6 @@ def descriptor(x: Tensor, block: Sequence[int]) -> Any:
     Raises:
         ValueError: no copy of x has rows of a multiple of `ALIGNED` bytes.
     """
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     strides = _strides(x)
     if strides is None:
         x = by_tiles(x)

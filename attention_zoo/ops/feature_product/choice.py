@@ -11,6 +11,9 @@ from attention_zoo.ops.feature_product.blocks import LEAST, Features, block_flop
 from attention_zoo.ops.feature_product.reference import product_flops
 from attention_zoo.ops.masking import zero_padding
 
+if launching.HAS_TRITON:
+    from attention_zoo.ops.feature_product import triton
+
 
 def why_unsupported(query: Tensor, features: int, *, block_size: int | None, degree: int = 1) -> str | None:
     """Why no fast path takes such an input; None if one does."""
@@ -30,8 +33,6 @@ def normalised_product(
     """
     if not launching.on_gpu(query):
         return cpu.normalised_block_product(query, key, value, features=features, padding=padding, **options)
-    from attention_zoo.ops.feature_product import triton
-
     left, _ = features.function(query, features.parameters)
     right, log_scale = features.function(key, features.parameters)
     right = zero_padding(right, padding)
