@@ -42,7 +42,7 @@ def test_numbers_that_json_has_not_read_back():
     assert perplexity.value == pytest.approx(np.exp(690.0)) and np.isnan(perplexity.low)
 
 
-@pytest.mark.parametrize("status", set(STATUSES) - {"ok"})
+@pytest.mark.parametrize("status", STATUSES[1:])
 def test_a_record_without_measurements_says_only_what_its_benchmark_is_like(status):
     record = next(iter(KINDS.values()))
     failed = summarised(dataclasses.replace(record, status=status, reason="why", measurements={}))
