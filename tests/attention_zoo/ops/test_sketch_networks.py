@@ -195,7 +195,7 @@ def test_what_no_kernel_takes_is_refused_by_name():
 
 
 def learned(degree, width, r, groups=1):
-    sketch = LearnedSketch(degree, width, r, groups)
+    sketch = LearnedSketch("learned", degree, width, r, groups)
     sketch.draw(torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name, parameter in sketch.named_parameters():
