@@ -39,8 +39,8 @@ class MissingRecords(ValueError):
 def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows of these mechanisms, which figures have in this order.
 
-    Names are labels, or what these begin with up to a blank (variants); `*` stands for anything. Of a comparison the
-    exact softmaxes stay, too: what speeds are over. They are not drawn.
+    Names are labels, or what these begin with up to a blank (variants); `*` stands for anything. The
+    exact softmaxes of a comparison stay as baselines of the speeds; they are not drawn.
 
     Raises:
         MissingRecords: one of the names is that of no mechanism of the frame.

@@ -1,4 +1,7 @@
-"""Which implementation a call runs: the reference, or the fast path where it takes the input."""
+"""Which implementation a call runs: the reference, or the fast path where it takes the input.
+
+Which kernel a fast path then runs, the operation decides: `attention_zoo.ops.feature_product.choice`, `fused_softmax`.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

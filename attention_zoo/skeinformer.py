@@ -106,7 +106,7 @@ class Skeinformer(SampledAttention):
     def _attend_columns(
         self, query: Tensor, key: Tensor, value: Tensor, columns: Tensor, visible: Tensor, hidden: Tensor | None
     ) -> Attended:
-        """The rows but those of the pilots."""
+        """Every row from the sampled columns; the caller writes those of the pilots over it."""
         scale = self.head_dim**-0.5
         keys, values = take_rows(key, columns), take_rows(value, columns)
         selected = visible.take_along_dim(columns[:, :, None], 3)

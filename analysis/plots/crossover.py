@@ -19,7 +19,7 @@ FLASH = ("flash", "float32")
 # Lines of the legend that stand for no mechanism.
 DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
 
-# A cell that did not measure is a gap of all lines.
+# A comparison that failed is one grey gap, which stands for all mechanisms.
 _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
 # Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
 HEIGHT, ROW, NAMED = 3.4, 0.2, 2.6

@@ -12,7 +12,7 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, table_of
-from bench.records.metrics import bootstrapped
+from bench.records.metrics import interval_kind
 from bench.records.statistics import Interval, power_law
 
 QUANTITIES = {
@@ -140,7 +140,7 @@ def _draw(axes: Axes, panel: pd.DataFrame, quantity: str, properties: dict[str, 
 def _explanation(measured: pd.DataFrame) -> str:
     values = {metric: rows["value"] for metric, rows in measured.groupby("metric")}
     errors = measured[measured["metric"] == "kernel_error"]
-    fitted = errors.assign(interval=errors["raw"].map(bootstrapped))
+    fitted = errors.assign(interval=errors["raw"].map(interval_kind))
     text = [
         "Error of sketched polynomial weights, relative to the norms of the tensor powers of Q and K: root mean square "
         f"{intervals.over(errors)}, given these inputs. Bars: {intervals.bars(errors)}. Expected: the root of the "

@@ -53,8 +53,8 @@ def attend(
         key: `(batch, heads, keys, h)`; so is `value`.
         scale: factor of the scores.
         causal: query i sees keys j <= i only.
-        hidden: bool, broadcastable to `(batch, heads, queries, keys)`: True at keys that a query does not see. What
-            adds anything else to a score adds it to a log-sum-exp, which is exact in any dtype (`merge`).
+        hidden: bool, broadcastable to `(batch, heads, queries, keys)`: True at keys that a query does not see. To
+            add a number to scores, add it to a log-sum-exp and `merge`: that is exact in any dtype.
     """
     return _attend(query, key, value, hidden, scale, causal, with_norms=False)[0]
 

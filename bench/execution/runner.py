@@ -147,7 +147,7 @@ class Runner:
         return record
 
     def run_cell(self, cell: Cell, attempt: int = 1, options: Options | None = None) -> Record:
-        """Measure a cell, whose lock is held, in a process of its own; who interrupts that gets a record that says so.
+        """Measure a cell, whose lock is held, in a process of its own; Ctrl-C gives a record that is `interrupted`.
 
         One that cannot be built gives an `unsupported` record, without a process. It is the cell's n-th `attempt`.
         """

@@ -1,6 +1,6 @@
 """Query, key and value of a trained transformer that reads real text, taken where they enter one of its layers.
 
-Skeinformer, section 5.
+Skeinformer, section 5. A folder of a model that `bench=train` has saved is read by `bench.training.inputs`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class CellContext:
         self.implementations: dict[str, dict[str, str | None]] = {}
         self.correctness: dict[str, dict[str, Any]] = {}
         self.trained: set[str] = set()
-        """The labels of mechanisms that are those of the model that the inputs are taken from, as they were trained."""
+        """Labels of mechanisms whose weights come from the trained model that also gave the inputs."""
         self.inputs_sha256: str | None = None
         self.said: list[str] = []
         """Lines for the user, whatever the cell's end."""

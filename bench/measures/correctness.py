@@ -3,8 +3,8 @@
 Two inputs are checked. The short one has `Attention.min_test_length` tokens of the cell's own; in every second head its
 keys have much in common, as trained keys do. Rows all along it are compared. Of the cell's own input some rows are
 compared, spread over batch, heads and positions to the last. Both are compared with float64 (`Reference`), and so are
-the gradients where a backward pass is measured. On the cell's own input these are the first results of what is timed,
-so that nothing runs twice; the last results are compared with the first.
+the gradients where a backward pass is measured. On the cell's own input the first calls that are timed give what is
+compared, so that no call is made for the check alone; the last results are compared with the first.
 """
 
 from __future__ import annotations

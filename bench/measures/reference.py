@@ -17,7 +17,7 @@ from bench.measures.timing import Result
 DATA_DEPENDENT_SHARE = 0.75
 # One column or row drawn otherwise, of many, is this many times rounding.
 OTHER_DRAWS = 3
-# A gradient of a parameter that vanishes is compared with this share of the values' gradient; so is a whole one.
+# Errors of gradients are relative to their norm, or to this share of the norm of the values' gradient if that is more.
 LEAST_PARAMETER_GRADIENT = 5e-2
 # A gradient of zeros is off by 1: whatever the degree, less than that is allowed.
 LARGEST_GRADIENT_ERROR = 0.45

@@ -18,8 +18,7 @@ from bench.plan.machine import THIS_MACHINE, Resources, choose_device, installed
 from bench.plan.sources import Source, calls, closure
 from bench.training.settings import require_parts
 
-# What the entries of a comparison may differ in. A label names those of the second kind that do, and the settings of a
-# model that do.
+# What the entries of a comparison may differ in, and which of these stand in a label where they do.
 ENTRY = ("attention", "impl", "dtype", "model")
 NAMED = ("impl", "dtype")
 SIZES = ("seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "device", "impl", "seed", "repeats")
@@ -136,7 +135,7 @@ def _identity(source: str) -> dict[str, Any]:
 def _measured(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without labels, and with the kind of device only: the machine's identity says which.
 
-    What a comparison asks of the sizes of all is left out: its mechanisms say it.
+    The `num_features` of a comparison is left out: the hyperparameters of its mechanisms say it.
     """
     bench = dict(config["bench"])
     if "against" in bench:

@@ -53,7 +53,7 @@ class Config:
     dtype: str = setting("float32", choices=DTYPES)
     causal: bool = False
     device: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
-    impl: str = setting("auto", choices=("auto", "reference", "fused"))  # auto: the fastest exact one
+    impl: str = setting("auto", choices=("auto", "reference", "fused"))  # auto: fused where it takes the input
     seed: int = setting(0, minimum=0)
     repeats: int = setting(10, minimum=1, maximum=1_000_000)  # samples of a latency, rounds, draws per sequence
     timeout: float = setting(600.0, above=0, maximum=YEAR_S)  # seconds, without those in which Triton compiles

@@ -145,7 +145,7 @@ def median(metric: str, samples: ArrayLike, unit: str, **fields: Any) -> Metric:
     """The median of samples with its interval, the range of few; `fields` are further ones of the quantity."""
     raw = _numbers(metric, samples)
     interval = median_interval(raw)
-    return Metric(metric, interval.value, unit, interval.low, interval.high, bootstrapped(raw), raw, **fields)
+    return Metric(metric, interval.value, unit, interval.low, interval.high, interval_kind(raw), raw, **fields)
 
 
 def spread(samples: ArrayLike, **fields: Any) -> Metric:
@@ -199,7 +199,7 @@ def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: 
         "1",
         ratio.low,
         ratio.high,
-        bootstrapped(of_label),
+        interval_kind(of_label),
         of_baseline / of_label,
         attention=label,
         baseline=baseline,
@@ -226,7 +226,7 @@ def rate(metric: str, amount: float, time: Metric, **fields: Any) -> Metric:
     return Metric(metric, middle, "1/s", low, high, time.interval, raw, shown=("/s", 1.0), **fields)
 
 
-def bootstrapped(raw: NDArray[np.float64]) -> str:
+def interval_kind(raw: NDArray[np.float64]) -> str:
     """What a bootstrap gives for so many samples: an interval, or the range of too few."""
     return BOOTSTRAP if len(raw) >= FEWEST else RANGE
 

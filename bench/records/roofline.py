@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.records.metrics import Metric, bootstrapped, median
+from bench.records.metrics import Metric, interval_kind, median
 from bench.records.statistics import ratio_interval
 
 # Unit of a ceiling, and the one in which people read it.
@@ -69,7 +69,7 @@ def share(
         value, low, high, bound = math.nan, math.nan, math.nan, f"beyond {bound}"
     raw = 100 * least / np.asarray(samples, dtype=float)
     words: dict[str, Any] = {"verdict": bound, "name": "share_pct.forward", "shown": ("%", 1.0)}
-    return Metric("share", value, "%", low, high, bootstrapped(raw), raw, "forward", **words)
+    return Metric("share", value, "%", low, high, interval_kind(raw), raw, "forward", **words)
 
 
 def words(share: Metric) -> str:

@@ -149,7 +149,7 @@ class Store:
 def latest(records: Iterable[Record]) -> dict[str, Record]:
     """The record that stands for each cell: its newest terminal one, else its newest; `records` are oldest first.
 
-    A disturbed one stands too: `rerun=disturbed` measures no quiet cell again, and `rerun=all` asks for the newest.
+    Disturbed records count. Only `rerun=all` measures a quiet cell again, and then the newest record is wanted.
     """
     standing: dict[str, Record] = {}
     for record in records:

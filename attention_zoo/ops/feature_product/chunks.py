@@ -57,7 +57,7 @@ class Chunks:
 
 
 class Scales(NamedTuple):
-    """Log scales of keys, and factors that keep the sums relative to the largest so far; without a mask, of all.
+    """Log scales of keys, and factors that keep sums relative to the largest scale so far, or of all if not causal.
 
     `key` is the factor of what a row adds, `query` that of what it reads, `decay` that of the sums at each chunk.
     """
@@ -99,8 +99,8 @@ def programs_at_once(device: torch.device, num_warps: int) -> int:
 def steps_of_a_part(programs: int, chunks: int, at_once: int) -> int:
     """The chunks of each part of a sequence, parts being walked along side by side: few programs leave a device idle.
 
-    What a part begins with is summed before, by programs for all parts but one. Programs come in waves, each of which
-    takes as long as a part is.
+    A first pass sums every part but one, which gives each part the sums that it begins with. Programs come in waves,
+    each of which takes as long as a part is.
     """
 
     def time(steps: int) -> int:

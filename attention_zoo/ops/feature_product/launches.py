@@ -52,7 +52,7 @@ def prepared(
 def _by_chunks(
     x: Tensor, chunks: Chunks, of_states: Configuration, weights: Tensor | None, norms: Tensor | None, shift: int
 ) -> Tensor:
-    """A program for each chunk, that writes its columns and, so many chunks further on, its norms."""
+    """x by columns, and its norms: a program for each chunk, whose norms stand `shift` chunks further on."""
     batch, heads, _, r = x.shape
     block_t = of_states.tiles["BLOCK_T"]
     rows = -(-chunks.size // block_t) * block_t
