@@ -33,7 +33,7 @@ test: $(INSTALLED)  ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands and not faults"
 
 test-commands: $(INSTALLED)  ## run the tests of whole commands: sweeps that crash, hang, race and are killed, servers, notebooks
-	$(BIN)/python -m pytest -n auto -m "commands and not slow and not faults"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "commands and not slow and not faults"
 
 test-lowest:  ## run the tests with the lowest versions that pyproject.toml declares (uv in the PATH)
 	uv pip compile --quiet --python $(PYTHON) --resolution lowest-direct --extra test --extra lint \
