@@ -135,6 +135,7 @@ def sketch_kernel(
     head, rows, first, second, _, _ = _inputs(x, y, weight, bias, eps, heads, WIDTH, BLOCK_T)
     d, r, visible = tl.arange(0, WIDTH), tl.arange(0, R), (rows < x.rows)[:, None]
     matrix = matrices + head % heads * stride_group + d[:, None] * 2 * R + r[None, :]
+    # One matrix after the other: both at once, as the gradient needs them, take 2 KiB more of shared memory.
     left = tl.dot(first, tl.load(matrix), input_precision=PRECISION)
     right = tl.dot(second, tl.load(matrix + R), input_precision=PRECISION)
     place = out + (head.to(tl.int64) * x.rows + rows[:, None]) * R + r[None, :]
