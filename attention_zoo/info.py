@@ -50,6 +50,7 @@ class AttentionInfo:
         devices: where it runs.
         implementations: `reference`, and `fused` where it has a fast path.
         dtypes: of its inputs.
+        control: it is no candidate but what candidates are compared with: it sees a window, itself, or all alike.
     """
 
     name: str
@@ -71,6 +72,7 @@ class AttentionInfo:
     devices: tuple[str, ...] = ("cpu", "cuda")
     implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[torch.dtype, ...] = WIDE_DTYPES
+    control: bool = False
 
     def __post_init__(self) -> None:
         if self.approximates is None:

@@ -17,6 +17,26 @@ if launching.HAS_TRITON:
     from attention_zoo.ops.polynomial.triton import polynomial_attention
 
 
+def weights_and_total(
+    query: Tensor, key: Tensor, visible: Tensor | None, degree: int, bias: float
+) -> tuple[Tensor, Tensor]:
+    """`<q, k>^p`, and the bias plus their sum, both over a factor of the row's own that keeps them in range.
+
+    Args:
+        query: `(..., queries, h)`.
+        key: `(..., keys, h)`.
+        visible: as of `DenseAttention._weights_and_total`.
+        degree: p, even.
+        bias: added to the sum of a row.
+    """
+    # In place: fresh memory costs more than the arithmetic.
+    scores = zero_hidden_(query @ key.mT, visible)
+    root = bias ** (1 / degree)
+    unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
+    weights = power_(scores.div_(unit), degree)
+    return weights, denominator(weights, (root / unit) ** degree)
+
+
 @register
 class Polynomial(NormedDotProducts):
     """Exact polynomial attention: by reference with the n x n matrix in memory, fused without it.
@@ -86,10 +106,4 @@ class Polynomial(NormedDotProducts):
     def _weights_and_total(
         self, query: Tensor, key: Tensor, visible: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        # In place: fresh memory costs more than the arithmetic.
-        scores = zero_hidden_(query @ key.mT, visible)
-        # High powers overflow or vanish; those of a row relative to its largest score, or to the bias, do not.
-        root = self.bias ** (1 / self.degree)
-        unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
-        weights = power_(scores.div_(unit), self.degree)
-        return weights, denominator(weights, (root / unit) ** self.degree)
+        return weights_and_total(query, key, visible, self.degree, self.bias)

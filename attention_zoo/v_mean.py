@@ -79,6 +79,7 @@ class VMean(FeatureMapAttention):
         complexity="O(n h)",
         decode=True,
         dtypes=ALL_DTYPES,
+        control=True,
     )
 
     num_features = 1

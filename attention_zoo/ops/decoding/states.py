@@ -114,6 +114,49 @@ class KeyValueCache(State):
         self._padding = F.pad(self._padding, (0, spare))
 
 
+class Window(State):
+    """The keys and values that the next token may see of a block, or of the tokens before it: at most `block_size`.
+
+    Token i is in row `i % block_size`: of a sliding window it takes the place of the one that is out of sight; where
+    the window is the token's own block, a new block begins with nothing visible.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        heads: int,
+        head_dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        block_size: int,
+        sliding: bool,
+    ) -> None:
+        super().__init__(batch_size, device, dtype)
+        self.block_size, self.sliding = block_size, sliding
+        self.keys = torch.zeros(batch_size, heads, block_size, head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros_like(self.keys)
+        self.visible = torch.zeros(batch_size, block_size, device=device, dtype=torch.bool)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the tokens of the rows stand in their sequence, `(block_size,)`; negative in a row without one."""
+        rows = torch.arange(self.block_size, device=self.device)
+        return self.length - 1 - (self.length - 1 - rows) % self.block_size
+
+    def append(self, key: Tensor, value: Tensor, padding: Tensor | None = None) -> None:
+        """Add tokens: `(batch, heads, tokens, head_dim)` keys and values, `(batch, tokens)` padding."""
+        end = self.length + key.shape[2]
+        first = end - self.block_size if self.sliding else (end - 1) // self.block_size * self.block_size
+        if not self.sliding and first >= self.length:
+            self.visible.fill_(False)
+        kept = slice(max(first - self.length, 0), None)
+        rows = torch.arange(self.length, end, device=self.device)[kept] % self.block_size
+        self.keys[:, :, rows], self.values[:, :, rows] = key[:, :, kept], value[:, :, kept]
+        self.visible[:, rows] = True if padding is None else ~padding[:, kept]
+        self.length = end
+
+
 class FeatureSums(State):
     """`sum_j [v_j, 1] phi(k_j)^{tensor degree}^T` in at least float32, `(batch * heads, head_dim + 1, width)`.
 

@@ -1,0 +1,177 @@
+"""Local attention: a token sees its own block, or a sliding window, and nothing else.
+
+The control of a mechanism with a local window (PolySketchFormer, ICML version, section 3.2): what a model learns with
+it is the work of its sketch only as far as it is more than a model learns with the window alone.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention_zoo.base import Attention
+from attention_zoo.checks import check_bool, check_choice, check_float, check_int, require
+from attention_zoo.info import AttentionInfo, Executed
+from attention_zoo.ops.decoding.states import Window
+from attention_zoo.ops.feature_product.reference import slices
+from attention_zoo.ops.masking import masked_softmax
+from attention_zoo.polynomial import weights_and_total
+from attention_zoo.registry import register
+
+WEIGHTS = ("polynomial", "softmax")
+
+
+@register
+class Local(Attention):
+    """Exact weights inside a window, softmax's or polynomial ones.
+
+    With `weights=polynomial` it is the function of `polysketch` with `local=true`, less the sketch: with the same
+    norms, scale and bias the two are equal where there is but one block.
+
+    Args:
+        block_size: b, the tokens of a block; the first block begins with the sequence, the last may be shorter.
+        sliding: a token sees the b - 1 tokens before it (and, without `causal`, after it) instead of its own block.
+        weights: `softmax`, or `polynomial`: `(scale <q, k>)^degree` over the bias and their sum.
+        degree: p of polynomial weights, even.
+        qk_layernorm: LayerNorm of queries and keys before the product; None is True for polynomial weights.
+        separate_norms: one for queries and another for keys, as `polysketch` with `sketch=learned` has them.
+        scale: factor of the products; None is 1/sqrt(head_dim) for softmax, 1 for polynomial weights.
+        bias: added to the sum of polynomial weights.
+    """
+
+    info = AttentionInfo(
+        name="local",
+        paper="Kacham, Mirrokni, Zhong 2024 (PolySketchFormer, ICML), section 3.2, without the sketch",
+        causal=True,
+        padding=True,
+        complexity="O(n b h)",
+        decode=True,
+        control=True,
+    )
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 64,
+        sliding: bool = False,
+        weights: str = "softmax",
+        degree: int = 4,
+        qk_layernorm: bool | None = None,
+        separate_norms: bool = False,
+        scale: float | None = None,
+        bias: float = 1.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.block_size = check_int("block_size", block_size)
+        self.sliding = check_bool("sliding", sliding)
+        self.is_softmax = check_choice("weights", weights, WEIGHTS) == "softmax"
+        self.degree = check_int("degree", degree, 2)
+        require("degree", degree, degree % 2 == 0, "even, so that weights are not negative")
+        default_scale = self.head_dim**-0.5 if self.is_softmax else 1.0
+        self.scale = default_scale if scale is None else check_float("scale", scale, above=0)
+        self.bias = check_float("bias", bias, minimum=0)
+        has_norm = not self.is_softmax if qk_layernorm is None else check_bool("qk_layernorm", qk_layernorm)
+        self.query_norm = nn.LayerNorm(self.head_dim) if has_norm else nn.Identity()
+        is_separate = check_bool("separate_norms", separate_norms) and has_norm
+        self.key_norm = nn.LayerNorm(self.head_dim) if is_separate else self.query_norm
+
+    @property
+    def weight_degree(self) -> int:
+        """p; 1 of softmax."""
+        return 1 if self.is_softmax else self.degree
+
+    def _weights(self, query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
+        """The normalised weights of queries and keys after their norms; `visible` is broadcastable to the result."""
+        prepared = self.scale * query
+        if self.is_softmax:
+            return masked_softmax(prepared @ key.mT, visible)
+        weights, total = weights_and_total(prepared, key, visible, self.degree, self.bias)
+        return (weights / total).to(query.dtype)
+
+    def _near(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Which keys are in the window of which queries: bool, `(..., queries, keys)`."""
+        query_positions, key_positions = query_positions[..., :, None], key_positions[..., None, :]
+        if self.sliding:
+            near = (query_positions - key_positions).abs() < self.block_size
+        else:
+            near = query_positions // self.block_size == key_positions // self.block_size
+        return near & (key_positions <= query_positions) if self.causal else near
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        seq_len = query.shape[2]
+        size = min(self.block_size, seq_len)
+        blocks = -(-seq_len // size)
+        spare, count = blocks * size - seq_len, (self._blocks_before, self._blocks_after)
+
+        def in_blocks(x: Tensor) -> Tensor:
+            return F.pad(x, (0, 0, 0, spare)).unflatten(2, (blocks, size))
+
+        def windows(x: Tensor) -> Tensor:
+            """What a block may see, `(batch, heads, blocks, keys, h)`, of `(batch, heads, blocks, size, h)`."""
+            around = F.pad(x, (0, 0, 0, 0, *count))
+            return torch.cat([around[:, :, i : i + blocks] for i in range(sum(count) + 1)], 3)
+
+        positions = torch.arange(blocks * size, device=query.device).view(blocks, size)
+        first = positions[:, :1] - count[0] * size
+        key_positions = first + torch.arange((sum(count) + 1) * size, device=query.device)
+        there = (key_positions >= 0) & (key_positions < seq_len)
+        visible = (self._near(positions, key_positions) & there[:, None])[None, None]
+        if padding is not None:
+            hidden = windows(in_blocks(padding[:, None, :, None].to(query.dtype)))
+            visible = visible & (hidden == 0).mT
+        keys, values = windows(in_blocks(self.key_norm(key))), windows(in_blocks(value))
+        weights = self._weights(in_blocks(self.query_norm(query)), keys, visible)
+        return (weights @ values).flatten(2, 3)[:, :, :seq_len].contiguous()
+
+    @property
+    def _blocks_before(self) -> int:
+        """Blocks before its own that a token may see something of."""
+        return int(self.sliding)
+
+    @property
+    def _blocks_after(self) -> int:
+        return int(self.sliding and not self.causal)
+
+    def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        near = self._near(positions, torch.arange(key.shape[2], device=key.device))
+        return self._weights(self.query_norm(query), self.key_norm(key), visible & near)
+
+    def _new_state(self, batch_size: int, device: torch.device, dtype: torch.dtype) -> Window:
+        sizes = batch_size, self.num_heads, self.head_dim
+        return Window(*sizes, device, dtype, block_size=self.block_size, sliding=self.sliding)
+
+    def _append(self, state: Window, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        state.append(self.key_norm(key), value, padding)
+
+    def _read(self, state: Window, query: Tensor) -> Tensor:
+        return self._weights(self.query_norm(query), state.keys, state.visible[:, None, None]) @ state.values
+
+    def _continue(self, state: Window, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """A block of tokens at a time: what the window holds before, and themselves."""
+        outputs = []
+        for rows in slices(query.shape[2], self.block_size):
+            keys = torch.cat([state.keys, self.key_norm(key[:, :, rows])], 2)
+            values = torch.cat([state.values, value[:, :, rows]], 2)
+            positions = torch.arange(state.length, state.length + len(range(*rows.indices(query.shape[2]))))
+            positions = positions.to(query.device)
+            own = None if padding is None else padding[:, rows]
+            there = (
+                torch.ones(len(query), len(positions), dtype=torch.bool, device=query.device) if own is None else ~own
+            )
+            visible = torch.cat([state.visible, there], 1)[:, None, None]
+            near = self._near(positions, torch.cat([state.positions, positions]))
+            outputs.append(self._weights(self.query_norm(query[:, :, rows]), keys, visible & near) @ values)
+            self._append(state, key[:, :, rows], value[:, :, rows], own)
+        self.executed = Executed("reference")
+        return torch.cat(outputs, 2)
+
+    def _test_blocks(self) -> tuple[int, int]:
+        return self.block_size, 3
+
+    def _flops(self, seq_len: int) -> int:
+        """Two products of each block with the blocks that it sees something of, hidden keys among them."""
+        size = min(self.block_size, seq_len)
+        blocks = -(-seq_len // size)
+        return 4 * blocks * size * size * (1 + self._blocks_before + self._blocks_after) * self.head_dim

@@ -1,0 +1,148 @@
+"""Local attention and identity: the controls, held against naive sums, dense attention and the hybrid they control."""
+
+import copy
+
+import pytest
+import torch
+
+import attention_zoo
+from attention_zoo import create
+
+SIZES = {"head_dim": 8, "num_heads": 2, "dtype": torch.float64}
+WINDOWS = {
+    "block": {},
+    "sliding": {"sliding": True},
+    "polynomial": {"weights": "polynomial"},
+    "sliding_polynomial": {"weights": "polynomial", "sliding": True, "separate_norms": True, "bias": 0.5, "scale": 0.7},
+}
+
+
+def inputs(seq_len, batch=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, batch, 2, seq_len, 8, dtype=torch.float64, generator=generator).unbind(0)
+
+
+def in_window(i, j, block_size, sliding, causal):
+    near = abs(i - j) < block_size if sliding else i // block_size == j // block_size
+    return near and (j <= i or not causal)
+
+
+def naive(attention, query, key, value):
+    """One row at a time, in the words of the definition."""
+    out = torch.zeros_like(query)
+    query, key = attention.query_norm(query) * attention.scale, attention.key_norm(key)
+    for i in range(query.shape[2]):
+        seen = [
+            j for j in range(key.shape[2]) if in_window(i, j, attention.block_size, attention.sliding, attention.causal)
+        ]
+        scores = (query[:, :, i, None] * key[:, :, seen]).sum(-1)
+        if attention.is_softmax:
+            weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        else:
+            weights = scores**attention.degree
+            weights = weights / (attention.bias + weights.sum(-1, keepdim=True))
+        out[:, :, i] = (weights[..., None] * value[:, :, seen]).sum(2)
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 4, 5, 8, 19])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_local_is_the_sum_over_its_window(window, seq_len, causal):
+    attention = create("local", block_size=4, causal=causal, **SIZES, **WINDOWS[window])
+    query, key, value = inputs(seq_len)
+    torch.testing.assert_close(attention(query, key, value), naive(attention, query, key, value))
+
+
+@pytest.mark.parametrize("block_size", [16, 100])
+def test_a_window_over_everything_is_the_dense_mechanism(block_size):
+    query, key, value = inputs(16)
+    for window, dense in (({}, "softmax"), ({"weights": "polynomial"}, "polynomial")):
+        for sliding in (False, True):
+            local = create("local", block_size=block_size, sliding=sliding, causal=True, **SIZES, **window)
+            expected = create(dense, causal=True, **SIZES)(query, key, value)
+            torch.testing.assert_close(local(query, key, value), expected)
+
+
+@pytest.mark.parametrize("sketch", ["gaussian", "learned"])
+def test_polynomial_local_is_polysketch_whose_sketch_is_zero(sketch):
+    """Three blocks of 8; every tensor of the sketch is zero, so that keys of other blocks weigh nothing."""
+    hybrid = create("polysketch", sketch=sketch, sketch_size=4, local=True, block_size=8, causal=True, **SIZES)
+    local = create(
+        "local", weights="polynomial", block_size=8, separate_norms=sketch == "learned", causal=True, **SIZES
+    )
+    with torch.no_grad():
+        for tensor in [*hybrid.sketch.parameters(), *hybrid.sketch.buffers()]:
+            tensor.zero_()
+        norms = hybrid.local_norms if sketch == "learned" else [hybrid.layernorm] * 2
+        for norm, own in zip(norms, (local.query_norm, local.key_norm), strict=True):
+            norm.weight.normal_()
+            norm.bias.normal_()
+            own.load_state_dict(norm.state_dict())
+        if sketch == "gaussian":
+            local.query_norm.load_state_dict(hybrid.layernorm.state_dict())
+    query, key, value = inputs(24)
+    torch.testing.assert_close(local(query, key, value), hybrid(query, key, value), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_decoding_in_any_pieces_is_the_whole(window):
+    """A state holds one window and grows no further; a fork of it goes on by itself."""
+    attention = create("local", block_size=4, causal=True, **SIZES, **WINDOWS[window])
+    query, key, value = inputs(19)
+    padding = torch.zeros(2, 19, dtype=torch.bool)
+    padding[1, :6] = True
+    expected = attention(query, key, value, padding)
+    for cuts in ([19], [1, 18], [3, 4, 5, 7], [4, 1, 1, 13]):
+        state, parts = None, []
+        for some in torch.arange(19).split(cuts):
+            own = query[:, :, some], key[:, :, some], value[:, :, some], padding[:, some]
+            out, state = attention.prefill(*own, state=state)
+            parts.append(out)
+        assert state.num_bytes == attention.init_state(2, dtype=torch.float64).num_bytes
+        got, there = torch.cat(parts, 2), ~padding
+        torch.testing.assert_close(got.transpose(1, 2)[there], expected.transpose(1, 2)[there])
+        fork = copy.deepcopy(state)
+        token = [x[:, :, -1:] for x in (query, key, value)]
+        torch.testing.assert_close(attention.step(*token, state)[0], attention.step(*token, fork)[0])
+
+
+def test_nothing_outside_the_window_reaches_a_row():
+    attention = create("local", block_size=4, causal=True, sliding=True, **SIZES)
+    query, key, value = inputs(12)
+    out, changed = attention(query, key, value), value.clone()
+    changed[:, :, :5] += 1
+    difference = attention(query, key, changed) - out
+    assert difference[:, :, 8:].abs().max() < 1e-15
+    assert difference[:, :, :8].abs().amin(1).min() > 1e-6
+
+
+def test_identity_is_the_value_and_no_other_token():
+    attention = create("identity", causal=True, **SIZES)
+    query, key, value = inputs(7)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, 2] = True
+    out = attention(query, key, value, padding)
+    assert torch.equal(out, value.masked_fill(padding[:, None, :, None], 0))
+    assert torch.equal(attention.attention_matrix(query, key), torch.eye(7, dtype=torch.float64).expand(2, 2, 7, 7))
+
+
+def test_the_controls_say_what_they_are():
+    assert [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).control] == [
+        "identity",
+        "local",
+        "v_mean",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weights": "linear"}, "weights='linear': must be one of polynomial, softmax"),
+        ({"degree": 3}, "degree=3: must be even, so that weights are not negative"),
+        ({"block_size": 0}, "block_size=0: must be an integer of at least 1"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, message):
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(") + "$"):
+        create("local", **SIZES, **settings)
