@@ -1,6 +1,7 @@
-"""Texts by name: the King James Bible, Python's manual, a local file, or a dataset on the hub."""
+"""Texts by name: the King James Bible, Python's manual, SymPy's sources, a local file, or a dataset on the hub."""
 
 import ast
+import functools
 import hashlib
 import importlib
 import os
@@ -26,7 +27,7 @@ def identity(name: str, key: str = KEY) -> dict[str, Any]:
     if name == "kjv":
         return {"sha256": KJV_SHA256}
     if is_local(name, key):
-        return {"sha256": _sha256(_pydoc().encode() if name == "pydoc" else Path(name).read_bytes())}
+        return {"sha256": _sha256("".join(lines(name, key)).encode() if name in PACKAGED else Path(name).read_bytes())}
     path, config, revision = dataset(name)
     return {"dataset": path, "config": config, "revision": revision or "main"}
 
@@ -37,7 +38,7 @@ def lines(name: str, key: str = KEY) -> Iterator[str]:
         yield from rows(*dataset(name), key=key)
         return
     try:
-        text = _kjv(key) if name == "kjv" else _pydoc() if name == "pydoc" else Path(name).read_text(encoding="utf-8")
+        text = _kjv(key) if name == "kjv" else PACKAGED[name]() if name in PACKAGED else Path(name).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{key}={name!r}: cannot be read: {error}") from None
     yield from text.splitlines(keepends=True)
@@ -46,8 +47,8 @@ def lines(name: str, key: str = KEY) -> Iterator[str]:
 def is_local(name: str, key: str = KEY) -> bool:
     """Whether a text is on this machine; raises `ValueError` for a file that is not there."""
     looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
-    found = name in ("kjv", "pydoc") or os.path.isfile(name)
-    require(key, name, found or not looks_local, "kjv, pydoc, a file, or a hub dataset")
+    found = name == "kjv" or name in PACKAGED or os.path.isfile(name)
+    require(key, name, found or not looks_local, "kjv, pydoc, sympy, a file, or a hub dataset")
     return found
 
 
@@ -95,6 +96,25 @@ def _kjv(key: str) -> str:
 def _pydoc() -> str:
     topics = importlib.import_module("pydoc_data.topics").topics  # a megabyte, which few read
     return "\n".join(topics[topic] for topic in sorted(topics))
+
+
+@functools.lru_cache(1)
+def sympy_files() -> list[tuple[str, str]]:
+    """Paths and texts of SymPy's source files, sorted: documents that repeat names of their own.
+
+    It is there wherever PyTorch is, which needs it.
+    """
+    (folder,) = map(Path, importlib.import_module("sympy").__path__)
+    files = sorted((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py"))
+    return [(path, file.read_text("utf-8")) for path, file in files]
+
+
+def _sympy() -> str:
+    return "".join(text for _, text in sympy_files())
+
+
+PACKAGED = {"pydoc": _pydoc, "sympy": _sympy}
+"""Texts that are always on this machine."""
 
 
 def _sha256(data: bytes) -> str:

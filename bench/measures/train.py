@@ -4,16 +4,19 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from attention_zoo.branches import WithoutBranch, branches
 from bench import models, tasks
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.progress import Point
+from bench.models.layers import MultiHead
 from bench.records.metrics import Metric, fraction
 from bench.training import checkpoint, saved
 from bench.training.loop import Trainer
@@ -38,7 +41,9 @@ class Train(Benchmark):
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples"}],
-            "test": the same at the end and "loss_by_position", "baselines": {"unigram", "bigram"} of a text,
+            "test": the same at the end and "loss_by_position", "loss_by_unit" and of a text "parts", "branches": the
+            same of a hybrid without one of them, by its name, "longer": the same at other lengths, by the length,
+            "baselines": {"unigram", "bigram"} of a text,
             "parameters", "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
 
         Raises:
@@ -51,7 +56,9 @@ class Train(Benchmark):
             resumed_from = trainer.step
             context.enter("measure")
             self._train(context, trainer, None if trainer.world.rank else keep)
-            test = trainer.evaluate("test", trainer.settings.test_examples)
+            examples = trainer.settings.test_examples
+            test = trainer.evaluate("test", examples)
+            more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
@@ -59,7 +66,7 @@ class Train(Benchmark):
         curves = {"curve": trainer.curve, "seconds": trainer.seconds, "validation": trainer.evaluations, "test": test}
         size = {"parameters": sum(p.numel() for p in trainer.model.parameters()), "vocabulary": task.vocabulary}
         how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
-        return {**curves, "baselines": task.baselines(), **size, **how}
+        return {**curves, **more, "baselines": task.baselines(), **size, **how}
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -78,7 +85,8 @@ class Train(Benchmark):
             trainer.train_step()
             if trainer.step % settings.evaluate_every == 0 or trainer.step == settings.steps:
                 found = trainer.evaluate("validation", settings.evaluation_examples)
-                found.pop("loss_by_position")  # as long as the sequence, every time: the test split's is enough
+                for long in ("loss_by_position", "loss_by_unit"):  # every time: the test split's is enough
+                    found.pop(long)
                 trainer.evaluations.append(found)
             now = time.monotonic()
             if keep and trainer.step < settings.steps and now - last_saved >= settings.checkpoint_seconds:
@@ -105,6 +113,16 @@ class Train(Benchmark):
         raw = np.array(test["loss_by_position"], dtype=float)  # NaN where nothing is asked
         last = float(raw[np.isfinite(raw)][-1])
         yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
+        yield from _by_unit("loss", test)
+        for kind, part in test.get("parts", {}).items():
+            if part["answers"]:
+                yield Metric(f"loss_{kind}", part["loss"] / part["answers"], "nats", name=f"loss.{kind}", shown=None)
+            share = part["answers"] / sum(each["answers"] for each in test["parts"].values())
+            yield Metric(f"share_{kind}", share, name=f"share.{kind}", shown=None)
+        for branch, found in measurements.get("branches", {}).items():
+            yield from _by_unit(f"loss_without_{branch}", found)
+        for length, found in measurements.get("longer", {}).items():
+            yield from _by_unit(f"loss_at_{length}", found)
         for name, loss in measurements.get("baselines", {}).items():
             yield Metric(f"{name}_loss", loss, "nats", name=f"loss.{name}", shown=None)
         raw = np.array(measurements["curve"]["train_loss"], dtype=float)
@@ -115,6 +133,44 @@ class Train(Benchmark):
             unit = "nats" if metric == "loss" else "1"
             yield Metric(name, float(raw[-1]), unit, raw=raw, name=tracked, shown=None)
         yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
+
+
+def _without_branches(trainer: Trainer) -> dict[str, Any]:
+    """The test of a hybrid whose layers all lack a branch, `sketch` or `window`; also where it only leaves the sum."""
+    layers = [module for module in trainer.model.modules() if isinstance(module, MultiHead)]
+    hybrids = [layer.attention for layer in layers]
+    found = {}
+    for branch, keeps in product(branches(hybrids[0]), (False, True)):
+        try:
+            for layer, hybrid in zip(layers, hybrids, strict=True):
+                # Called as an attention is, and nothing more.
+                layer.attention = WithoutBranch(hybrid, branch, keeps_denominator=keeps)  # type: ignore[assignment]
+            test = trainer.evaluated(trainer.model, trainer.task, "test", trainer.settings.test_examples)
+        finally:
+            for layer, hybrid in zip(layers, hybrids, strict=True):
+                layer.attention = hybrid
+        found[f"{branch}_numerator" if keeps else branch] = test
+    return found
+
+
+def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
+    """The test of the same weights at `training.test_lengths`, on as many tokens as near as can be."""
+    found = {}
+    for length in trainer.settings.test_lengths or ():
+        config = {**context.config, "seq_len": length}
+        task = tasks.open_task(config, context.cache_dir)
+        model = models.build(config, task.vocabulary).to(trainer.device)
+        model.load_state_dict(trainer.model.state_dict())
+        examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
+        found[str(length)] = trainer.evaluated(model, task, "test", examples)
+    return found
+
+
+def _by_unit(metric: str, found: Mapping[str, Any]) -> Iterator[Metric]:
+    """A loss with that of each unit of replication; older records have none."""
+    if "loss_by_unit" in found:
+        raw = np.array(found["loss_by_unit"], dtype=float)
+        yield Metric(f"{metric}_by_unit", found["loss"], "nats", raw=raw, shown=None)
 
 
 def _newest(trainer: Trainer) -> dict[str, Point]:

@@ -17,6 +17,9 @@ SPLITS = ("train", "validation", "test")
 IGNORED = -100
 """The target where nothing is asked: what `torch.nn.functional.cross_entropy` ignores."""
 
+UNITS = 32
+"""Of replication, that the examples of a split are dealt out to."""
+
 Example = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Tokens and targets, `(seq_len,)` each."""
 
@@ -52,6 +55,22 @@ class Task:
         if split not in self.sizes:
             raise ValueError(f"split={split!r}: must be one of {', '.join(self.sizes)}")
         return self.sizes[split]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of answers that `kinds_of` tells apart; none where all are of one."""
+        return ()
+
+    def kinds_of(self, split: str, index: int) -> NDArray[np.int64]:
+        """The kind of each answer of an example, `(seq_len,)`, as a place in `kinds`."""
+        raise NotImplementedError
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """The unit of replication that each example belongs to: what varies from one to another varies by chance.
+
+        Here examples are independent; they are dealt out to so many units that intervals over these are Student's.
+        """
+        return [index % UNITS for index in indices]
 
     def baselines(self) -> dict[str, float]:
         """Losses on the test split that a model has to beat, nats per answer, by the name of what has them."""

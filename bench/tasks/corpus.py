@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,25 @@ class LocalText:
     @functools.cached_property
     def _whole(self) -> str:
         return "".join(texts.lines(self.source, KEY))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """SymPy's source files, each whole in one split, chosen by a hash of its path: all splits are of all matters."""
+
+    source: ClassVar[str] = "sympy"
+
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down: the hash of the whole, and the share of the files."""
+        return {**texts.identity(self.source, KEY), "files": SHARES[split]}
+
+    def pieces(self, split: str) -> Iterator[str]:
+        """The files of a split."""
+        low, high = SHARES[split]
+        for path, text in texts.sympy_files():
+            place = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) / 2**64
+            if low <= place < high:
+                yield text
 
 
 def without_markers(document: str) -> str:
@@ -103,6 +122,8 @@ class HubText:
         return "validation", int(split == "test"), 2
 
 
+Text = LocalText | Sources | HubText
+
 # No commit of Wiki-40B is known here; task.text=wiki40b@COMMIT pins one.
 KNOWN = {
     "pg19": HubText("emozilla/pg19", None, "c021754c8e01c5b1cc83a1f549c1f97fbbb756b8"),
@@ -112,16 +133,16 @@ KNOWN = {
 }
 
 
-def named(name: str) -> LocalText | HubText:
+def named(name: str) -> Text:
     """A local text, or that of `path[:config][@revision]`; of a known path, what is not given is as known."""
     if texts.is_local(name, KEY):
-        return LocalText(name)
+        return Sources() if name == Sources.source else LocalText(name)
     path, config, revision = texts.dataset(name)
     known = KNOWN.get(path) or next((text for text in KNOWN.values() if text.path == path), HubText(path))
     return dataclasses.replace(known, config=config or known.config, revision=revision or known.revision)
 
 
-def tokenizer(text: LocalText | HubText, name: str, vocabulary: int | None, cache_dir: Path) -> tokenizing.Tokenizer:
+def tokenizer(text: Text, name: str, vocabulary: int | None, cache_dir: Path) -> tokenizing.Tokenizer:
     """The tokenizer of a name; with a vocabulary one of that size, trained on the text's training split."""
     if vocabulary is None:
         return tokenizing.named(name)
@@ -129,9 +150,7 @@ def tokenizer(text: LocalText | HubText, name: str, vocabulary: int | None, cach
     return tokenizing.trained(_cached(key, "json", cache_dir), text.pieces("train"), vocabulary)
 
 
-def tokens(
-    text: LocalText | HubText, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path
-) -> Tokens:
+def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Tokens:
     """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
     key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": max_tokens}
     path, dtype = _cached(key, "npy", cache_dir), np.min_scalar_type(tokenizer.vocabulary - 1)

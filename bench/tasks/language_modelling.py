@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.inputs import models, texts
-from bench.tasks import corpus, tokenizing
+from bench.tasks import corpus, recalled, tokenizing
 from bench.tasks.base import SPLITS, Draws, Example, Settings, Task
 from bench.tasks.ngram import bigram_loss, unigram_loss
 
 BYTES = 256
+STRETCH = 4096
+"""Tokens of a text that are one unit of replication: neighbouring windows are of one matter."""
 
 
 @dataclass
@@ -28,8 +32,9 @@ class LanguageModelling(Settings):
     validation split).
 
     Attributes:
-        text: `kjv`, `pydoc`, a local file, `pg19`, `wiki40b`, `c4`, `wikitext`, or `dataset[:config][@revision]` on the
-            hub. The last four are known with configuration and revision, and `:` and `@` say others.
+        text: `kjv`, `pydoc`, `sympy` (whole source files in each split), a local file, `pg19`, `wiki40b`, `c4`,
+            `wikitext`, or `dataset[:config][@revision]` on the hub. Those between are known with configuration and
+            revision, and `:` and `@` say others.
         tokenizer: `bytes` (UTF-8), `bpe` (trained on the training split), a file of tokenizers (`.json`) or
             SentencePiece (`.model`), a model's directory, or `repository[@revision]` on the hub.
         vocabulary: how many ids `bpe` has; other tokenizers know that themselves.
@@ -82,7 +87,7 @@ class LanguageModelling(Settings):
         sizes = {split: None if split == "train" else (len(tokens[split]) - 1) // seq_len for split in SPLITS}
         return Windows(source, vocabulary, self.causal, sizes, tokens, seq_len, config["seed"])
 
-    def _read(self, text: corpus.LocalText | corpus.HubText, cache_dir: Path) -> tuple[int, dict[str, corpus.Tokens]]:
+    def _read(self, text: corpus.Text, cache_dir: Path) -> tuple[int, dict[str, corpus.Tokens]]:
         tokenizer = corpus.tokenizer(text, self.tokenizer, self.vocabulary, cache_dir)
         of_split = {split: corpus.tokens(text, split, tokenizer, self.max_tokens, cache_dir) for split in SPLITS}
         return tokenizer.vocabulary, of_split
@@ -104,6 +109,24 @@ class Windows(Task):
         """Losses of the `unigram` and the `bigram` model of the same tokens."""
         losses = {"unigram": unigram_loss, "bigram": bigram_loss}
         return {name: loss(self.tokens, self.vocabulary) for name, loss in losses.items()}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of a token: whether its pair with the one before came earlier in the window, and how far before."""
+        return recalled.KINDS
+
+    def kinds_of(self, split: str, index: int) -> NDArray[np.int64]:
+        """The kind of each target."""
+        tokens, targets = self.example(split, index)
+        return recalled.kinds(np.append(tokens, targets[-1:]), self._frequent, self.vocabulary)
+
+    @functools.cached_property
+    def _frequent(self) -> NDArray[np.int64]:
+        return recalled.frequent_pairs(self.tokens["train"], self.vocabulary)
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """Stretches of the text, the same for every length of the windows; a window counts where it begins."""
+        return [index * self.seq_len // STRETCH for index in indices]
 
     def example(self, split: str, index: int) -> Example:
         """A window; targets are the tokens one further."""

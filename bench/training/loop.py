@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
+from bench.training.evaluation import answers, evaluate
 from bench.training.settings import Training
 from bench.training.world import World
 
@@ -38,19 +38,6 @@ def training_indices(seed: int, step: int, batch_size: int, size: int | None) ->
 def _permutation(seed: int, epoch: int, size: int) -> Tensor:
     generator = torch.Generator().manual_seed(number_of(seed, "order", epoch))
     return torch.randperm(size, generator=generator)
-
-
-def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Ask a model `(b, n)` tokens; logits are made where something is asked only, `k` times.
-
-    Returns:
-        Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
-    """
-    asked = targets != IGNORED
-    logits = model(tokens, asked)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits, targets[asked], reduction="none")
-    return losses, logits.detach().argmax(-1) == targets[asked]
 
 
 class Trainer:
@@ -150,38 +137,13 @@ class Trainer:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
-    @torch.no_grad()
     def evaluate(self, split: str, examples: int) -> dict[str, Any]:
-        """Loss (nats) and accuracies over the first examples of a split, and the loss at each position."""
-        self.model.eval()
-        count = min(examples, self.task.size(split) or examples)
-        length = self.task.batch(split, [0]).tokens.shape[1]
-        sums: dict[str, Any] = {"dtype": torch.float64, "device": self.device}
-        right, whole, losses, asked = (torch.zeros(shape, **sums) for shape in ((), (), length, length))
-        for first in range(0, count, self.batch_size):
-            batch = self.task.batch(split, range(first, min(first + self.batch_size, count)))
-            own = self.world.rows(len(batch.tokens))
-            tokens, targets = batch.tokens[own].to(self.device), batch.targets[own].to(self.device)
-            if not len(tokens):
-                continue
-            with self._autocast():
-                found, is_right = answers(self.model, tokens, targets)
-            rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
-            wrong = torch.zeros(len(tokens), **sums).index_add_(0, rows, (~is_right).double())
-            right += is_right.sum()
-            whole += (wrong == 0).sum()
-            losses.index_add_(0, columns, found.double())
-            asked.index_add_(0, columns, torch.ones_like(found, dtype=torch.float64))
-        right, whole, losses, asked = map(self.world.total, (right, whole, losses, asked))
-        by_position = zip(losses.tolist(), asked.tolist(), strict=True)
-        return {
-            "step": self.step,
-            "examples": count,
-            "loss": float(losses.sum() / asked.sum()),
-            "token_accuracy": float(right / asked.sum()),
-            "example_accuracy": float(whole / count),
-            "loss_by_position": [loss / times if times else None for loss, times in by_position],
-        }
+        """The step, and what `bench.training.evaluation.evaluate` finds now."""
+        return {"step": self.step, **self.evaluated(self.model, self.task, split, examples)}
+
+    def evaluated(self, model: nn.Module, task: Task, split: str, examples: int) -> dict[str, Any]:
+        """What `bench.training.evaluation.evaluate` finds of a model and a task, in batches as those of training."""
+        return evaluate(model, task, split, examples, self.batch_size, self.world, self._autocast)
 
     def state(self) -> dict[str, Any]:
         """All that a run goes on from."""

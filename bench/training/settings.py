@@ -29,6 +29,7 @@ class Training:
     evaluate_every: int = setting(100, minimum=1, condition=False)  # steps
     evaluation_examples: int = setting(1024, minimum=1, condition=False)  # of the validation split
     test_examples: int = setting(4096, minimum=1, condition=False)  # of the test split, at the end
+    test_lengths: list[int] | None = setting(None, minimum=1, condition=False)  # others at which it is tested, too
     checkpoint_seconds: float = setting(60.0, minimum=0, condition=False)  # what a kill may cost
 
     def rate(self, step: int) -> float:

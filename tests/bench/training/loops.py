@@ -3,20 +3,18 @@
 import torch
 from torch import nn
 
-from bench.tasks import IGNORED, Batch
+from bench.tasks import IGNORED, Batch, Task
 from bench.training.loop import Trainer
 from bench.training.settings import Training
 
 VOCABULARY, LENGTH = 7, 5
 
 
-class Ramps:
+class Ramps(Task):
     """Predict the next token of a ramp: (a, a + b, a + 2b, ...) modulo the vocabulary; the first is not asked."""
 
-    vocabulary, source = VOCABULARY, "ramps"
-
-    def size(self, split):
-        return 24 if split == "train" else 16
+    def __init__(self):
+        super().__init__("ramps", VOCABULARY, True, {"train": 24, "validation": 16, "test": 16})
 
     def batch(self, split, indices):
         first = {"train": 0, "validation": 1000, "test": 2000}[split]

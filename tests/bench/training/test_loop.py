@@ -92,6 +92,7 @@ def test_evaluation_changes_nothing_and_is_that_of_all_examples_at_once():
     assert found["token_accuracy"] == pytest.approx(right[:, 1:].double().mean().item())
     assert found["example_accuracy"] == pytest.approx(right[:, 1:].all(1).double().mean().item())
     assert found["loss_by_position"][0] is None and found["examples"] == 13
+    assert found["loss_by_unit"] == pytest.approx(losses[:, 1:].mean(1).tolist(), rel=1e-12)
     assert found["loss_by_position"][1:] == pytest.approx(losses[:, 1:].mean(0).tolist(), rel=1e-12)
 
 

@@ -1,0 +1,89 @@
+"""Which tokens of a text could be recalled: the pair of a token and the one before it came earlier in the window.
+
+Zoology (Arora et al. 2023), section 3.1: associative recall hits are the last tokens of pairs that are repeated in the
+context, less the pairs that are so frequent in the training text that a model knows them by heart.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.tasks.corpus import Tokens
+
+Ids = NDArray[np.int64]
+
+FREQUENT = 1250
+"""Occurrences in the training text above which a pair is known by heart: Zoology's."""
+EDGES = (64, 128, 256, 512)
+"""Between distances of the earlier occurrence that are told apart; the window of `local` is the first."""
+KINDS = ("other", "recalled_below_64", "recalled_64_127", "recalled_128_255", "recalled_256_511", "recalled_from_512")
+
+
+def frequent_pairs(tokens: Tokens, vocabulary: int) -> Ids:
+    """The pairs of neighbouring tokens that occur more than `FREQUENT` times, `first * vocabulary + second`, sorted.
+
+    Where the tokens are bytes: the pairs of neighbouring words, as `_pairs` numbers them.
+    """
+    pairs, counts = np.unique(_pairs(np.asarray(tokens), vocabulary), return_counts=True)
+    return pairs[counts > FREQUENT]
+
+
+def kinds(window: NDArray[np.integer], frequent: Ids, vocabulary: int) -> Ids:
+    """Of each token but the first, `(n,)` of `(n + 1,)`: its place in `KINDS`.
+
+    The distance is that to the latest earlier occurrence of its pair, in tokens. Of bytes all of a word have its kind,
+    which is recalled where the word and the one before it came earlier, whole.
+    """
+    if vocabulary == BYTES:
+        return _of_bytes(window, frequent)
+    pairs = _pairs(window, vocabulary)
+    return _kinds(pairs, np.arange(len(pairs)), frequent)
+
+
+def _pairs(tokens: NDArray[np.integer], vocabulary: int) -> Ids:
+    if vocabulary == BYTES:
+        return _word_pairs(tokens)[0]
+    return tokens[:-1].astype(np.int64) * vocabulary + tokens[1:]
+
+
+def _kinds(pairs: Ids, places: Ids, frequent: Ids) -> Ids:
+    """Of each pair, at these places of the window."""
+    order = np.argsort(pairs, kind="stable")
+    again = np.flatnonzero(pairs[order[1:]] == pairs[order[:-1]])
+    later, earlier = order[again + 1], order[again]
+    found = np.zeros(len(pairs), np.int64)
+    found[later] = 1 + np.searchsorted(EDGES, places[later] - places[earlier], side="right")
+    found[np.isin(pairs, frequent)] = 0
+    return found
+
+
+BYTES = 256
+_WORD = np.zeros(BYTES, bool)
+_WORD[[*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_'", *range(128, BYTES)]] = True
+
+
+def _word_pairs(text: NDArray[np.integer]) -> tuple[Ids, Ids, Ids]:
+    """The pairs of neighbouring words of bytes, as numbers, and where the second of each begins and ends."""
+    edges = np.diff(np.concatenate([[False], _WORD[text], [False]]).astype(np.int8))
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    data = np.asarray(text, np.uint8).tobytes()
+    words = np.array([_number(data[start:end]) for start, end in zip(starts, ends, strict=True)], np.uint64)
+    return (words[:-1] * np.uint64(MIX) + words[1:]).astype(np.int64), starts[1:], ends[1:]
+
+
+MIX = 0x9E3779B97F4A7C15
+
+
+def _number(word: bytes) -> int:
+    """A number of 64 bits, the same in every process, and another one for nearly every other word."""
+    return int.from_bytes(blake2b(word, digest_size=8).digest(), "little")
+
+
+def _of_bytes(window: NDArray[np.integer], frequent: Ids) -> Ids:
+    pairs, starts, ends = _word_pairs(window)
+    of_words = _kinds(pairs, starts, frequent)
+    found = np.zeros(len(window), np.int64)
+    for kind, start, end in zip(of_words, starts, ends, strict=True):
+        found[start:end] = kind
+    return found[1:]

@@ -1,0 +1,94 @@
+"""What a model has learned: the losses of a split, by position, by unit of replication and by kind of answer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.tasks import IGNORED, Task
+from bench.training.world import World
+
+Autocast = Callable[[], Any]
+
+
+def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Ask a model `(b, n)` tokens; logits are made where something is asked only, `k` times.
+
+    Returns:
+        Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
+    """
+    asked = targets != IGNORED
+    logits = model(tokens, asked)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits, targets[asked], reduction="none")
+    return losses, logits.detach().argmax(-1) == targets[asked]
+
+
+class Sums:
+    """Sums of losses, and how many answers they are of, by a number that each answer has."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.sums = torch.zeros(2, size, dtype=torch.float64, device=device)
+
+    def add(self, losses: Tensor, numbers: Tensor) -> None:
+        """Losses `(k,)` and the number of each."""
+        both = torch.stack([losses.double(), torch.ones_like(losses, dtype=torch.float64)])
+        self.sums.index_add_(1, numbers.to(self.sums.device), both)
+
+    def over(self, world: World) -> tuple[list[float], list[int]]:
+        """The sums of all processes, and the counts."""
+        sums, counts = world.total(self.sums).tolist()
+        return sums, [round(count) for count in counts]
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, task: Task, split: str, examples: int, batch_size: int, world: World, autocast: Autocast
+) -> dict[str, Any]:
+    """Loss (nats) and accuracies over the first examples of a split.
+
+    Returns:
+        `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
+        the mean of each unit of replication; of the test split, where the task tells kinds of answers apart, also
+        `"parts": {kind: {"answers": how many, "loss": their sum}}`.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    count = min(examples, task.size(split) or examples)
+    length = task.batch(split, [0]).tokens.shape[1]
+    units, kinds = task.units(split, range(count)), task.kinds if split == "test" else ()
+    right, whole = torch.zeros(2, dtype=torch.float64, device=device)
+    by_position, by_unit, by_kind = (Sums(size, device) for size in (length, max(units) + 1, len(kinds)))
+    for first in range(0, count, batch_size):
+        of_batch = range(first, min(first + batch_size, count))
+        own = of_batch[world.rows(len(of_batch))]
+        if not own:
+            continue
+        tokens, targets = (x.to(device) for x in task.batch(split, own))
+        with autocast():
+            losses, is_right = answers(model, tokens, targets)
+        rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
+        wrong = torch.zeros(len(own), device=device).index_add_(0, rows, (~is_right).float())
+        right += is_right.sum()
+        whole += (wrong == 0).sum()
+        by_position.add(losses, columns)
+        by_unit.add(losses, torch.tensor([units[index] for index in own], device=device)[rows])
+        if kinds:
+            of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in own])).to(device)
+            by_kind.add(losses, of_answers[rows, columns])
+    total, asked = by_position.over(world)
+    found = {
+        "examples": count,
+        "loss": sum(total) / sum(asked),
+        "token_accuracy": float(world.total(right)) / sum(asked),
+        "example_accuracy": float(world.total(whole)) / count,
+        "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
+        "loss_by_unit": [loss / times for loss, times in zip(*by_unit.over(world), strict=True) if times],
+    }
+    if kinds:
+        parts = zip(kinds, *by_kind.over(world), strict=True)
+        found["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}
+    return found
