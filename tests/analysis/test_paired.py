@@ -1,0 +1,99 @@
+"""Paired comparisons, judged by planted truths."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE, corrected, difference, verdict
+
+SEEDS, UNITS = 5, 32
+
+
+def losses(rng, gain=0.0, seeds=SEEDS, sd_seeds=0.026, sd_units=0.02, sd_rest=0.05):
+    """Of a control, and of a mechanism that is the control plus noise, less a gain; the noise has a part of each kind.
+
+    The spread from seed to seed is that of the differences published before.
+    """
+    text, run = rng.normal(2, 0.3, UNITS), rng.normal(0, 0.1, (seeds, 1))
+    control = text + run
+    noise = rng.normal(0, sd_seeds, (seeds, 1)) + rng.normal(0, sd_units, UNITS)
+    return control - gain + noise + rng.normal(0, sd_rest, (seeds, UNITS)), control
+
+
+def verdicts(gain, experiments, **spread):
+    rng = np.random.default_rng(1)
+    found = [difference(*losses(rng, gain, **spread)) for _ in range(experiments)]
+    return [verdict(one, one.p) for one in found]
+
+
+def test_a_control_plus_noise_is_ranked_in_at_most_65_of_1000():
+    for spread in ({}, {"sd_units": 0.0}, {"sd_units": 0.1}, {"sd_seeds": 0.005}):
+        said = verdicts(0.0, 1000, **spread)
+        assert said.count(BETTER) + said.count(WORSE) <= 65, spread
+
+
+def test_a_gain_of_a_tenth_of_a_nat_is_found_with_five_seeds():
+    said = verdicts(0.1, 300)
+    assert said.count(BETTER) >= 0.8 * 300 and WORSE not in said
+    assert verdicts(-0.1, 100).count(WORSE) >= 80
+
+
+def test_what_is_equal_up_to_little_noise_is_as_good():
+    assert verdicts(0.0, 100, sd_seeds=0.003, sd_units=0.003, sd_rest=0.01).count(EQUIVALENT) >= 95
+    # A difference of the margin itself passes as none in at most five of a hundred.
+    said = verdicts(0.02, 1000, sd_seeds=0.005, sd_units=0.003, sd_rest=0.01)
+    assert said.count(EQUIVALENT) <= 65
+
+
+def test_intervals_cover():
+    rng = np.random.default_rng(2)
+    inside = 0
+    for _ in range(1000):
+        low, high = difference(*losses(rng, 0.05)).interval()
+        inside += low < -0.05 < high
+    assert 930 <= inside <= 990
+
+
+def test_a_family_is_wrong_in_one_of_twenty():
+    """Eight mechanisms that are the control plus noise; they share its noise, too."""
+    rng = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(400):
+        shared = losses(rng)[0]
+        family = [difference(losses(rng)[0] - losses(rng)[1] + shared, shared) for _ in range(8)]
+        wrong += min(corrected(family)) < 0.05
+    assert wrong <= 32
+
+
+def test_without_noise_of_units_it_is_the_paired_t_test():
+    rng = np.random.default_rng(4)
+    first, second = rng.normal(2, 0.1, (2, SEEDS, 1)) + rng.normal(0, 1e-9, (2, SEEDS, UNITS))
+    one, expected = difference(first, second), stats.ttest_rel(first.mean(1), second.mean(1))
+    assert one.p == pytest.approx(expected.pvalue, rel=1e-4)
+    interval = expected.confidence_interval()
+    assert one.interval() == pytest.approx((interval.low, interval.high), rel=1e-4)
+
+
+def test_corrected_is_holm():
+    class Fake:
+        def __init__(self, p):
+            self.p = p
+
+    assert corrected([Fake(p) for p in (0.01, 0.04, 0.03)]) == pytest.approx([0.03, 0.06, 0.06])
+    assert corrected([Fake(0.9), Fake(0.8)]) == [1.0, 1.0]
+
+
+def test_the_number_of_seeds_that_decides_does():
+    """Of experiments that are undecided at five seeds; then as many as it says, with the same spread."""
+    rng = np.random.default_rng(5)
+    needed = [difference(*losses(rng, 0.03, sd_units=0.0)).seeds_needed() for _ in range(200)]
+    enough = int(np.median(needed))
+    assert 5 < enough < 30
+    decided = [difference(*losses(rng, 0.03, seeds=enough, sd_units=0.0)) for _ in range(200)]
+    assert sum(verdict(one, one.p) != UNDECIDED for one in decided) >= 80
+    assert difference(*losses(rng, 0.02, sd_units=2.0)).seeds_needed() is None, "only more text would decide"
+
+
+def test_four_seeds_decide_nothing():
+    one = difference(*losses(np.random.default_rng(6), 1.0, seeds=4))
+    assert verdict(one, one.p) == UNDECIDED
