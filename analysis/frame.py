@@ -28,6 +28,7 @@ COLUMNS = (
     "mechanism",
     "function",  # that its output is or estimates: softmax, polynomial, or itself
     "exact",  # whether it is that function, up to rounding
+    "control",  # whether it is what others are compared with: it sees a window, itself, or all alike
     "hyperparameters",  # JSON
     "baseline",  # of a ratio: the label it is relative to
     "metric",
@@ -205,6 +206,7 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
         "mechanism": name,
         "function": facts.get("approximates") or name,
         "exact": bool(facts.get("exact")),
+        "control": bool(facts.get("control")),
         "hyperparameters": _json({k: v for k, v in cell["attention"].items() if k != "name"}),
         "features": features(record, cell["label"]),
         # An entry of an older comparison is as the cell is.

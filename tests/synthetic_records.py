@@ -28,6 +28,8 @@ ATTENTIONS = {
     "skeinformer": ({"name": "skeinformer", "num_features": 256}, 7.0, 0),
     "informer": ({"name": "informer", "num_features": 256, "num_samples": None}, 6.0, 0),
     "v_mean": ({"name": "v_mean"}, 0.3, 0),
+    "local": ({"name": "local"}, 1.0, 0),
+    "identity": ({"name": "identity"}, 0.1, 0),
     "xformers_memory_efficient": ({"name": "xformers_memory_efficient"}, 0.5, 4.0),
 }  # fmt: skip
 
@@ -79,7 +81,9 @@ def under(record, *disturbed):
 def _facts(cell):
     name = cell["attention"]["name"]
     exact = name in ("softmax", "flash", "polynomial", "xformers_memory_efficient")
-    return {"approximates": "polynomial" if "poly" in name else "softmax", "exact": exact, "size": SIZES.get(name)}
+    function = "polynomial" if "poly" in name else "softmax"
+    control = name in ("identity", "local", "v_mean")
+    return {"approximates": function, "exact": exact, "size": SIZES.get(name), "control": control}
 
 
 def config(label, bench, seq_len, attention=None, **changes):

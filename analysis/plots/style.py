@@ -35,7 +35,10 @@ MECHANISMS: dict[str, tuple[str, str]] = {
     "skeinformer": ("#882255", "*"),
     # By a search for the largest of the smallest distances to all others.
     "informer": ("#7f7a39", "<"),
+    # The controls are grey.
     "v_mean": ("#ababab", "h"),
+    "local": ("#6f6f6f", "|"),
+    "identity": ("#d2d2d2", "_"),
     "nystromformer": ("#484706", ">"),
     "bigbird": ("#701ce4", "p"),
     "reformer": ("#163215", "8"),

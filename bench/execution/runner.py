@@ -181,7 +181,7 @@ class Runner:
         """The fields of a new record that say what it is of, on which device of this machine and by which code."""
         mechanisms = [cell.config, *cell.config["bench"].get("against", ())]
         infos = {each["label"]: attention_zoo.info(each["attention"]["name"]) for each in mechanisms}
-        facts = ("approximates", "exact", "size")
+        facts = ("approximates", "exact", "size", "control")
         return {
             "record_id": secrets.token_hex(16),
             "cell_id": cell.cell_id,

@@ -1,0 +1,144 @@
+"""Whether a task can tell mechanisms apart, by its controls, and how they compare with these.
+
+A task on which a model learns no more from the whole context than from a window, or from no other token, ranks nobody.
+Its positive control is exact softmax, its negative ones are the mechanisms that say they are controls (`local`,
+`identity`, `v_mean`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, Array, Difference, corrected, difference, verdict
+from analysis.selection import MissingRecords
+from analysis.training import panels, trained_cells
+
+BY_UNIT = "loss_by_unit"
+DIAGNOSTIC, BLIND = "diagnostic", "not diagnostic here"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the controls of a task and a length say.
+
+    Attributes:
+        is_diagnostic: the positive control is better than every negative one.
+        sentence: why, with the smallest difference and its interval.
+        positive: the series of the positive control; None where there is none.
+        negative: the series of the negative control with the lowest loss; None where there is none.
+    """
+
+    is_diagnostic: bool
+    sentence: str
+    positive: str | None
+    negative: str | None
+
+    @property
+    def word(self) -> str:
+        """`diagnostic` or `not diagnostic here`."""
+        return DIAGNOSTIC if self.is_diagnostic else BLIND
+
+
+def losses(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
+    """Of one task and length: for each series and seed the test losses by unit of replication."""
+    found = rows[(rows["metric"] == BY_UNIT) & (rows["status"] == "ok")]
+    return {
+        str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
+        for name, of_series in found.groupby("series")
+    }
+
+
+def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | None:
+    """Over the seeds and units that both have; None where these are fewer than two."""
+    seeds = sorted(first.keys() & second.keys())
+    units = min((len(of[seed]) for of in (first, second) for seed in seeds), default=0)
+    if len(seeds) < 2 or units < 2:
+        return None
+    return difference(*(np.stack([of[seed][:units] for seed in seeds]) for of in (first, second)))
+
+
+def diagnose(rows: pd.DataFrame) -> Diagnosis:
+    """The diagnosis of one task and length."""
+    by_series, kinds = losses(rows), rows.drop_duplicates("series").set_index("series")
+    exact = kinds["exact"] & (kinds["function"] == "softmax")
+    positive = _lowest([name for name in by_series if exact[name]], by_series)
+    negatives = [name for name in by_series if kinds["control"][name]]
+    negative = _lowest(negatives, by_series)
+    if positive is None or negative is None:
+        missing = "an exact softmax" if positive is None else "a control (local, identity)"
+        return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
+    worst: tuple[float, str] | None = None
+    for name in negatives:
+        one = compared(by_series[positive], by_series[name])
+        if one is None or one.seeds < FEWEST_SEEDS:
+            has = 0 if one is None else one.seeds
+            return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
+        sentence = f"{positive} against {name}: {said(one)}"
+        if verdict(one, one.p) != BETTER:
+            return Diagnosis(False, sentence, positive, negative)
+        worst = max(worst or (one.value, sentence), (one.value, sentence))
+    assert worst is not None
+    return Diagnosis(True, worst[1], positive, negative)
+
+
+def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:
+    means = {name: np.mean([of.mean() for of in by_series[name].values()]) for name in names}
+    return min(means, key=lambda name: means[name]) if means else None
+
+
+def said(one: Difference) -> str:
+    """A difference in words: `-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`."""
+    low, high = one.interval(LEVEL)
+    return (
+        f"{one.value:+.3f} nats, 95 % interval {low:+.3f} to {high:+.3f} over {one.seeds} seeds and {one.units} units"
+    )
+
+
+def diagnoses(data: pd.DataFrame) -> dict[tuple[str, int], Diagnosis]:
+    """Of each task and length of trained cells (`analysis.training.trained_cells`)."""
+    return {key: diagnose(rows) for key, rows in panels(data)}
+
+
+def notes(data: pd.DataFrame) -> list[str]:
+    """What a caption says before anything of it is read as a ranking."""
+    by_word: dict[str, list[str]] = {}
+    for (kind, n), one in diagnoses(data).items():
+        by_word.setdefault(one.word, []).append(f"{kind}, n = {n:,} ({one.sentence})")
+    order = [word for word in (BLIND, DIAGNOSTIC) if word in by_word]
+    return [f"{word[0].upper()}{word[1:]}: {'; '.join(by_word[word])}." for word in order]
+
+
+def paired(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each mechanism against the best negative control and against softmax: differences of test losses, and verdicts.
+
+    Below 0 nats the mechanism is better. `p` is corrected over the comparisons of a task and length (Holm). Where the
+    task is not diagnostic nobody is ranked. `seeds needed` would decide what is undecided, in so many `hours needed` of
+    training both; without a number more seeds alone would not.
+    """
+    data, _ = trained_cells(frame)
+    tables = [_paired(rows, key) for key, rows in panels(data)]
+    table = pd.DataFrame([row for rows in tables for row in rows])
+    if table.empty:
+        raise MissingRecords("needs bench=train of a mechanism and a control with two seeds or more")
+    return table
+
+
+def _paired(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
+    found, by_series = diagnose(rows), losses(rows)
+    anchors = [name for name in (found.negative, found.positive) if name]
+    pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]
+    both = {pair: compared(*(by_series[name] for name in pair)) for pair in pairs}
+    known = {pair: one for pair, one in both.items() if one is not None}
+    hours = rows.drop_duplicates("cell_id").groupby("series")["duration_s"].mean() / 3600
+    table = []
+    for ((name, anchor), one), p in zip(known.items(), corrected([*known.values()]), strict=True):
+        low, high = one.interval()
+        needed = one.seeds_needed() if verdict(one, p) not in (BETTER, "worse", "as good as") else None
+        table.append(
+            dict(zip(("task", "n"), key, strict=True))
+            | {"attention": name, "against": anchor, "difference (nats)": one.value, "low": low, "high": high, "p": p}
+            | {"seeds": one.seeds, "units": one.units, "verdict": verdict(one, p) if found.is_diagnostic else BLIND}
+            | {"seeds needed": needed, "hours needed": needed and needed * (hours[name] + hours[anchor])}
+        )
+    return table

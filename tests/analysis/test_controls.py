@@ -1,0 +1,81 @@
+"""What is said of a task by its controls, on simulated runs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from synthetic_records import train
+
+from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, notes, paired
+from analysis.frame import tidy
+from analysis.training import trained_cells
+
+LM = {"task": "language_modelling"}
+LOSSES = {"softmax": 1.9, "local": 2.0, "identity": 2.4, "performer": 1.95, "polysketch_random_r32": 2.0}
+
+
+def run(label, seed, loss, noise=0.003, seq_len=64, text="kjv"):
+    """A run whose test has a loss by unit: the text's and the seed's part are shared by all mechanisms."""
+    rng = np.random.default_rng([seed, *label.encode()])
+    units = np.random.default_rng(0).normal(0, 0.2, 32) + np.random.default_rng(seed).normal(0, 0.05)
+    one = train(label, seq_len, seed, rng, settings={"text": text}, **LM)
+    by_unit = loss + units + noise * rng.normal() + noise * rng.normal(size=32)
+    test = {**one.measurements["test"], "loss": float(by_unit.mean()), "loss_by_unit": by_unit.tolist()}
+    return dataclasses.replace(one, measurements={**one.measurements, "test": test})
+
+
+def runs(losses=LOSSES, seeds=5, **changes):
+    return [run(label, seed, loss, **changes) for label, loss in losses.items() for seed in range(seeds)]
+
+
+def only(records):
+    ((_, found),) = diagnoses(trained_cells(tidy(records))[0]).items()
+    return found
+
+
+def test_a_task_on_which_context_helps_is_diagnostic():
+    found = only(runs())
+    assert found.word == DIAGNOSTIC and (found.positive, found.negative) == ("softmax", "local")
+    assert found.sentence.startswith("softmax against local: -0.0") and "over 5 seeds and 32 units" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"local": 1.9}, "softmax against local: "),
+        ({"local": 1.8}, "softmax against local: +0.1"),
+        ({"identity": 1.9}, "softmax against identity: "),
+    ],
+)
+def test_a_task_that_a_control_explains_is_not(changes, why):
+    found = only(runs(LOSSES | changes))
+    assert found.word == BLIND and found.sentence.startswith(why)
+
+
+def test_a_task_without_controls_or_seeds_is_not():
+    without = {label: loss for label, loss in LOSSES.items() if label not in ("local", "identity")}
+    assert only(runs(without)).sentence == "a control (local, identity) with losses by unit is missing"
+    assert "an exact softmax" in only(runs({"local": 2.0, "performer": 1.0})).sentence
+    assert only(runs(seeds=4)).sentence == "softmax and identity share 4 seeds, not 5"
+
+
+def test_captions_say_it_before_anything_is_ranked():
+    blind = runs(LOSSES | {"local": 1.8}, text="pydoc")
+    first, second = notes(trained_cells(tidy([*runs(), *blind]))[0])
+    assert first.startswith("Not diagnostic here: language modelling, pydoc, n = 64 (softmax against local: +0.1")
+    assert second.startswith("Diagnostic: language modelling, kjv, n = 64 (softmax against local: -0.0")
+
+
+def test_the_table_ranks_where_the_task_is_diagnostic_only():
+    table = paired(tidy(runs())).set_index(["attention", "against"])
+    assert table.loc[("performer", "local"), "verdict"] == "better"
+    assert table.loc[("performer", "softmax"), "verdict"] == "worse"
+    assert table.loc[("polysketch_random_r32", "local"), "verdict"] == "as good as"
+    assert table.loc[("performer", "local"), "difference (nats)"] == pytest.approx(-0.05, abs=0.01)
+    assert set(paired(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
+
+
+def test_what_is_undecided_says_how_many_seeds_would_decide():
+    table = paired(tidy(runs(LOSSES | {"performer": 2.03}, noise=0.04))).set_index(["attention", "against"])
+    row = table.loc[("performer", "local")]
+    assert row["verdict"] == "undecided" and row["seeds needed"] > 5 and row["hours needed"] > 0
