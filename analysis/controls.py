@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, Array, Difference, corrected, difference, verdict
+from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, UNDECIDED, Array, Difference, corrected, difference, verdict
 from analysis.selection import MissingRecords
 from analysis.training import panels, trained_cells
 
@@ -134,7 +134,7 @@ def _paired(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]
     table = []
     for ((name, anchor), one), p in zip(known.items(), corrected([*known.values()]), strict=True):
         low, high = one.interval()
-        needed = one.seeds_needed() if verdict(one, p) not in (BETTER, "worse", "as good as") else None
+        needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(
             dict(zip(("task", "n"), key, strict=True))
             | {"attention": name, "against": anchor, "difference (nats)": one.value, "low": low, "high": high, "p": p}

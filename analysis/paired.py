@@ -63,15 +63,19 @@ class Difference:
         low, high = self.interval(2 * LEVEL)
         return -margin < low and high < margin
 
-    def seeds_needed(self, margin: float = MARGIN) -> int | None:
+    def seeds_needed(self, comparisons: int = 1, margin: float = MARGIN) -> int | None:
         """Seeds that would decide, if the difference is what it seems to be; None where no number of them would.
 
-        Either the interval would not reach 0, or that of twice the level would lie inside the margin.
+        Either the interval, of a level divided by the `comparisons`, would not reach 0, or that of equivalence would
+        lie inside the margin.
         """
-        for seeds in range(max(self.seeds, 2), MOST_SEEDS + 1):
-            error = math.sqrt(self.between_seeds / seeds + self.between_units)
-            differs = stats.t.isf(LEVEL / 2, seeds - 1) * error < abs(self.value)
-            if differs or stats.t.isf(LEVEL, seeds - 1) * error < margin - abs(self.value):
+        for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
+            of_seeds = self.between_seeds / seeds
+            error = math.sqrt(of_seeds + self.between_units)
+            parts = [(seeds - 1, of_seeds), (self.units - 1, self.between_units)]
+            freedom = _freedom(of_seeds + self.between_units, parts)
+            differs = stats.t.isf(LEVEL / 2 / comparisons, freedom) * error < abs(self.value)
+            if differs or stats.t.isf(LEVEL, freedom) * error < margin - abs(self.value):
                 return seeds
         return None
 
@@ -90,7 +94,7 @@ def difference(first: Array, second: Array) -> Difference:
     return Difference(
         value=mean,
         variance=float(variance),
-        freedom=_freedom(variance, {seeds - 1: of_seeds, units - 1: of_units}),
+        freedom=_freedom(variance, [(seeds - 1, of_seeds), (units - 1, of_units)]),
         between_seeds=float(max(of_seeds - of_rest, 0) * seeds),
         between_units=float(max(of_units - of_rest, 0)),
         seeds=seeds,
@@ -98,11 +102,12 @@ def difference(first: Array, second: Array) -> Difference:
     )
 
 
-def _freedom(variance: float, parts: dict[int, float]) -> float:
-    """Satterthwaite's, no fewer than the smallest part has."""
+def _freedom(variance: float, parts: Sequence[tuple[int, float]]) -> float:
+    """Satterthwaite's, of parts with their own degrees; no fewer than the smallest of these."""
+    least = min(freedom for freedom, _ in parts)
     if variance == 0:
-        return min(parts)
-    return float(max(variance**2 / sum(part**2 / freedom for freedom, part in parts.items()), min(parts)))
+        return least
+    return float(max(variance**2 / sum(part**2 / freedom for freedom, part in parts), least))
 
 
 def corrected(differences: Sequence[Difference]) -> list[float]:

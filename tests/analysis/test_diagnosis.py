@@ -76,6 +76,6 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
 
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():
-    table = paired(tidy(runs(LOSSES | {"performer": 2.03}, noise=0.04))).set_index(["attention", "against"])
+    table = paired(tidy(runs(LOSSES | {"performer": 1.97}, noise=0.06))).set_index(["attention", "against"])
     row = table.loc[("performer", "local")]
     assert row["verdict"] == "undecided" and row["seeds needed"] > 5 and row["hours needed"] > 0
