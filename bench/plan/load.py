@@ -1,4 +1,4 @@
-"""The configuration files, composed by Hydra as data: nothing that they say runs, grows without bound or blocks.
+"""The configuration files, composed by Hydra as data: nothing that they say runs.
 
 Hydra reads `conf/` and the user's folders through `SettingsFiles`, a source of configurations of our own. It refuses
 what is no data. Files hold presets: it adds the defaults of the class that a file names.
@@ -6,7 +6,6 @@ what is no data. Files hold presets: it adds the defaults of the class that a fi
 
 import difflib
 import functools
-import itertools
 import os
 import re
 import warnings
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -36,9 +34,6 @@ from bench.plan.conf import CONF
 from bench.plan.data import require_data, shown
 
 NAME = "config"
-# A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
-LARGEST_FILE = 100_000
-MOST_VALUES = 20_000
 # Names that a message lists.
 MANY = 15
 # Of Hydra's own node: what Hydra writes itself, and what a command line may say.
@@ -180,33 +175,16 @@ def _url(folder: str | Path) -> str:
 
 def _read(file: Path) -> Any:
     """What a file holds, as OmegaConf has it."""
-    if file.stat().st_size > LARGEST_FILE:
-        raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
     try:
-        if "*" in file.read_text(encoding="utf-8"):
-            _require_few_values(file)
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8: {one_line(error)}") from None
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply") from None
-    except (ConfigError, OmegaConfBaseException, MarkedYAMLError):
+    except (OmegaConfBaseException, MarkedYAMLError):
         raise
     except Exception as error:  # of a tag such as !!int, say
         raise ConfigError(f"{file}: {one_line(error)}") from error
-
-
-def _require_few_values(file: Path) -> None:
-    """Refuse aliases that stand for more values than memory holds, or for themselves: OmegaConf copies each of them."""
-    with open(file, encoding="utf-8") as stream:  # its name is in YAML's errors
-        pending, count = [yaml.compose(stream, Loader=yaml.SafeLoader)], 0
-    while pending:
-        node = pending.pop()
-        count += 1
-        if count > MOST_VALUES:
-            raise ConfigError(f"{file}: must have at most {MOST_VALUES:,} values, aliases expanded")
-        if isinstance(node, yaml.CollectionNode):
-            pending += itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
 
 
 def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
