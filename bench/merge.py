@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.records import own
-from bench.records.archive import Archive, ArchiveError
+from bench.records.archive import Archive
 from bench.records.disk import read_file, write_atomically
 from bench.records.record import RecordError
 from bench.records.store import Store
@@ -95,11 +95,8 @@ def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
 
 def _open(source: Path, into: Path) -> Store:
     """A source's records."""
-    if source.is_file():
-        try:
-            return Archive(source)
-        except ArchiveError as error:
-            raise ConfigError(f"FROM={str(source)!r}: {one_line(error)}") from None
+    if os.path.lexists(source) and not source.is_dir():
+        return Archive(source)
     results = Results(source)
     if not results.records_dir.is_dir():
         raise ConfigError(f"FROM={str(source)!r}: holds no records; must be a results folder or an archive of one")

@@ -1,4 +1,7 @@
-"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home."""
+"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home.
+
+What `bench.merge` does with an archive is unpacking it.
+"""
 
 import os
 import re
@@ -19,12 +22,8 @@ from bench.records.store import Store
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
 
 
-class ArchiveError(ValueError):
-    """An archive that holds something else than records; the message names it."""
-
-
 class Archive(Store):
-    """The records in an archive, in memory; raises `ArchiveError` where it is torn or holds something else."""
+    """The files of records in an archive, in memory; a `ConfigError` says that it is torn or holds others."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -36,18 +35,13 @@ class Archive(Store):
                     match = MEMBER.fullmatch(member.name)
                     content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
                     if match is None or content is None:
-                        raise ArchiveError(f"{path}: {member.name[:200]!r} is not a record's file")
+                        raise RecordError(f"{member.name[:200]!r} is not a record's file")
                     data = content.read()
                     self._files[match[1], match[2]] = decompress(data) if match[3] else data
         except FileExistsError:
-            raise ArchiveError(f"{path}: is no file; must be an archive that `make pack` wrote") from None
+            raise ConfigError(f"{path}: is no file; must be an archive that `make pack` wrote") from None
         except (tarfile.TarError, zlib.error, EOFError, OSError, RecordError) as error:
-            raise ArchiveError(f"{path}: {one_line(error)}") from None
-        for name in self.names():
-            try:
-                self.decode(name)
-            except RecordError as error:
-                raise ArchiveError(f"{path}: {name}: {error}") from None
+            raise ConfigError(f"{path}: {one_line(error)}") from None
 
     def names(self) -> list[str]:
         """As of any store."""
@@ -67,8 +61,8 @@ class Archive(Store):
 def pack(results_dir: Path, path: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
-    A file that is no record is named on stderr and left out. Raises ArchiveError where something else is at the
-    archive's path, ConfigError where the folder is not one of results or lacks records that the archive has.
+    A file that is no record is named on stderr and left out. Raises ConfigError where something else is at the
+    archive's path, and where the folder is not one of results or lacks records that the archive has.
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
@@ -78,8 +72,8 @@ def pack(results_dir: Path, path: Path) -> int:
     if os.path.lexists(path):
         try:
             lost = {*Archive(path).names()} - {record.name for record in records}
-        except ArchiveError:
-            raise ArchiveError(f"{path}: is no archive of records, and stays as it is; must be a new name") from None
+        except ConfigError:
+            raise ConfigError(f"{path}: is no archive of records, and stays as it is; must be a new name") from None
         if lost:
             raise ConfigError(f"{where}: lacks {len(lost)} records that {path} has; the archive must be a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,20 +90,6 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def unpack(path: Path, results_dir: Path) -> tuple[int, int]:
-    """Add an archive's records to a results folder; returns how many were added, and how many were there and stay.
-
-    Raises ArchiveError where it is no archive of records; nothing is written then.
-    """
-    archive = Archive(path)
-    own.claim(results_dir, own.RESULTS, "--results")
-    store = Store(results_dir)
-    missing = [name for name in archive.names() if not os.path.lexists(store.records_dir / name)]
-    for name in missing:
-        store.copy(archive, name)
-    return len(missing), len(archive.names()) - len(missing)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = Parser(prog="python -m bench.records.archive", description=__doc__)
@@ -117,16 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("archive", type=named_path, metavar="ARCHIVE")
     parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     options = parser.parse_args(arguments)
+    if options.command == "unpack":
+        from bench.merge import main as merge
+
+        return merge([str(options.archive), str(options.results)])
     try:
-        if options.command == "pack":
-            print(f"{options.archive}: {pack(options.results, options.archive)} records")
-        else:
-            added, present = unpack(options.archive, options.results)
-            print(f"{options.results}: {added} records added, {present} were there")
-    except (ArchiveError, ConfigError, OSError) as error:
-        setting = "ARCHIVE=" if isinstance(error, ArchiveError) else ""
-        print(f"error: {setting}{one_line(error)}", file=sys.stderr)
-        return 1 if isinstance(error, OSError) else 2
+        print(f"{options.archive}: {pack(options.results, options.archive)} records")
+    except (ConfigError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
