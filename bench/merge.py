@@ -33,7 +33,6 @@ PLANS = "sweeps/*/plan.json.gz"
 
 # What becomes of records, in the words of the last line.
 ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
-BESIDE = "cells have new records beside others"
 
 
 def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
@@ -42,8 +41,7 @@ def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
     Where one of them is neither, that is a `ConfigError`, and nothing is written.
     """
     opened = [(source, _open(source, into)) for source in sources]
-    store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED, BESIDE), 0))
-    beside: set[str] = set()
+    store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED), 0))
     try:
         own.claim(into, own.RESULTS, "INTO")
         store.records_dir.mkdir(exist_ok=True)
@@ -51,12 +49,9 @@ def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
         raise ConfigError(f"INTO={str(into)!r}: {error.strerror}; must be a results folder or a new one") from None
     store.clear_leftovers()
     for source, records in opened:
-        cells = {name[:16] for name in store.names()}
         for name in records.names():
             with _skipped(f"{source}: {name}", tally):
-                tally[became := _merge_record(source, records, name, store)] += 1
-                if became == ADDED and name[:16] in cells:
-                    beside.add(name[:16])
+                tally[_merge_record(source, records, name, store)] += 1
         for plan in source.glob(PLANS):
             # Two plans with one name have the same cells: the name is their hash.
             if not (copy := into / plan.relative_to(source)).exists():
@@ -64,7 +59,6 @@ def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
                     data = read_file(plan)
                     copy.parents[1].mkdir(exist_ok=True)
                     write_atomically(copy, data)
-    tally[BESIDE] = len(beside)
     return tally
 
 
