@@ -36,8 +36,8 @@ from bench.plan.data import require_data, shown
 NAME = "config"
 # Names that a message lists.
 MANY = 15
-# Of Hydra's own node: what Hydra writes itself, and what a command line may say.
-WRITTEN = ("overrides", "runtime", "searchpath", "launcher")
+# Of Hydra's own node: what Hydra writes itself, what a command line may say, and what only its own runs read.
+WRITTEN = ("overrides", "runtime", "searchpath", "launcher", "job")
 
 
 @contextmanager
@@ -197,21 +197,15 @@ def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
 
 
 @functools.cache
-def _own() -> dict[str, Any]:
+def _own() -> Any:
     """Hydra's node as `conf/` has it."""
     with initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
-        return _settled(OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra))
-
-
-def _settled(node: Any) -> dict[str, Any]:
-    """Hydra's node without what Hydra itself writes there, and what a command line may say."""
-    job = {key: value for key, value in node["job"].items() if key != "override_dirname"}
-    return {**{key: value for key, value in node.items() if key not in WRITTEN}, "job": job}
+        return OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra)
 
 
 def _require_own(node: dict[str, Any]) -> None:
     """Refuse what would make Hydra run code, write elsewhere, or do something else than a sweep."""
-    for key, value in _settled(node).items():
-        if value != _own().get(key):
+    for key, value in node.items():
+        if key not in WRITTEN and value != _own().get(key):
             raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")
     executors.check(node["launcher"])
