@@ -258,11 +258,6 @@ def test_the_id_of_a_comparison_follows_its_entries_and_their_order_and_not_thei
     assert len(set(dtypes)) == 3
 
 
-def test_equal_mechanisms_under_one_name_are_no_comparison():
-    with pytest.raises(ConfigError, match="needs two or more"):
-        compared("attention=polynomial", "attention.scale=1,1.0")
-
-
 def test_a_group_of_the_users_own_may_have_a_package(tmp_path):
     for name, text in (
         ("attention/mine", "causal: true\nattention: {name: flash, scale: 0.5}"),
