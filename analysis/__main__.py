@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         with page(options.width, options.captions == "picture", options.names):
             return int(options.run(_chosen(frame, options), options))
-    except (ConfigError, MissingRecords, plans.PlanError, OSError) as error:
+    except (ConfigError, MissingRecords, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 

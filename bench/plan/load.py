@@ -84,8 +84,6 @@ class SettingsFiles(ConfigSource):
         group, _, name = config_path.rpartition("/")
         if ".." in Path(config_path).parts:
             raise ConfigError(f"{group.partition('/')[0]}={name}: must be the name of a file in {group}/")
-        if Path(config_path).suffix in (".yaml", ".yml"):
-            raise ConfigError(f"{group}={name}: must be {Path(name).stem}, the name of a file without its ending")
         file = self._path(f"{config_path}.yaml")
         if not file.is_file():
             raise ConfigLoadError(f"Config not found: {file}")
@@ -104,8 +102,8 @@ class SettingsFiles(ConfigSource):
         return self._path(config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Whether this is a file; its name may have an ending here, so that `load_config` says that it must not."""
-        return self._path(f"{config_path.removesuffix('.yml').removesuffix('.yaml')}.yaml").is_file()
+        """Whether this is a file."""
+        return self._path(f"{config_path}.yaml").is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of the files and folders in a group."""

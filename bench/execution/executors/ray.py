@@ -28,7 +28,6 @@ from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
 from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
-from bench.records.plans import PlanError
 
 POLL_S = 0.5
 CONNECTS_WITHIN_S = 10.0
@@ -198,7 +197,7 @@ def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu
     with contextlib.nullcontext() if on_gpu else pin_to_free_cores(num_cpus, CPUS) as cores:
         try:
             runner, todo = remote.load(Path(results_dir), sweep_id)
-        except PlanError as error:
+        except ConfigError as error:
             raise ConfigError(
                 f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"
             ) from None

@@ -52,7 +52,7 @@ def main(file: Path, index: int) -> int:
         if interrupts.first == signal.SIGUSR2:
             _requeue(results_dir, sweep_id)
         return TRY_AGAIN
-    except (ConfigError, OSError, plans.PlanError) as error:
+    except (ConfigError, OSError) as error:
         print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
         return 1
     return 0

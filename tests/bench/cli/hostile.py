@@ -28,7 +28,7 @@ SENTENCES = {
     "timeout=0": "timeout=0.0: must be a number above 0",
     "results_dir=s3://bucket/runs": "results_dir='s3://bucket/runs': must be a folder",
     "tracking=mlflow tracking.experiment=": "tracking.experiment='': must be a name",
-    "attention=flash.yaml": "attention=flash.yaml: must be flash, the name of a file without its ending",
+    "attention=flash.yaml": "attention=flash.yaml: unknown; did you mean flash",
     "hydra.launcher.executor=os": "hydra.launcher.executor='os': must be one of cells, devices, ray, slurm",
     "hydra/launcher=devices hydra.launcher.cores_per_worker=4096": "hydra.launcher.cores_per_worker=4096: must be at",
     "hydra/launcher=ray hydra.launcher.num_cpus=4096": "hydra.launcher.num_cpus=4096: must be at most",
