@@ -305,17 +305,12 @@ def strange(kind):
 
 
 def _labelled(record, text):
-    config = record.config
-    label, attention = config["label"], {**config["attention"], "note": text}
-    config = {**config, "label": text, "attention": attention}
-    fields = {"mechanisms": {text: record.mechanisms[label]} | record.mechanisms}
-    if "against" in config["bench"]:
-        times = record.measurements["samples"]
-        names = [text, *record.measurements["labels"][1:]]
-        renamed_times = {text: times[label]} | {key: value for key, value in times.items() if key != label}
-        fields["measurements"] = {**record.measurements, "labels": names, "samples": renamed_times}
+    """The record with the text in place of its label, wherever that stands, and beside its hyperparameters."""
+    label = json.dumps(record.config["label"])
+    fields = json.loads(json.dumps(dataclasses.asdict(record)).replace(label, json.dumps(text)))
+    fields["config"]["attention"]["note"] = text
     reason = None if record.status == "ok" else text * 100
-    return dataclasses.replace(record, config=config, reason=reason, stderr_tail=text, overrides=(text,), **fields)
+    return type(record)(**fields | {"reason": reason, "stderr_tail": text, "overrides": (text,)})
 
 
 ERRORS = ("measurements.absolute", "measurements.relative")
