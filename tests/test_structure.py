@@ -17,7 +17,7 @@ ROOMS = {
     "mechanisms": r"attention_zoo(\.third_party\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
     "common": r"bench\.(common|published)(\..*)?",
-    "records": r"bench\.records(\.(?!(summary|table)$)\w+)?",
+    "records": r"bench\.records(\.(?!(archive|summary|table)$)\w+)?",
     "folders of trained models": r"bench\.training\.saved",
     "models": r"bench\.models(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
@@ -26,7 +26,7 @@ ROOMS = {
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     # Of older records the benchmarks say what was measured.
-    "what records say": r"bench\.records\.(summary|table)",
+    "what records say": r"bench\.records\.(archive|summary|table)",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
     "frame": r"analysis\.(formats|frame|intervals|published|selection|table|tables(\..*)?|training)",

@@ -1,6 +1,6 @@
 """`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home.
 
-What `bench.merge` does with an archive is unpacking it.
+To unpack one is to merge it, as `bench.merge` does with any results.
 """
 
 import os
@@ -8,17 +8,23 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.common import signals
-from bench.common.errors import ConfigError, Parser, named_path, one_line
+from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.records import own
-from bench.records.disk import LARGEST, decompress, replacing, require_file
+from bench.records.disk import LARGEST, decompress, read_file, replacing, require_file, write_atomically
 from bench.records.own import RECORD
 from bench.records.record import RecordError
 from bench.records.store import Store
+from bench.records.summary import Results
 
+PLANS = "sweeps/*/plan.json.gz"
+# What becomes of records, in the words of the last line.
+ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
 
 
@@ -90,6 +96,77 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
+def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
+    """Add the records of results folders and archives to a results folder, in this order, and count them.
+
+    Where one of them is neither, that is a `ConfigError`, and nothing is written.
+    """
+    opened = [(source, _open(source, into)) for source in sources]
+    store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED), 0))
+    try:
+        own.claim(into, own.RESULTS, "INTO")
+        store.records_dir.mkdir(exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"INTO={str(into)!r}: {error.strerror}; must be a results folder or a new one") from None
+    store.clear_leftovers()
+    for source, records in opened:
+        for name in records.names():
+            with _skipped(f"{source}: {name}", tally):
+                tally[_merge_record(source, records, name, store)] += 1
+        for plan in source.glob(PLANS):
+            # Two plans with one name have the same cells: the name is their hash.
+            if not (copy := into / plan.relative_to(source)).exists():
+                with _skipped(str(plan), tally):
+                    data = read_file(plan)
+                    copy.parents[1].mkdir(exist_ok=True)
+                    write_atomically(copy, data)
+    return tally
+
+
+@contextmanager
+def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
+    """Name what is no record, and go on."""
+    try:
+        yield
+    except RecordError as error:
+        tally[SKIPPED] += 1
+        say(f"{bounded(what)}: skipped, {one_line(error)}")
+
+
+def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
+    """What becomes of it; a `RecordError` where it is no record."""
+    path = store.records_dir / name
+    if not os.path.lexists(path):
+        records.decode(name)
+        store.copy(records, name)
+        return ADDED
+    data = records.read_record(name)
+    with suppress(RecordError):
+        if read_file(path) == data:
+            return THERE
+    say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
+    return CONFLICT
+
+
+def _open(source: Path, into: Path) -> Store:
+    """A source's records."""
+    if os.path.lexists(source) and not source.is_dir():
+        return Archive(source)
+    results = Results(source)
+    if not results.records_dir.is_dir():
+        raise ConfigError(f"FROM={str(source)!r}: holds no records; must be a results folder or an archive of one")
+    if into.exists() and source.samefile(into):
+        raise ConfigError(f"FROM={str(source)!r}: is INTO itself")
+    return results
+
+
+def report(tally: Counter[str], into: Path) -> int:
+    """Say what became of what was merged; returns the exit status."""
+    counts = ", ".join(f"{count} {what}" for what, count in tally.items() if count or what == ADDED)
+    print(f"{into}: {counts}")
+    return int(tally[CONFLICT] + tally[SKIPPED] > 0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = Parser(prog="python -m bench.records.archive", description=__doc__)
@@ -97,14 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("archive", type=named_path, metavar="ARCHIVE")
     parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     options = parser.parse_args(arguments)
-    if options.command == "unpack":
-        from bench.merge import main as merge
-
-        return merge([str(options.archive), str(options.results)])
     try:
+        if options.command == "unpack":
+            return report(merge([options.archive], options.results), options.results)
         print(f"{options.archive}: {pack(options.results, options.archive)} records")
     except (ConfigError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        say(f"error: {one_line(error)}")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 

@@ -11,8 +11,7 @@ import pytest
 from synthetic_records import memory, train
 
 from bench.common.errors import ConfigError
-from bench.merge import merge
-from bench.records.archive import main, pack
+from bench.records.archive import main, merge, pack
 from bench.records.store import Store
 
 
