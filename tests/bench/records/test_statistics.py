@@ -1,8 +1,5 @@
 """Intervals against their coverage on known distributions, crossovers against closed forms."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -150,18 +147,3 @@ def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
     assert (few.low, few.high) == pytest.approx(np.log([0.5 / 2.0, 0.8 / 1.0]) / np.log(4))
     two = power_law((8, 32), [small[:2], large[:2]])
     assert np.isnan([two.low, two.high]).all() and two.value < 0
-
-
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
-        ("bench.tracking.mirror", ("torch", "mlflow", "pandas")),
-        ("analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
-        ("analysis.__main__", ("torch", "bench.measures", "hydra", "mlflow")),
-    ],
-)
-def test_what_importing_loads(module, heavy):
-    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
