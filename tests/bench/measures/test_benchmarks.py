@@ -71,22 +71,6 @@ print(*load(sys.argv[1]).metric, *tidy(older).metric)
     assert python("-c", code, tmp_path / "runs") == "output_norm output_norm norm norm\n"
 
 
-@pytest.mark.commands
-def test_an_edit_of_a_benchmark_from_outside_measures_it_anew(tmp_path):
-    """Its file is part of the content id of its cells."""
-    code = """
-from bench.plan.cell import Variant, make_cell
-from bench.plan.config import check
-names = {"attention": {"name": "v_mean"}, "bench": {"name": "output_norm"}, "inputs": {"name": "gaussian"}}
-print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_mean"})).cell_id)
-"""
-    ids = []
-    for text in ("", "", "# edited\n"):
-        (tmp_path / "output_norm.py").write_text(OUTSIDE + text)
-        ids.append(python("-c", code, outside=tmp_path))
-    assert ids[0] == ids[1] != ids[2]
-
-
 def test_every_yaml_is_a_benchmark_whose_settings_come_back_from_a_record_as_they_went_in():
     assert sorted(path.stem for path in (CONF / "bench").glob("*.yaml")) == BENCHMARKS
     for name in BENCHMARKS:

@@ -133,12 +133,6 @@ def test_inputs_are_the_same_for_every_mechanism_and_known_by_those_that_are_mea
     assert known is not None and known == contexts[0].inputs_sha256 == contexts[1].inputs_sha256
 
 
-def test_each_mechanism_of_a_comparison_has_its_own_reference():
-    against = [{"label": "mean", "attention": {"name": "v_mean"}, "impl": "auto", "dtype": "float32"}]
-    context = CellContext(config("flash", bench={"name": "compare", "against": against}), None)
-    assert [context.reference(label).info.name for label in ("flash", "mean")] == ["flash", "v_mean"]
-
-
 def test_the_exact_function_shares_hyperparameters():
     given = {"name": "polysketch", "degree": 8, "scale": 0.5, "sketch": "srht"}
     exact = CellContext(config("polysketch", attention=given, causal=True), None).exact()

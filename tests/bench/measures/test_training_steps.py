@@ -126,11 +126,6 @@ def test_a_comparison_says_times_rates_and_the_ratio():
     assert measures.get("compare_train_step").headline(numbers).startswith("quick 3x")
 
 
-def compared(labels, tmp_path, repeats, **changes):
-    against = [{"label": label, "attention": {"name": "flash"}, **changes} for label in labels[1:]]
-    return measure("compare_train_step", tmp_path, own={"against": against}, label=labels[0], repeats=repeats)
-
-
 def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch):
     seen = {}
 
@@ -139,8 +134,8 @@ def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch)
         return trainer
 
     monkeypatch.setattr(train_step, "make_trainer", noted)
-    other = {"attention": {"name": "performer"}, "dtype": "bfloat16"}
-    measured = compared(("flash", "performer"), tmp_path, 2, **other)
+    other = {"label": "performer", "attention": {"name": "performer"}, "dtype": "bfloat16"}
+    measured = measure("compare_train_step", tmp_path, own={"against": [other]}, repeats=2)
     assert measured["labels"] == ["flash", "performer"] and list(measured["samples"]) == measured["labels"]
     names = {label: trainer.model.blocks[0].multihead.attention.info.name for label, trainer in seen.items()}
     assert names == {"flash": "flash", "performer": "performer"}
