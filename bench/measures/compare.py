@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bench.common.schema import PASSES, setting
-from bench.measures import register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext
 from bench.measures.rounds import Comparing, compared, time_in_rounds
 from bench.measures.timing import Pass
@@ -18,12 +18,11 @@ from bench.records.metrics import Metric, median, speedups
 
 @register
 @dataclass
-class Compare(Comparing):
+class Compare(Sized, Comparing):
     """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
     name: ClassVar[str] = "compare"
 
-    num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own
     measured_pass: str = setting("forward", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
