@@ -142,15 +142,6 @@ def test_the_contrast_is_a_sketch_of_the_whole_degree():
     assert measure(measured)["negative_share"] == [(left @ right.mT < 0).double().mean((0, 2, 3)).tolist()]
 
 
-def test_what_is_sketched_is_what_the_norm_leaves():
-    large = tuple(100 * x for x in CellContext().inputs())  # the layer norm's eps is nothing to them
-    moved = tuple(3 * x + 1 for x in large)
-    benches = CellContext(inputs=large), CellContext(inputs=moved), CellContext(inputs=moved, qk_layernorm=False)
-    first, second, third = (measure(one)["kernel_error"] for one in benches)
-    np.testing.assert_allclose(first, second, rtol=1e-6)
-    assert not np.allclose(first, third, rtol=1e-2)
-
-
 def test_degree_2_is_its_own_sketch():
     result = measure(CellContext(degree=2, repeats=5))
     assert result["features"] is None and np.shape(result["kernel_error"]) == (2, 3)
