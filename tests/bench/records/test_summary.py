@@ -10,7 +10,7 @@ import pytest
 from synthetic_records import everything
 
 from bench import measures
-from bench.records.record import STATUSES, RecordError
+from bench.records.record import RecordError
 from bench.records.store import Store, decode, encode
 from bench.records.summary import headline, quantities, summarised, traits
 
@@ -32,7 +32,7 @@ def test_a_record_reads_back_as_its_benchmark_says(kind):
     newer = reread(summarised(older))
     assert newer.measurements == older.measurements and newer.summary
     assert {**traits(newer), **traits(older)} == newer.summary
-    assert record.status != "ok" or headline(newer) == headline(older)
+    assert headline(newer) == headline(older) if record.status == "ok" else newer.summary == traits(older)
     for ours, theirs in zip(quantities(newer), quantities(older), strict=True):
         np.testing.assert_equal(dataclasses.asdict(ours), dataclasses.asdict(theirs))
 
@@ -43,12 +43,6 @@ def test_numbers_that_json_has_not_read_back():
     newer = reread(summarised(dataclasses.replace(record, measurements=measured, summary={})))
     perplexity = next(one for one in quantities(newer) if one.metric == "perplexity")
     assert perplexity.value == pytest.approx(np.exp(690.0)) and np.isnan(perplexity.low)
-
-
-@pytest.mark.parametrize("status", STATUSES[1:])
-def test_a_record_without_measurements_says_only_what_its_benchmark_is_like(status):
-    failed = summarised(dataclasses.replace(OK, status=status, reason="why", measurements={}))
-    assert failed.summary == traits(dataclasses.replace(failed, summary={}))
 
 
 READING = """
