@@ -84,8 +84,6 @@ for parent, size in (("skeinformer", "num_features"), ("linformer", "projection_
     wrong(parent, "a_thousandth_too_large", FLOAT64, lambda right, *qkv: 1.001 * right(*qkv[:3]), **{size: 16})
 off = torch.tensor([1, 1.0015])[:, None, None]
 wrong("softmax", "one_head_off", "head 1", lambda right, q, k, v, self: right(q, k, v) * off)
-nan_at = r"1 of \d+ values are not finite, the first at \(0, 1, 7, 3\)"
-wrong("softmax", "one_nan", nan_at, lambda right, q, k, v, self: changed(right(q, k, v), 0, 1, 7, 3, to=torch.nan))
 
 
 def between(right, q, k, v, self):
@@ -105,7 +103,8 @@ def without_window_and_random_blocks(right, q, k, v, self):
     return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf).softmax(-1) @ v
 
 
-wrong("softmax", "one_nan_between_the_rows_that_are_compared", r"1 of \d+ values are not finite", between)
+nan_at = r"1 of \d+ values are not finite, the first at \(0, 1, 77, 3\)"
+wrong("softmax", "one_nan_between_the_rows_that_are_compared", nan_at, between)
 wrong("polysketch", "forgets", FLOAT64, forgets_all_but_the_local_block, BEYOND_LOCAL, local=True)
 wrong("bigbird", "without_blocks", FLOAT64, without_window_and_random_blocks, SPARSE)
 for parent, size in (("reformer", "bucket_size"), ("informer", "num_features")):
@@ -113,11 +112,6 @@ for parent, size in (("reformer", "bucket_size"), ("informer", "num_features")):
     wrong(parent, "a_third_zero", FLOAT64, lambda right, *qkv: changed(right(*qkv[:3]), *EVERY_THIRD), **third)
 
 
-def last_keys_left_out(right, q, k, v, self):
-    return right(q, changed(k, ..., slice(-20, None), slice(None)), v)
-
-
-wrong("nystromformer", "last_keys_left_out", FLOAT64, last_keys_left_out, num_landmarks=16)
 wrong("nystromformer", "one_step_towards_the_inverse", FLOAT64, seeing(iterations=1), num_landmarks=16)
 
 # --- Where nobody looked --------------------------------------------------------------------------
