@@ -3,15 +3,14 @@
 from datetime import datetime
 
 import pytest
-from aftermath import CHEAP, Sweep
+from aftermath import A_WORKER_PER_CORE, CHEAP, Sweep
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("two_cores")]
 
 OOMS = 20
 SMALL = CHEAP[:4]
-MEMORY = ["bench=memory", "bench.passes=[forward]"]
+MEMORY = ["bench=memory", "bench.passes=[forward]", "bench.memory_limit=0.5"]
 EATS = "odd_forward_allocate_for_ever"
-A_WORKER_PER_CORE = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "bench.memory_limit=0.5"]
 
 
 def beside(record, others):
