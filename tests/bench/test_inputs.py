@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import bench.inputs
 from attention_zoo import create
+from bench.common.errors import ConfigError
 from bench.inputs import models, texts
 from bench.inputs.base import inputs_seed
 from bench.inputs.pretrained import Pretrained
@@ -292,17 +293,22 @@ def check_error(kind, message, config, cache_dir):
 
 def test_errors_of_the_config(tmp_path):
     unknown = gaussian() | {"inputs": {"name": "gaussian", "scale": 2}}
-    for config, message in (
-        (gaussian() | {"inputs": {"name": "cifar"}}, "inputs.name='cifar': must be one of gaussian, pretrained"),
-        (unknown, "inputs.scale=2: unknown; gaussian takes score_scale"),
-        (gaussian(0), "inputs.score_scale=0: must be"),
-        (pretrained(weights="new"), "inputs.weights='new': must be one of"),
-        (pretrained(layer=-1), "inputs.layer=-1: must be"),
-        (pretrained(window=0), "inputs.window=0: must be"),
-        (pretrained(model="./none"), "inputs.model='./none': must be"),
-        (pretrained(text="none.txt"), "inputs.text='none.txt': must be"),
+    for kind, message, config in (
+        (
+            ConfigError,
+            "inputs.name='cifar': must be one of gaussian, pretrained",
+            {**unknown, "inputs": {"name": "cifar"}},
+        ),
+        (ConfigError, "inputs.scale=2: unknown; known are score_scale", unknown),
+        (ConfigError, "inputs.score_scale=0.0: must be", gaussian(0)),
+        (ConfigError, "inputs.weights='new': must be one of", pretrained(weights="new")),
+        (ConfigError, "inputs.layer=-1: must be", pretrained(layer=-1)),
+        (ConfigError, "inputs.window=0: must be", pretrained(window=0)),
+        (ValueError, "inputs.model='./none': must be", pretrained(model="./none")),
+        (ValueError, "inputs.model='': must be", pretrained(model="")),
+        (ValueError, "inputs.text='none.txt': must be", pretrained(text="none.txt")),
     ):
-        check_error(ValueError, message, config, tmp_path)
+        check_error(kind, message, config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -332,23 +332,14 @@ BROKEN = [
     (cut, "model.safetensors cannot be read: "),
     (holding(bias=torch.zeros(3)), "model.safetensors: bias is [3], must be [17] as config.json has it"),
     (holding(bias=None), "model.safetensors: bias is missing, must be [17] as config.json has it"),
-    (
-        saying(vocab_size="many"),
-        "config.json: vocab_size='many': must be an integer of at least 1",
-    ),
-    (
-        saying(cell=None),
-        "config.json: cell must be the configuration that bench=train left there",
-    ),
+    (saying(vocab_size="many"), "config.json: vocab_size='many': must be an integer of at least 1"),
+    (saying(cell=None), "config.json: cell must be the configuration that bench=train left there"),
     (saying({"seq_len": "long"}), "config.json: cell.seq_len must be what bench=train left there"),
     (saying({"attention": {}}), "config.json: cell.attention must be what bench=train left there"),
     (saying({"attention": {"name": "magic"}}), "attention='magic': unknown; known are"),
     (saying({"model": {"name": "oracle"}}), "model.name='oracle': must be one of"),
     (saying({"task": {"name": "chess"}}), "task.name='chess': must be one of"),
-    (
-        saying(vocab_size=5),
-        "model.safetensors: bias is [17], must be [5] as",
-    ),
+    (saying(vocab_size=5), "model.safetensors: bias is [17], must be [5] as"),
     (saying({"model": {"name": "transformer", "layers": 3}}), "model.safetensors: blocks.2."),
     (lambda folder: (folder / "config.json").write_text("{"), "cannot be read: "),
     (shutil.rmtree, "must be minilm, a directory, or repository[@revision]"),
@@ -362,7 +353,7 @@ UNFIT = [
     ({"inputs": {"weights": "new"}}, "inputs.weights='new': must be one of pretrained, initialised"),
     ({"inputs": {"text": "kjv"}}, "inputs.text='kjv': must be null: {} reads its own task's test split"),
     ({"inputs": {"window": 64}}, "inputs.window=64: must be null: {} reads its own task's test split"),
-    ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; trained takes model, weights, layer"),
+    ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; known are model, weights, layer"),
 ]
 
 
