@@ -271,8 +271,10 @@ def test_what_is_exact_has_the_trained_weights_that_it_shares(trained, tmp_path)
 # --- planning
 
 
-def test_a_plan_says_what_is_read(trained):
+def test_a_plan_says_what_is_read_without_a_model_that_is_built_and_without_transformers(trained, monkeypatch):
     inputs = {"name": "trained", "model": str(trained()), "weights": "pretrained", "layer": 0}
+    monkeypatch.setattr(models, "build", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert reading(trained()).config["inputs"] == inputs
     assert reading(trained(), inputs={"text": None, "window": None}).config["inputs"] == inputs
     assert bench.inputs.source(inputs) == Trained(str(trained()))
@@ -376,12 +378,6 @@ def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tm
         check_inputs(reading(trained(), **changes).config, tmp_path)
     assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_planning_builds_no_model_and_needs_no_transformers(trained, monkeypatch):
-    monkeypatch.setattr(models, "build", None)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert reading(trained()).config["inputs"]["name"] == "trained"
 
 
 @pytest.mark.commands

@@ -217,17 +217,6 @@ def test_a_damaged_file_is_made_again(opened, cache, damage):
     assert {path: path.read_bytes() for path in cache.iterdir()} == contents
 
 
-def test_nothing_is_left_of_an_interrupted_text(opened, cache, monkeypatch):
-    def interrupted(self, split):
-        yield "some words\n"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LocalText, "pieces", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        opened()
-    assert list(cache.iterdir()) == []
-
-
 # --- the hub
 
 
