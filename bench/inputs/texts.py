@@ -45,7 +45,7 @@ def lines(name: str, key: str = KEY) -> Iterator[str]:
 
 def is_local(name: str, key: str = KEY) -> bool:
     """Whether a text is on this machine; raises `ValueError` for a file that is not there."""
-    looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
+    looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.endswith(".txt")
     found = name in ("kjv", "pydoc") or os.path.isfile(name)
     require(key, name, found or not looks_local, "kjv, pydoc, a file, or a hub dataset")
     return found

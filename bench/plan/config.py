@@ -13,9 +13,9 @@ import attention_zoo
 from bench import measures, models, tasks
 from bench.common import schema
 from bench.common.errors import ConfigError, one_line
-from bench.common.schema import DTYPES, checked, setting
+from bench.common.schema import DTYPES, checked, described, setting
 from bench.inputs import SOURCES, source
-from bench.plan.data import is_data, leaves, require_data, spelled
+from bench.plan.data import is_data, leaves, require_data
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
@@ -118,7 +118,8 @@ def _check_training(config: Config, bench: str) -> None:
     assert config.model is not None and config.task is not None and config.training is not None
     if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
         raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
-    config.model, config.task = models.check(config.model), tasks.check(config.task)
+    config.model = described(models.settings(config.model))
+    config.task = described(tasks.settings(config.task))
     config.training = training.check(config.training)
 
 
@@ -147,8 +148,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
-        described: Any = source(values)
-    except ValueError as error:
+        return described(source(values))
+    except ValueError as error:  # a folder that is not there, or is not read with these
         raise ConfigError(str(error)) from None
-    floats = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
-    return spelled({"name": described.name, **dataclasses.asdict(described)}, floats)
