@@ -60,20 +60,13 @@ def dense(attention, query, key, value, mask=None):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
+@pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (12, 0), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
 def test_equals_softmax_over_the_pattern(n, r, padded):
     attention, given, mask = make(r, seed=1), qkv(n), scattered_padding(n) if padded else None
     expected = dense(attention, *given, mask)
     torch.testing.assert_close(attention(*given, mask), expected, rtol=0, atol=1e-13)
     matrix = attention.attention_matrix(*given[:2], mask)
     torch.testing.assert_close(matrix @ given[2], expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n", [1, W, 2 * W, 3 * W - 1, 4 * W - 2, 4 * W])
-def test_up_to_four_blocks_it_is_softmax(n, padded):
-    given = [*qkv(n), scattered_padding(n) if padded else None]
-    torch.testing.assert_close(make(0)(*given), softmax(*given), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("num_blocks", [6, 9, 13])
@@ -119,16 +112,6 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
         freedom = len(legal) - 1
         assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom)
         assert counts[row - 1].sum() == draws * r
-
-
-def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
-    attention, expected = make(2, seed=3), make(2, seed=3).key_blocks(20)
-    assert torch.equal(attention.eval().key_blocks(20), expected)
-    assert torch.equal(attention.key_blocks(7), make(2, seed=3).key_blocks(7))
-    attention(*qkv(31))
-    assert torch.equal(attention.train().key_blocks(20), expected)
-    attention.resample(4)
-    assert torch.equal(attention.key_blocks(20), make(2, seed=4).key_blocks(20))
 
 
 def test_flops_and_tensors_grow_linearly():
