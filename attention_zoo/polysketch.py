@@ -328,13 +328,18 @@ class Polysketch(FeatureMapAttention):
         features = self.features(query), zero_padding(self.features(key), padding)
         return state.extend(exact_query, zero_padding(exact_key, padding), *features, value, self.degree, self.bias)
 
-    def _decode_step(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _step(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if isinstance(state, FeatureSums):
-            return super()._decode_step(state, query, key, value)
-        self._append(state, key, value, None)
-        return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
+            return super()._step(state, query, key, value)
+        return self._continue(state, query, key, value, None)
 
-    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+    def _fused_step(
+        self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, str]:
+        if isinstance(state, BlockState):
+            self._append(state, key, value, None)
+            exact_query, _ = self._local_inputs(query, query)
+            return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
         sketch = self.sketch
         if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
             both = self.features(torch.cat([query, key], 2))
@@ -342,19 +347,6 @@ class Polysketch(FeatureMapAttention):
         options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
         options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
         return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
-
-    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
-        if isinstance(state, FeatureSums):
-            return super()._read(state, query)
-        exact_query, _ = self._local_inputs(query, query)
-        return state.read(exact_query, self.features(query), self.degree, self.bias)
-
-    def _fused_read(self, state: BlockState, query: Tensor) -> tuple[Tensor, str]:
-        exact_query, _ = self._local_inputs(query, query)
-        return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
-
-    def _why_no_fused_read(self, state: BlockState, query: Tensor) -> str | None:
-        return tiles.why_unsupported(query)
 
     def _row_weights(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         weights = super()._row_weights(query, key, visible, positions)
