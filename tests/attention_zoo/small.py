@@ -50,6 +50,13 @@ def assert_close(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
 
 
+def assert_moments(samples, *moments):
+    """The means of the first, second, ... powers, to five of their standard errors."""
+    for power, expected in enumerate(moments, start=1):
+        powers = samples.detach().double().flatten() ** power
+        assert abs(powers.mean() - expected) < 5 * powers.std() / len(powers) ** 0.5
+
+
 def gradients(out, leaves, **options):
     """Of the output in some direction, zeros where it does not depend on a leaf."""
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)

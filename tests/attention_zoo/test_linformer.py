@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from linformer import LinformerSelfAttention
-from small import H, maker, sized, softmax
+from small import H, assert_moments, maker, sized, softmax
 
 N = 12
 qkv, make = sized(N), maker("linformer", max_seq_len=N)
@@ -61,12 +61,7 @@ def test_only_a_trainable_projection_is_a_parameter(trainable, unreduced):
 def test_entries_are_normal_with_the_given_deviation(init_std):
     attention = make(projection_dim=64, max_seq_len=1000, init_std=init_std)
     entries = torch.cat([attention.E.flatten(), attention.F.flatten()])
-    entries = entries / (init_std or 1 / math.sqrt(64))
-    # 128,000 standard normals: 5 sigma of the mean, the variance (2/m) and the fourth moment (96/m).
-    m = entries.numel()
-    assert abs(entries.mean()) < 5 / math.sqrt(m)
-    assert abs(entries.square().mean() - 1) < 5 * math.sqrt(2 / m)
-    assert abs(entries.pow(4).mean() - 3) < 5 * math.sqrt(96 / m)
+    assert_moments(entries / (init_std or 1 / math.sqrt(64)), 0, 1, 0, 3)
 
 
 def test_unreduced_sketch_is_the_identity_in_expectation():

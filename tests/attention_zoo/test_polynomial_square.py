@@ -6,7 +6,7 @@ import pytest
 import torch
 from closeness import assert_near
 from omegaconf import OmegaConf
-from small import HEADS, assert_close, maker, sized
+from small import HEADS, assert_close, assert_moments, maker, sized
 
 N, H = 9, 3
 qkv, make = sized(N, h=H), maker("polynomial_square", head_dim=H, qk_layernorm=False)
@@ -72,10 +72,7 @@ def drawn(seeds, degree=6):
 def test_learned_coefficients_start_uniform_on_minus_fifty_to_fifty():
     samples = drawn(500)
     assert samples.shape == (500, 7) and samples.abs().max() <= 50 and samples.abs().max() > 49
-    # The variance of U(-50, 50) is 100^2 / 12, and its square's is (50^4 / 5 - (50^2 / 3)^2); five standard errors.
-    assert samples.mean().abs() < 5 * 100 / math.sqrt(12 * samples.numel())
-    spread = math.sqrt((50**4 / 5 - (50**2 / 3) ** 2) / samples.numel())
-    assert (samples.square().mean() - 100**2 / 12).abs() < 5 * spread
+    assert_moments(samples, 0, 100**2 / 12)
     # Independent: the correlation of 500 pairs is N(0, 1 / 500).
     correlation = torch.corrcoef(samples.T) - torch.eye(7, dtype=torch.float64)
     assert correlation.abs().max() < 5 / math.sqrt(500)

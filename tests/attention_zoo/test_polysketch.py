@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_close, maker, sized
+from small import assert_close, assert_moments, maker, sized
 
 from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
@@ -65,7 +65,7 @@ def standard_error(samples):
 
 
 def assert_mean(samples, expected):
-    assert abs(samples.mean() - expected) < 5 * standard_error(samples)
+    assert_moments(samples, expected)
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
@@ -203,10 +203,8 @@ def test_learned_weights_start_as_lecun_normal():
     attention = make(sketch="learned", head_dim=64, sketch_size=32)
     for network in attention.sketch.networks:
         for weight in network.weights:
-            fan_in, m = weight.shape[1], weight.numel()
-            unit = weight.detach() * math.sqrt(fan_in)
-            # 5 sigma: a truncated normal's fourth moment is below 3.
-            assert abs(unit.mean()) < 5 / math.sqrt(m) and abs(unit.square().mean() - 1) < 5 * math.sqrt(2 / m)
+            unit = weight.detach() * math.sqrt(weight.shape[1])
+            assert_moments(unit, 0, 1)
             assert unit.abs().max() <= 2 / 0.8796256610342398 + 1e-6  # two of the standard deviations it is cut at
 
 
