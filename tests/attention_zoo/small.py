@@ -44,6 +44,14 @@ def padding_mask(n, front=False):
     return mask
 
 
+def padding_at(n, *positions):
+    """Padding at these positions, `positions` for each item of a batch."""
+    mask = torch.zeros(len(positions), n, dtype=torch.bool)
+    for of_item, hidden in zip(mask, positions, strict=True):
+        of_item[hidden] = True
+    return mask
+
+
 def assert_close(actual, expected, tolerance=1e-10):
     """But for so much of the largest number, or of 1."""
     scale = expected.detach().abs().max().clamp_min(1)

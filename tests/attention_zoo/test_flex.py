@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from closeness import assert_near, with_rounding
-from small import HEADS, assert_close, gradients, maker, sized
+from small import HEADS, assert_close, gradients, maker, padding_at, sized
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attention_zoo import UnsupportedError
@@ -28,9 +28,7 @@ def quiet_and_fresh():
 
 def padding(keys=N):
     """Padding on the left, which blinds causal rows, and padding only."""
-    mask = torch.zeros(2, keys, dtype=torch.bool)
-    mask[0, :9], mask[1] = True, True
-    return mask
+    return padding_at(keys, slice(9), slice(None))
 
 
 def make(name="flex_polynomial", dtype=torch.float64, **given):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from small import H, maker, sized, softmax
+from small import H, maker, padding_at, sized, softmax
 from transformers.models.informer.modeling_informer import InformerProbSparseAttention
 
 N = 23
@@ -10,10 +10,8 @@ qkv, make = sized(N), maker("informer")
 
 
 def scattered_padding(n=N):
-    mask = torch.zeros(2, n, dtype=torch.bool)
-    mask[0, [0, 1, 4, 9, 10, 22]] = True
-    mask[1, 3:] = True  # so much padding that some queries sample nothing else
-    return mask
+    """The second item has so much padding that some queries sample nothing else."""
+    return padding_at(n, [0, 1, 4, 9, 10, 22], slice(3, None))
 
 
 def slow_informer(query, key, value, mask, seed, u, samples, mask_samples):

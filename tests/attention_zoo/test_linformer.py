@@ -3,19 +3,10 @@ import math
 import pytest
 import torch
 from linformer import LinformerSelfAttention
-from small import H, assert_moments, maker, sized, softmax
+from small import H, assert_moments, maker, sized
 
 N = 12
 qkv, make = sized(N), maker("linformer", max_seq_len=N)
-
-
-@pytest.mark.parametrize("order", [range(N), [5, 3, 11, 0, 1, 9, 8, 2, 4, 10, 7, 6]])
-def test_identity_and_permutation_projections_give_softmax(order):
-    attention = make(projection_dim=N)
-    with torch.no_grad():
-        for projection in (attention.E, attention.F):
-            projection.copy_(torch.eye(N)[list(order)])
-    torch.testing.assert_close(attention(*qkv()), softmax(*qkv()), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

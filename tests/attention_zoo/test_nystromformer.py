@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_near, assert_within
-from small import HEADS, H, assert_moments, maker, sized, softmax
+from small import HEADS, H, assert_moments, maker, padding_at, sized, softmax
 from torch import nn
 from transformers import NystromformerConfig
 from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
@@ -21,10 +21,7 @@ def qkv(n=12, scale=1.0, **given):
 
 
 def scattered_padding(n=12):
-    mask = torch.zeros(2, n, dtype=torch.bool)
-    mask[0, [0, 3, 4, 5, 6, 10]] = True
-    mask[1, 3:] = True
-    return mask
+    return padding_at(n, [0, 3, 4, 5, 6, 10], slice(3, None))
 
 
 def stable_softmax(scores):

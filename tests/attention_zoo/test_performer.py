@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 from performer_pytorch import performer_pytorch
-from small import HEADS, H, assert_close, assert_moments, maker, sized
+from small import HEADS, H, assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import orthogonal_features
 
@@ -106,10 +106,7 @@ def dense(query, key, value, attention, causal=False, mask=None):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_algorithm_equals_the_dense_one(causal, padded):
-    given, mask = qkv(), None
-    if padded:
-        mask = torch.zeros(2, N, dtype=torch.bool)
-        mask[0, 5:9], mask[1, 10:] = True, True
+    given, mask = qkv(), padding_at(N, slice(5, 9), slice(10, N)) if padded else None
     expected = dense(*given, make(eps=0), causal, mask)
     for block_size in (1, 2, 5, N, 64):
         assert_close(make(eps=0, causal=causal, block_size=block_size)(*given, mask), expected)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_close, assert_moments, maker, sized
+from small import assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
@@ -133,8 +133,7 @@ def by_definition(attention, query, key, value, exact_query, exact_key, mask, bl
 @pytest.mark.parametrize("block_size", [0, 1, 5, N])
 def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_size):
     query, key, value = (x[:1] for x in qkv())
-    mask = torch.zeros(1, N, dtype=torch.bool)
-    mask[0, [0, 6]] = True
+    mask = padding_at(N, [0, 6])
     local = {"local": True, "block_size": block_size} if block_size else {"block_size": 4}
     attention = scramble(make(sketch=sketch, degree=degree, causal=True, bias=0.7, **local))
     exact = query, key

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from small import HEADS, H, assert_close, maker, sized
+from small import HEADS, H, assert_close, maker, padding_at, sized
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
@@ -24,10 +24,7 @@ def attend(attention, query, value, mask=None):
 
 
 def scattered_padding(n=N):
-    mask = torch.zeros(BATCH, n, dtype=torch.bool)
-    mask[0, [0, 3, 4, 5, 11, 20, 28]] = True
-    mask[1, 2 * n // 3 :] = True
-    return mask
+    return padding_at(n, [0, 3, 4, 5, 11, 20, 28], slice(2 * n // 3, None))
 
 
 def rotations(seed, columns, rounds, heads=HEADS, h=H):
