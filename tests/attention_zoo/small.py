@@ -89,11 +89,15 @@ def assert_near_exact(attention, reference, given, mask, tolerance):
 
 
 class LargestTensor(TorchDispatchMode):
-    """The bytes and numbers of the largest tensor that any operation returns; what is only broadcast takes none."""
+    """The bytes and numbers of the largest tensor that any operation returns; what is only broadcast takes none.
 
-    bytes = entries = 0
+    And how many operations there were.
+    """
+
+    bytes = entries = calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):
