@@ -162,11 +162,6 @@ class SketchNetwork(nn.Module):
         return x
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def _project(x: Tensor, matrices: Tensor) -> Tensor:
     """`x @ matrices`, `(groups, in, out)`; one matrix for all heads is one product, not a batch of equal ones."""
     return x @ (matrices[0] if len(matrices) == 1 else matrices)
@@ -272,7 +267,7 @@ class Polysketch(FeatureMapAttention):
 
     def _features_with(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """`features` with other tensors in place of those of the layer norm and the sketch."""
-        of_norm, of_sketch = _tensors(self.layernorm), _tensors(self.sketch)
+        of_norm, of_sketch = (module.state_dict(keep_vars=True) for module in (self.layernorm, self.sketch))
         norm = dict(zip(of_norm, parameters[: len(of_norm)], strict=True))
         sketch = dict(zip(of_sketch, parameters[len(of_norm) :], strict=True))
         normed = functional_call(self.layernorm, norm, (x,))
@@ -294,7 +289,7 @@ class Polysketch(FeatureMapAttention):
     def _fused_features(self, query: Tensor) -> Features:
         if launching.on_gpu(query):
             return Features(lambda x, _: (self._features_by_kernels(x), None))
-        parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        parameters = [x for module in (self.layernorm, self.sketch) for x in module.state_dict(keep_vars=True).values()]
         return Features(lambda x, tensors: (self._features_with(x, tensors), None), parameters)
 
     def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
