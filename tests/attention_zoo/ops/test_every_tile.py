@@ -133,9 +133,14 @@ def reachable(table, arch, bits):
                 limits.setdefault(name, set()).add(most)
         sizes = [[(name, size) for size in (*most, 2 * max(most) or 1)] for name, most in limits.items()]
         for dims in map(dict, itertools.product(*sizes)):
-            first = next((row for row in rows if row.fits(arch, bits, dims)), None)
-            found |= set() if first is None else {(kernel, first.configuration.name)}
+            found.add((kernel, launching.fitting(table, kernel, arch, bits, dims).name))
     return found
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
+def test_every_kernel_has_tiles_everywhere(arch, bits):
+    assert all(reachable(table, arch, bits) for table in TABLES.values())
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there the cases run")
