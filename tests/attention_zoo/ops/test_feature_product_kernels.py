@@ -301,15 +301,6 @@ def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
     assert_within((actual[0, 0] - expected).norm(dim=-1).div(expected.norm(dim=-1)).max(), 2e-2)
 
 
-def test_every_head_of_every_batch_has_its_own():
-    settings = {**SQUARES, "causal": True, "block_size": 16, "local_degree": 4}
-    tensors = [*inputs(20, batch=2, heads=2), *exact(20, batch=2, heads=2)]
-    together = with_gradients(by_kernels, tensors, **settings)
-    assert_equals_formula(tensors, **settings)
-    alone = by_kernels(*(x[1:, 1:] for x in tensors), **settings)
-    assert torch.equal(together[0][1:, 1:], alone)
-
-
 # --- Tiles of 16 bits ------------------------------------------------------------------------------
 
 
