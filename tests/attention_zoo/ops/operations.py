@@ -169,7 +169,8 @@ def polynomial_ones(query, *_):
 
 def softmax(query, key, value, *, scale, causal=False, hidden=None):
     """The output and the log-sum-exp."""
-    scores = (query @ key.mT * scale).masked_fill(torch.tensor(False) if hidden is None else hidden, HIDDEN)
+    scores = query @ key.mT * scale
+    scores = scores if hidden is None else scores.masked_fill(hidden, HIDDEN)
     if causal:
         scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
     lse = scores.logsumexp(-1)

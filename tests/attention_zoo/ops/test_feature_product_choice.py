@@ -64,6 +64,8 @@ CASES = [
     case("p2", "polysketch", "blocks", degree=2, block_size=32, scale=0.3),
     case("local", "polysketch", "blocks", sketch_size=16, local=True, block_size=32),
     case("local-whole", "polysketch", "quadratic", sketch_size=16, local=True),
+    case("polynomial", "polynomial", "triton", head_dim=32),
+    case("polynomial-plain", "polynomial", "triton", head_dim=32, degree=2, scale=0.4, bias=0.5, qk_layernorm=False),
     case("local-learned", "polysketch", "blocks", sketch="learned", sketch_size=16, local=True, block_size=32),
 ]
 every_mechanism = pytest.mark.parametrize(("name", "form", "given"), CASES)
@@ -80,9 +82,12 @@ def test_a_mechanism_is_its_reference(name, form, given, causal):
     fused = make(name, causal=causal, **given)
     reference = make(name, impl="reference", causal=causal, **given).double()
     reference.load_state_dict(fused.state_dict())
-    actual = with_gradients(fused, qkv(), padding)
-    assert fused.executed == ("fused", f"triton_{form if causal else 'blocks'}")
-    assert_near(actual, with_gradients(reference, qkv(dtype=torch.float64), padding), 1e-5)
+    tensors = qkv(head_dim=given.get("head_dim", 16))
+    actual = with_gradients(fused, tensors, padding)
+    if name != "polynomial":
+        form = f"triton_{form if causal else 'blocks'}"
+    assert fused.executed == ("fused", form)
+    assert_near(actual, with_gradients(reference, [x.double() for x in tensors], padding), 1e-5)
     assert reference.executed == ("reference", None)
 
 

@@ -292,54 +292,17 @@ def test_units_of_extreme_inputs_are_numbers(sizes):
 # --- The mechanism --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def as_on_gpu(monkeypatch):
-    monkeypatch.setattr(launching, "on_gpu", lambda x: True)
-
-
-def mechanism(impl, causal=False, head_dim=32, dtype=torch.float32, **given):
-    common = {"head_dim": head_dim, "num_heads": HEADS, "causal": causal, "device": DEVICE, "dtype": dtype}
-    attention = attention_zoo.create("polynomial", impl=impl, **common, **given)
-    if given.get("qk_layernorm", True):
-        with torch.no_grad():
-            for parameter in attention.parameters():
-                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).to(
-                    parameter
-                )
-    return attention
-
-
-def outcomes(attention, tensors, padding=None):
-    leaves = [*(x.detach().requires_grad_() for x in tensors), *attention.parameters()]
-    out = attention(*leaves[:3], padding)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
-
-
-@every_mask
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("given", [{}, {"degree": 2, "scale": 0.4, "bias": 0.5, "qk_layernorm": False}], ids=str)
-def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu):
-    tensors, padding = qkv(66), padding_masks(66) if padded else None
-    fused = mechanism("fused", causal, **given)
-    actual = outcomes(fused, tensors, padding)
-    assert fused.executed == ("fused", "triton")
-    exact = mechanism("reference", causal, **given).double()
-    assert_near(actual, outcomes(exact, [x.double() for x in tensors], padding), 1e-5)
-
-
-@pytest.mark.parametrize("head_dim, dtype", [(32, torch.float64), (16, torch.float32)], ids=str)
-def test_what_the_kernels_do_not_take_goes_some_rows_at_a_time(head_dim, dtype, as_on_gpu):
-    tensors = [x.to(dtype) for x in qkv(40, head_dim=head_dim)]
-    fused = mechanism("fused", head_dim=head_dim, dtype=dtype)
-    actual = outcomes(fused, tensors)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "on_gpu"),
+    [(32, torch.float64, True), (16, torch.float32, True), (32, torch.float32, False)],
+    ids=str,
+)
+def test_what_the_kernels_do_not_take_goes_some_rows_at_a_time(head_dim, dtype, on_gpu, monkeypatch):
+    monkeypatch.setattr(launching, "on_gpu", lambda x: on_gpu)
+    tensors = qkv(40, head_dim=head_dim, dtype=dtype)
+    given = {"head_dim": head_dim, "num_heads": HEADS, "device": DEVICE}
+    fused = attention_zoo.create("polynomial", impl="fused", dtype=dtype, **given)
+    actual = with_gradients(fused, tensors)
     assert fused.executed == ("fused", "rows")
-    exact = mechanism("reference", head_dim=head_dim).double()
-    assert_near(actual, outcomes(exact, [x.double() for x in tensors]))
-
-
-def test_a_cpu_goes_some_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(launching, "on_gpu", lambda x: False)
-    fused = mechanism("fused")
-    fused(*qkv(5))
-    assert fused.executed == ("fused", "rows")
+    exact = attention_zoo.create("polynomial", impl="reference", dtype=torch.float64, **given)
+    assert_near(actual, with_gradients(exact, [x.double() for x in tensors]))
