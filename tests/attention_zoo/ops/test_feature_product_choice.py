@@ -1,4 +1,4 @@
-"""Feature products where kernels are chosen: mechanisms, refusals, operators, launches and memory."""
+"""Where kernels are chosen: feature products and polynomial attention, refusals, operators, launches and memory."""
 
 import re
 
