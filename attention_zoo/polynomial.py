@@ -92,4 +92,4 @@ class Polynomial(NormedDotProducts):
         root = self.bias ** (1 / self.degree)
         unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
         weights = power_(scores.div_(unit), self.degree)
-        return weights, denominator(weights, (root / unit) ** self.degree)
+        return weights, denominator(weights.sum(-1, keepdim=True), (root / unit) ** self.degree)
