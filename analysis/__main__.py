@@ -1,5 +1,7 @@
 """`python -m analysis figures|tables|table|list`: what the records under --results say."""
 
+import signal
+
 from bench.common import signals
 
 if __name__ == "__main__":
@@ -177,4 +179,5 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads the output may have had enough of it
     sys.exit(signals.run(main))

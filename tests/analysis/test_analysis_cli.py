@@ -1,5 +1,9 @@
 """`python -m analysis` from the outside: files, words, one-line errors, exit codes."""
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -90,6 +94,14 @@ def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, 
     assert any("softmax" in row and "oom" in row for row in rows) and "performer" in crossovers
     written = pd.read_csv(tmp_path / "all.csv")
     assert written["cell_id"].nunique() == cells and "raw" not in written
+
+
+@pytest.mark.commands
+def test_it_ends_quietly_where_nobody_reads_on(one_cell):
+    command = [sys.executable, "-m", "analysis", "table", "--results", one_cell]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b"" and running.wait() == -signal.SIGPIPE
 
 
 def test_no_records_is_one_line(tmp_path, capsys):
