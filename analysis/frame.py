@@ -155,6 +155,9 @@ def _conditions(record: Record) -> Row:
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     not_conditions = {"against", "name", *traits(record)["not_conditions"]}
     settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
+    # The pass that a cell measures, where it is one, is known even of a cell that did not get to it.
+    passes = bench.get("passes")
+    only_pass = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
     if bench.get("against"):
         settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
     return (
@@ -180,18 +183,11 @@ def _conditions(record: Record) -> Row:
             "commit": None if record.code.get("git_dirty") else record.code.get("git_sha"),
             "duration_s": record.duration_s,
             "check_s": record.seconds.get("check"),
-            "pass": _only_pass(bench),
+            "pass": only_pass if only_pass in PASSES else None,
             "place": 0,
             "value": np.nan,
         }
     )
-
-
-def _only_pass(bench: dict[str, Any]) -> str | None:
-    """The pass that a cell measures, where it is one: known even of a cell that did not get to it."""
-    passes = bench.get("passes")
-    only = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
-    return only if only in PASSES else None
 
 
 def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
