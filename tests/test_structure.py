@@ -1,6 +1,8 @@
 """The house: its rooms one above the other, no import upwards and no circle, imports inside functions included."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -67,10 +69,17 @@ def test_no_module_imports_itself_in_a_circle():
     assert len(list(TopologicalSorter(graph).static_order())) == len(FILES)
 
 
-def test_the_library_looks_at_no_other_package_and_analysis_needs_no_torch():
+def test_neither_the_package_nor_the_first_line_needs_torch():
+    code = "import sys, bench, bench.cli.console, bench.common.signals; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_library_looks_at_no_other_package_nor_at_private_ones_and_analysis_needs_no_torch():
     for module, file in FILES.items():
         tops = {name.partition(".")[0] for name in sources._imported(file, module)}
         assert "tools" not in tops, f"{module}: what is for developers is not installed"
+        assert "hydra._internal" not in file.read_text(), f"{module}: a private part may change"
         if module.startswith("attention_zoo"):
             assert not tops & {"bench", "analysis", "hydra", "mlflow"}, module
         if module.startswith(("analysis", "bench.records")):
