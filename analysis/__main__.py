@@ -1,5 +1,7 @@
 """`python -m analysis figures|tables|table|list`: what the records under --results say."""
 
+import signal
+
 from bench.common import signals
 
 if __name__ == "__main__":
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         frame = load(options.results, None if plan is None else {cell.cell_id for cell in plan.cells})
         with page(options.width, options.captions == "picture", options.names):
             return int(options.run(_chosen(frame, options), options))
-    except (ConfigError, MissingRecords, plans.PlanError, OSError) as error:
+    except (ConfigError, MissingRecords, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
@@ -155,17 +157,14 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     if "compare" in set(frame.loc[frame["status"] == "ok", "bench"]):
         crossovers = compare.crossovers(frame)
         print("Crossovers:", "none" if crossovers.empty else f"\n\n{formats.markdown(crossovers)}")
-    if options.csv:
-        _write_csv(options.csv, frame.drop(columns="raw"))
+    if path := options.csv:
+        content = frame.drop(columns="raw").to_csv(index=False).encode()
+        # Over nothing but what was written there before.
+        header = content[: content.index(b"\n") + 1]
+        if os.path.lexists(path) and not (is_file(path) and path.read_bytes().startswith(header)):
+            raise ConfigError(f"--csv={str(path)!r}: is no table of cells, and stays as it is; must be a new name")
+        write_atomically(path, content)
     return 0
-
-
-def _write_csv(path: Path, cells: pd.DataFrame) -> None:
-    """Over nothing but what was written there before."""
-    header, _, rows = cells.to_csv(index=False).partition("\n")
-    if os.path.lexists(path) and not (is_file(path) and path.read_bytes().startswith(header.encode() + b"\n")):
-        raise ConfigError(f"--csv={str(path)!r}: is no table of cells, and stays as it is; must be a new name")
-    write_atomically(path, f"{header}\n{rows}".encode())
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
@@ -177,4 +176,5 @@ def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # who reads the output may have had enough of it
     sys.exit(signals.run(main))

@@ -145,7 +145,7 @@ def _rows(record: Record) -> Iterator[Row]:
     silent = [{"attention": other["label"], "baseline": config["label"]} for other in against] or [{}]
     labelled = {each["label"]: _mechanism(record, each) for each in (config, *against)}
     for row in measured or silent:
-        yield {**common, **labelled[row.get("attention") or config["label"]], **row}
+        yield common | labelled[row.get("attention") or config["label"]] | row
 
 
 def _conditions(record: Record) -> Row:
@@ -154,7 +154,11 @@ def _conditions(record: Record) -> Row:
     # GPUs of one model are alike.
     config = record.config | {"device": str(record.config.get("device")).partition(":")[0]}
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
-    settings["bench"] = {k: v for k, v in bench.items() if k not in _not_conditions(record)}
+    not_conditions = {"against", "name", *traits(record)["not_conditions"]}
+    settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
+    # The pass that a cell measures, where it is one, is known even of a cell that did not get to it.
+    passes = bench.get("passes")
+    only_pass = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
     if bench.get("against"):
         settings["baseline"] = {**config["attention"], "dtype": config.get("dtype")}
     return (
@@ -180,22 +184,11 @@ def _conditions(record: Record) -> Row:
             "commit": None if record.code.get("git_dirty") else record.code.get("git_sha"),
             "duration_s": record.duration_s,
             "check_s": record.seconds.get("check"),
-            "pass": _only_pass(bench),
+            "pass": only_pass if only_pass in PASSES else None,
             "place": 0,
             "value": np.nan,
         }
     )
-
-
-def _not_conditions(record: Record) -> set[str]:
-    return {"against", "name", *traits(record)["not_conditions"]}
-
-
-def _only_pass(bench: dict[str, Any]) -> str | None:
-    """The pass that a cell measures, where it is one: known even of a cell that did not get to it."""
-    passes = bench.get("passes")
-    only = bench.get("measured_pass") or (passes[0] if isinstance(passes, list) and len(passes) == 1 else None)
-    return only if only in PASSES else None
 
 
 def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
@@ -217,23 +210,11 @@ def _mechanism(record: Record, cell: dict[str, Any]) -> Row:
 
 def _of_quantity(quantity: Metric) -> Row:
     unit, factor = quantity.shown or (None, np.nan)
-    row = {
-        "metric": quantity.metric,
-        "value": quantity.value,
-        "low": quantity.low,
-        "high": quantity.high,
-        "interval": quantity.interval,
-        "over": quantity.over,
-        "samples": quantity.samples,
-        "unit": quantity.unit,
-        "shown_unit": unit,
-        "factor": factor,
-        "raw": quantity.raw,
-        "verdict": quantity.verdict,
-    }
+    row = {key: value for key, value in vars(quantity).items() if key in COLUMNS}
+    row |= {"pass": quantity.measured_pass, "samples": quantity.samples, "shown_unit": unit, "factor": factor}
     # What a quantity does not name is the cell's.
-    own = {"pass": quantity.measured_pass, "attention": quantity.attention, "baseline": quantity.baseline}
-    return row | {key: value for key, value in own.items() if value is not None}
+    unnamed = [key for key in ("pass", "attention", "baseline") if row[key] is None]
+    return {key: value for key, value in row.items() if key not in unnamed}
 
 
 def _json(settings: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Which rows of the frame may stand side by side, and what to say of those that may not."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -171,16 +171,9 @@ def disturbance(rows: pd.DataFrame) -> str | None:
     return "; ".join(sorted(causes)) or None
 
 
-def with_disturbance(table: pd.DataFrame, causes: Iterable[str | None]) -> pd.DataFrame:
-    """The table with a column `disturbed` that has the cause of each row; as it is where there are no causes."""
-    column = pd.Series(list(causes), index=table.index, dtype=object)
-    return table.assign(disturbed=column) if column.notna().any() else table
-
-
-def table_of(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The rows, each with the cause of its disturbance as `disturbed`, as a table: without that where there is none."""
-    table = pd.DataFrame(rows)
-    return with_disturbance(table.drop(columns="disturbed"), table["disturbed"])
+def unless_quiet(table: pd.DataFrame) -> pd.DataFrame:
+    """The table, whose column `disturbed` has the cause of each row's disturbance: without it where there is none."""
+    return table.drop(columns="disturbed") if table["disturbed"].isna().all() else table
 
 
 def of_several_codes(rows: pd.DataFrame) -> list[str]:

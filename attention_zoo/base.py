@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_zoo.checks import check_bool, check_indices, check_int, check_tensors, require
 from attention_zoo.choice import ImplementationChoice
-from attention_zoo.info import Executed, UnsupportedError
+from attention_zoo.info import UnsupportedError
 from attention_zoo.ops.decoding.states import KeyValueCache, State
 from attention_zoo.ops.fused_softmax import why_unsupported
 from attention_zoo.ops.masking import visible_rows
@@ -160,19 +160,16 @@ class Attention(ImplementationChoice):
             UnsupportedError: as `init_state`.
         """
         self._check_step(query, key, value, state)
+        if key_padding_mask is not None:
+            self._check_shapes(query, key, value, key_padding_mask)
         # Leaving inference mode where it was not entered takes as long as a product.
         leave = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
         with leave, torch.no_grad():
-            if key_padding_mask is None:
-                return self._decode_step(state, query, key, value), state
-            self._check_shapes(query, key, value, key_padding_mask)
-            self._append(state, key, value, key_padding_mask)
-            self.executed = Executed("reference")
-            return self._read(state, query), state
+            return self._decode_step(state, query, key, value, key_padding_mask), state
 
-    def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append a token without padding to the state, and compute its output."""
-        self._append(state, key, value, None)
+    def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """Append a token to the state, and compute its output."""
+        self._append(state, key, value, padding)
         return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
 
     def _continue(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:

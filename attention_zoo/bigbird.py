@@ -63,24 +63,17 @@ class BigBird(SampledAttention):
         last = max(self._num_blocks(n) - 1, 1) * w
         edges = torch.cat([query[:, :, :w], query[:, :, last:]], dim=2)
         edges = masked_softmax(edges @ key.mT, visible) @ value
-        middle = self._attend_middle(query[:, :, w:last].unflatten(2, (-1, w)), key, value, visible)
+        middle = self._attend_middle(query[:, :, w:last].unflatten(2, (-1, w)), key, value, padding)
         return torch.cat([edges[:, :, :w], middle.flatten(2, 3), edges[:, :, w:]], dim=2)
 
-    def _attend_middle(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    def _attend_middle(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
         """Attention of the blocks `(batch, heads, blocks - 2, w, h)` of scaled queries to their key blocks."""
-        n, w = key.shape[2], self.block_size
-        blocks = self._num_blocks(n)
-        seen = self.key_blocks(blocks, key.device)
+        seen = self.key_blocks(self._num_blocks(key.shape[2]), key.device)
         heads = torch.arange(self.num_heads, device=key.device)[:, None, None]
-
-        def gathered(tensor: Tensor) -> Tensor:
-            whole = functional.pad(tensor, (0, 0, 0, blocks * w - n)).unflatten(2, (blocks, w))
-            return whole.expand(-1, self.num_heads, -1, -1, -1)[:, heads, seen].flatten(3, 4)
-
-        is_new = seen > 0
-        is_new[..., 0] = True
-        visible = gathered(visible.mT) & is_new.repeat_interleave(w, dim=2)[..., None]
-        return masked_softmax(query @ gathered(key).mT, visible.mT) @ gathered(value)
+        gathered = (self._by_block(x)[:, heads, seen].unflatten(4, (self.block_size, -1)) for x in (key, value))
+        keys, values = (x.flatten(3, 4) for x in gathered)
+        visible = ~self._hidden(seen, key.shape[2], padding)[:, :, :, None]
+        return masked_softmax(query @ keys.mT, visible) @ values
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
         n, w, scale = query.shape[2], self.block_size, self.head_dim**-0.5

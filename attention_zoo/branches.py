@@ -51,5 +51,5 @@ class WithoutBranch(nn.Module):
         block = positions // hybrid._block_size(query.device)
         own = block[:, None] == block
         kept = weights.masked_fill(own if self.branch == "window" else ~own, 0)
-        total = denominator(weights if self.keeps_denominator else kept, hybrid.bias)
+        total = denominator((weights if self.keeps_denominator else kept).sum(-1, keepdim=True), hybrid.bias)
         return (kept / total).to(value.dtype) @ value

@@ -46,12 +46,10 @@ class AttentionDropout(Attention):
         return F.dropout(weights, self.dropout_p)
 
     def _chooses_fused(self, why_not_fused: Callable[..., str | None], *arguments: Any) -> bool:
-        def with_dropout(*arguments: Any) -> str | None:
-            if self.dropout_p > 0 and not self.drops_fused:
-                return f"dropout={self.dropout}: the fast path of {self.info.name} drops no weights"
-            return why_not_fused(*arguments)
-
-        return super()._chooses_fused(with_dropout, *arguments)
+        if self.dropout_p > 0 and not self.drops_fused:
+            reason = f"dropout={self.dropout}: the fast path of {self.info.name} drops no weights"
+            return super()._chooses_fused(lambda *_: reason, *arguments)
+        return super()._chooses_fused(why_not_fused, *arguments)
 
     def _check_decodes(self) -> None:
         super()._check_decodes()

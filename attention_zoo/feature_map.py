@@ -124,7 +124,9 @@ class FeatureMapAttention(Attention):
         features, log_scale = self._key_features(key, padding)
         return state.extend(self._scaled_features(query)[0], features, value, log_scale, self.bias)
 
-    def _decode_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _decode_step(self, state: Any, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        if padding is not None:
+            return self._continue(state, query, key, value, padding)
         return self._run(self._step, self._fused_step, self._why_no_fused_step, state, query, key, value)
 
     def _step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -137,9 +139,6 @@ class FeatureMapAttention(Attention):
 
     def _why_no_fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> str | None:
         return tiles.why_unsupported(query)
-
-    def _read(self, state: FeatureSums, query: Tensor) -> Tensor:
-        return state.read(self._scaled_features(query)[0], self.bias)
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The normalised weights; a row sums to S / (bias + S), S the sum of its weights."""

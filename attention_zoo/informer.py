@@ -15,7 +15,7 @@ from attention_zoo.ops.masking import masked_softmax, visible_keys
 from attention_zoo.ops.sampling import assign_rows, place_rows, take_rows
 from attention_zoo.registry import register
 from attention_zoo.sampled import SampledAttention
-from attention_zoo.v_mean import masked_mean, mean_weights
+from attention_zoo.v_mean import masked_mean
 
 # The sampled keys of all queries take `num_samples` times the memory of K; this many times that is gathered
 # at once.
@@ -89,7 +89,7 @@ class Informer(SampledAttention):
         """Softmax rows for the selected queries, 1/n elsewhere."""
         exact_rows, row_weights = self._exact_rows(query, key, padding)
         positions = torch.arange(query.shape[2], device=query.device)[rows]
-        mean = mean_weights(visible_keys(1, key.shape[2], False, padding, key.device), key.dtype)
+        mean = masked_softmax(key.new_zeros(()), visible_keys(1, key.shape[2], False, padding, key.device))
         return place_rows(mean, positions, exact_rows.squeeze(-1), row_weights)
 
     def _exact_rows(self, query: Tensor, key: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ def weights_and_total(
     root = bias ** (1 / degree)
     unit = largest_magnitude(scores).clamp_min(max(root, torch.finfo(scores.dtype).tiny))
     weights = power_(scores.div_(unit), degree)
-    return weights, denominator(weights, (root / unit) ** degree)
+    return weights, denominator(weights.sum(-1, keepdim=True), (root / unit) ** degree)
 
 
 @register

@@ -108,7 +108,7 @@ class PolynomialSquare(NormedDotProducts):
         root = math.sqrt(self.bias)
         unit = largest_magnitude(f).clamp_min(max(root, torch.finfo(f.dtype).tiny))
         weights = (f / unit).square()
-        return weights, denominator(weights, (root / unit) ** 2)
+        return weights, denominator(weights.sum(-1, keepdim=True), (root / unit) ** 2)
 
 
 def polynomial(coefficients: Tensor, x: Tensor) -> Tensor:

@@ -162,11 +162,6 @@ class SketchNetwork(nn.Module):
         return x
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def _project(x: Tensor, matrices: Tensor) -> Tensor:
     """`x @ matrices`, `(groups, in, out)`; one matrix for all heads is one product, not a batch of equal ones."""
     return x @ (matrices[0] if len(matrices) == 1 else matrices)
@@ -272,7 +267,7 @@ class Polysketch(FeatureMapAttention):
 
     def _features_with(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """`features` with other tensors in place of those of the layer norm and the sketch."""
-        of_norm, of_sketch = _tensors(self.layernorm), _tensors(self.sketch)
+        of_norm, of_sketch = (module.state_dict(keep_vars=True) for module in (self.layernorm, self.sketch))
         norm = dict(zip(of_norm, parameters[: len(of_norm)], strict=True))
         sketch = dict(zip(of_sketch, parameters[len(of_norm) :], strict=True))
         normed = functional_call(self.layernorm, norm, (x,))
@@ -294,7 +289,7 @@ class Polysketch(FeatureMapAttention):
     def _fused_features(self, query: Tensor) -> Features:
         if launching.on_gpu(query):
             return Features(lambda x, _: (self._features_by_kernels(x), None))
-        parameters = [*_tensors(self.layernorm).values(), *_tensors(self.sketch).values()]
+        parameters = [x for module in (self.layernorm, self.sketch) for x in module.state_dict(keep_vars=True).values()]
         return Features(lambda x, tensors: (self._features_with(x, tensors), None), parameters)
 
     def _local(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Local | None:
@@ -328,13 +323,18 @@ class Polysketch(FeatureMapAttention):
         features = self.features(query), zero_padding(self.features(key), padding)
         return state.extend(exact_query, zero_padding(exact_key, padding), *features, value, self.degree, self.bias)
 
-    def _decode_step(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _step(self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if isinstance(state, FeatureSums):
-            return super()._decode_step(state, query, key, value)
-        self._append(state, key, value, None)
-        return self._run(self._read, self._fused_read, self._why_no_fused_read, state, query)
+            return super()._step(state, query, key, value)
+        return self._continue(state, query, key, value, None)
 
-    def _fused_step(self, state: FeatureSums, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, str]:
+    def _fused_step(
+        self, state: FeatureSums | BlockState, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, str]:
+        if isinstance(state, BlockState):
+            self._append(state, key, value, None)
+            exact_query, _ = self._local_inputs(query, query)
+            return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
         sketch = self.sketch
         if not isinstance(sketch, RandomSketch) or sketch.children_sketches or not tiles.holds(sketch.matrices):
             both = self.features(torch.cat([query, key], 2))
@@ -342,19 +342,6 @@ class Polysketch(FeatureMapAttention):
         options: dict[str, Any] = {"norm": self.layernorm if isinstance(self.layernorm, nn.LayerNorm) else None}
         options |= {"scale": self.scale / math.sqrt(self.sketch_size), "bias": self.bias}
         return step_sketched(state, query, key, value, matrices=sketch.matrices, **options), "triton"
-
-    def _read(self, state: FeatureSums | BlockState, query: Tensor) -> Tensor:
-        if isinstance(state, FeatureSums):
-            return super()._read(state, query)
-        exact_query, _ = self._local_inputs(query, query)
-        return state.read(exact_query, self.features(query), self.degree, self.bias)
-
-    def _fused_read(self, state: BlockState, query: Tensor) -> tuple[Tensor, str]:
-        exact_query, _ = self._local_inputs(query, query)
-        return read_block(state, exact_query, self.features(query), self.degree, self.bias), "triton"
-
-    def _why_no_fused_read(self, state: BlockState, query: Tensor) -> str | None:
-        return tiles.why_unsupported(query)
 
     def _row_weights(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         weights = super()._row_weights(query, key, visible, positions)

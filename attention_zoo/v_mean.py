@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_zoo.feature_map import FeatureMapAttention
 from attention_zoo.info import ALL_DTYPES, AttentionInfo
-from attention_zoo.ops.masking import visible_keys, zero_padding
+from attention_zoo.ops.masking import masked_softmax, visible_keys, zero_padding
 from attention_zoo.registry import register
 
 # Rows that one thread of a GPU adds up, one after the other.
@@ -51,17 +51,6 @@ def cumulative_mean(value: Tensor, padding: Tensor | None) -> Tensor:
     return (cumulative_sum(zero_padding(value, padding)) / count).to(value.dtype)
 
 
-def mean_weights(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight 1/(number of visible keys) on each visible key; rows that see nothing are zeros.
-
-    Args:
-        visible: `(batch, heads, queries, keys)` bool, as from `visible_keys`.
-        dtype: of the result, which is shaped like `visible`.
-    """
-    precision = torch.promote_types(dtype, torch.float32)
-    return (visible.to(precision) / visible.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
-
-
 @register
 class VMean(FeatureMapAttention):
     """The mean of the visible values, `(1/n) 1 1^T V`, whatever the queries and keys are.
@@ -96,7 +85,7 @@ class VMean(FeatureMapAttention):
         return mean(value, padding).expand_as(query).contiguous()
 
     def _rows(self, query: Tensor, key: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        return mean_weights(visible, query.dtype).expand(*query.shape[:3], -1).contiguous()
+        return masked_softmax(query.new_zeros(()), visible).expand(*query.shape[:3], -1).contiguous()
 
     def _test_blocks(self) -> tuple[int, int]:
         return SCAN_BLOCK, 3

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import signals
-from bench.common.errors import Parser, bounded, named_path, one_line
+from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line
 from bench.execution.locks import holder
 from bench.measures.progress import Progress
 from bench.records import plans
-from bench.records.plans import Durations, PlanError, SavedCell, SavedPlan, duration
+from bench.records.plans import Durations, SavedCell, SavedPlan, duration
 from bench.records.record import FAILED
 from bench.records.store import Store, latest
 from bench.records.summary import Results
@@ -124,13 +124,13 @@ def report(state: State) -> str:
 
 
 def find(results_dir: Path, wanted: str) -> SavedPlan:
-    """The plan of the sweep whose id begins so, of the newest where `wanted` is empty; else a `PlanError`."""
+    """The plan of the sweep whose id begins so, of the newest where `wanted` is empty; else a `ConfigError`."""
     found = [sweep_id for sweep_id in plans.saved(results_dir) if sweep_id.startswith(wanted)]
     if not found:
         which = f"{wanted}: the id of no sweep" if wanted else "no sweep"
-        raise PlanError(f"{which} in {results_dir / plans.FOLDER}")
+        raise ConfigError(f"{which} in {results_dir / plans.FOLDER}")
     if wanted and len(found) > 1:
-        raise PlanError(f"{wanted}: several sweeps begin so: {', '.join(sorted(found)[:10])}")
+        raise ConfigError(f"{wanted}: several sweeps begin so: {', '.join(sorted(found)[:10])}")
     return plans.load(results_dir, found[0])
 
 
@@ -164,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for sweep_id in plans.saved(store.root) if options.all else ():
             try:
                 print(f"{sweep_id}  {State(store, plans.load(store.root, sweep_id)).counts()}")
-            except PlanError as error:
+            except ConfigError as error:
                 print(bounded(str(error)))
         return FINE if options.all else watch(store, find(options.results, options.sweep), once=not options.watch)
-    except (PlanError, OSError) as error:
+    except (ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return REFUSED
 

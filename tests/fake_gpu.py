@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import types
+from types import SimpleNamespace
 
 import torch
 
@@ -62,7 +63,7 @@ class FakeGpu:
         self.host = max(self.host, self.device)
 
     def install(self, monkeypatch):
-        properties = types.SimpleNamespace(L2_cache_size=L2_BYTES, uuid=self.uuid)
+        properties = SimpleNamespace(L2_cache_size=L2_BYTES, uuid=self.uuid)
         of_cuda = {
             "get_device_properties": lambda device=None: properties,
             "synchronize": self.synchronize,
@@ -135,50 +136,39 @@ class Graph:
         self.gpu.launch(self.launch_ns, sum(self.kernels))
 
 
+ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
+SAID = {
+    "nvmlInit": lambda: None,
+    "nvmlDeviceGetClockInfo": lambda gpu, which: {1: 1980, 2: 2619}[which],
+    "nvmlDeviceGetPowerUsage": lambda gpu: 71500,
+    "nvmlDeviceGetTemperature": lambda gpu, sensor: 41,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x4 | 0x20,
+    # This process and another.
+    "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in (os.getpid(), 2**22 + 1)],
+    "nvmlDeviceGetViolationStatus": lambda gpu, policy: SimpleNamespace(violationTime=25 * 10**8),
+}
+
+
 class FakeNvml(types.ModuleType):
-    """It says nothing of what is in `silent`."""
+    """It refuses what is in `silent`."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_PERF_POLICY_THERMAL = 1, 2, 0, 1
 
     def __init__(self, gpu, monkeypatch, silent=()):
         super().__init__("pynvml")
         self.gpu, self.silent, self.tick = gpu, silent, None
+        own = {"nvmlDeviceGetHandleByUUID": {f"GPU-{gpu.uuid}": "handle"}.__getitem__}
+        self.said = SAID | own | {ENERGY: self.energy_mj}
         monkeypatch.setitem(sys.modules, "pynvml", self)
 
-    def _say(self, what, value):
-        if what in self.silent:
+    def __getattr__(self, name):
+        if name in self.silent:
             raise RuntimeError("Not Supported")
-        return value
+        return self.said[name]
 
-    def nvmlInit(self):
-        self._say("nvml", None)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        assert uuid == f"GPU-{self.gpu.uuid}"
-        return "handle"
-
-    def nvmlDeviceGetClockInfo(self, handle, which):
-        return self._say("clocks", {1: 1980, 2: 2619}[which])
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return self._say("power", 71500)
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        return self._say("temperature", 41)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self._say("throttled", 0x4 | 0x20)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        pids = (os.getpid(), 2**22 + 1)  # this one and another
-        return self._say("processes", [types.SimpleNamespace(pid=pid) for pid in pids])
-
-    def nvmlDeviceGetViolationStatus(self, handle, policy):
-        return self._say("violations", types.SimpleNamespace(violationTime=25 * 10**8))
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+    def energy_mj(self, handle):
         """100 W, and 300 W more while it computes; looked at every 100 ms, in mJ."""
         tick = self.gpu.host // 1e8
         if tick != self.tick:
             self.tick, self.mj = tick, (100 * self.gpu.host + 300 * self.gpu.busy) / 1e6
-        return self._say("energy", int(self.mj))
+        return int(self.mj)

@@ -139,31 +139,24 @@ def with_value(path, value):
 FILES = {
     "fifo": (fifo, "not a regular file"),
     "device without end": (link_to("/dev/zero"), "not a regular file"),
-    "file of the kernel's": (link_to("/proc/self/status"), "not strict JSON"),
     "dangling link": (link_to("/nowhere/at/all.json"), "No such file"),
     "sparse 10 GB": (cut(10**10), "larger than 64 MiB"),
-    "a byte too large": (cut(LARGEST + 1), "larger than 64 MiB"),
     "empty": (instead(b""), "not strict JSON"),
     "noise": (instead(bytes(range(256))), "not strict JSON"),
     "cut in the middle": (cut(0.5), "not strict JSON"),
-    "byte order mark": (lambda path: path.write_bytes(path.read_text().encode("utf-8-sig")), "BOM"),
-    "two documents": (instead(b"{}\n{}"), "not strict JSON"),
     "list": (instead(b"[1, 2]"), "not a JSON object"),
     "NaN": (number("NaN"), "NaN is not JSON"),
     "1e200": (number("-1e200"), "too large a number"),
     "a number of 10^5 digits": (number("7" * 10**5), "not strict JSON"),
-    "a number of 200 digits": (number("7" * 200), "duration_s="),
     "10^5 lists": (number(DEEP), "nested too deeply"),
     "an unknown key of 10^5 characters": (replaced('"attempt"', '"' + "a" * 10**5 + '"'), "unknown fields"),
     "another schema of 10^5 characters": (replaced('"schema": 2', '"schema": "' + "2" * 10**5 + '"'), "schema="),
-    "another name": (called("copy of a record.json"), "a record that belongs into "),
     "escapes in its name": (called("\x1b[31m\nno such\u202e name.json"), "a record that belongs into "),
     "samples are gone": (samples(os.unlink), "its samples: cannot be read"),
     "samples are not compressed": (samples(instead(b"{}")), "its samples: not compressed"),
     "samples are torn": (samples(cut(0.5)), "its samples: torn"),
     "samples are without end": (samples(instead(compress(b" " * (LARGEST + 1)))), "its samples: torn, or larger than"),
     "samples are others": (samples(instead(compress(b"{}"))), "its samples are not those"),
-    "samples are a fifo": (samples(fifo), "its samples: not a regular file"),
     "samples are no object": (other_samples(b"[1]"), "not a JSON object"),
     "samples are of other measurements": (other_samples(b'{"tokens": {"a": [1]}}'), "its samples are of other"),
     "samples are nested": (other_samples(DEEP.encode()), "nested too deeply"),
@@ -171,44 +164,30 @@ FILES = {
 
 # --- values that no reader can rely on: a path in a record, the values there (...: none) ------------------------------
 
-NO_TIMES = ("2026-01-01T00:00:00", "2026-01-01", "20260101T000000+00:00", "2026-01-01T00:00:00+14:00")
 FIELDS = {
     "record_id": ("../../etc/passwd", ""),
     "cell_id": ([], "' OR 1=1 --" + "0" * 16),
     "sweep_id": ("' OR '1'='1",),
     "attempt": (True, 2**63),
     "status": ("fine", ["ok"], "oom"),
-    "started": ("0000-01-01T00:00:00+00:00", "0001-01-01T00:00:00+00:00"),
-    "ended": (5, ..., *NO_TIMES, "99999-01-01T00:00:00+00:00", "1969-12-31T23:59:59+00:00"),
+    "started": ("0001-01-01T00:00:00+00:00", "2026-01-01T00:00:00"),
+    "ended": (5, ..., "2026-01-01", "2026-01-01T00:00:00+14:00", "1969-12-31T23:59:59+00:00"),
     "duration_s": ("1", None),
-    "reason": (5,),
-    "stderr_tail": (["a", "b"],),
-    "overrides": (5, "a=1"),
+    "overrides": ("a=1",),
     "machine": (None,),
-    "code.sources_sha256": (["a"],),
-    "machine.cpu_model": (5,),
     "machine.cpu_count": ("8", 10**30),
-    "host_state": ([],),
     "host_state.disturbed": ("other processes", [5]),
-    "numerics.threads": (1.5,),
-    "mechanisms": ([], {"flash": "softmax"}, {"flash": {"exact": "yes"}}, {"flash": {"size": ["a"]}}),
-    "seconds": ({"check": "long"}, [1.0]),
-    "measurements": (None, [1.0]),
-    "config": (None, []),
+    "mechanisms": ([], {"flash": "softmax"}, {"flash": {"exact": "yes"}}),
+    "seconds": ({"check": "long"},),
+    "config": (None,),
     "config.label": (5, ...),
     "config.attention": ("flash", {}, {"name": ["flash"]}),
-    "config.bench": ("latency", {}, {"name": {}}),
+    "config.bench": ("latency", {}),
     "config.bench.against": (5, [{"label": "flash"}]),
-    "config.inputs": ([], {"name": 5}, {"name": "pretrained", "weights": ["initialised"]}),
-    "config.seq_len": ("a", True, 512.0, 0, -512, 2**63, 2**62),
+    "config.inputs": ([], {"name": 5}),
+    "config.seq_len": ("a", True, 512.0, 0, 2**63, 2**62),
     "config.batch_size": (None, -1),
-    "config.num_heads": ([12],),
-    "config.head_dim": ({"a": 1},),
-    "config.dtype": (32,),
     "config.causal": (1,),
-    "config.device": (0,),
-    "config.impl": (["auto"],),
-    "config.seed": ("0",),
 }
 UNREADABLE = FILES | {
     f"{path}={value!r:.50}": (with_value(path, value), path.split(".")[0])
@@ -232,9 +211,7 @@ TIMES |= dict.fromkeys(("decode", "roofline"), "samples")
 NO_SAMPLES = {
     "no samples": [],
     "samples are text": ["1", "2"],
-    "samples are truth": [True, False],
     "samples are null": [1.0, None],
-    "samples are nested": [[1.0], [2.0]],
     "a sample is zero": [1e6] * 19 + [0.0],
     "samples are negative": [-1.0] * 20,
     "samples are tiny": [1e-149, 1e-300, 5e-324],
@@ -244,7 +221,6 @@ NEARLY = {
     "latency": {"an unknown pass": ("passes.sideways", {"samples": [1.0, 2.0]}), "no tokens": ("tokens", 0)},
     "memory": {
         "a peak of text": ("passes.forward.peak_bytes", "12"),
-        "an unknown pass": ("passes", {"": {"peak_bytes": 5}}),
         "a negative peak": ("passes.forward.peak_bytes", -5),
         "no passes": ("passes", {}),
         "the largest is null": ("largest", {"axis": "seq_len", "value": None}),
@@ -252,40 +228,26 @@ NEARLY = {
     "roofline": {
         "a ceiling is missing": ("ceilings.copy", ...),
         "other rounds": ("ceilings.copy", {"work": 1, "samples": [1.0]}),
-        "no work": ("ceilings.gemm.work", 0),
         "an unknown ceiling": ("ceilings.sky", {"work": 1, "samples": [1.0]}),
         "no bytes": ("bytes", 0),
-        "immense FLOPs": ("flops", 10**100),
         "times of a nanosecond": ("samples", [1.0] * 20),
     },
     "decode": {"a negative state": ("state_bytes", -1)},
     "train_step": {"a peak of text": ("peak_bytes", "12")},
-    "largest_batch": {
-        "a batch of text": ("largest", "3"),
-        "no accumulation": ("accumulation", ...),
-        "a limit of text": ("limit_bytes", "12"),
-    },
-    "compare": {
-        "other rounds": (f"samples.{SKETCH}", [1.0] * 19),
-        "an unknown pass": ("pass", "sideways"),
-        "one label is missing": (f"samples.{SKETCH}", ...),
-    },
-    "compare_train_step": {"zero times": (f"samples.{SKETCH}", [0.0] * 20)},
+    "largest_batch": {"no accumulation": ("accumulation", ...)},
+    "compare": {"an unknown pass": ("pass", "sideways"), "one label is missing": (f"samples.{SKETCH}", ...)},
+    "compare_train_step": {"other rounds": (f"samples.{SKETCH}", [1.0] * 19)},
     "train": {
         "never evaluated": ("validation", []),
         "no steps": ("curve.train_loss", []),
-        "a curve of text": ("curve.train_loss", ["a"]),
         "nothing asked": ("test.loss_by_position", [None, None]),
         "a baseline of text": ("baselines", {"unigram": "2"}),
-        "no time": ("seconds", [0.0]),
         "negative times": ("seconds", [-1.0]),
-        "a negative loss": ("test.loss", -1.0),
         "more right than asked": ("test.token_accuracy", 1.5),
     },
     **{
         name: {
             "ragged": (errors, [[1.0], [1.0, 2.0]]),
-            "errors are text": (errors, [["1.0"], ["2.0"]]),
             "negative errors": (errors, [[-1.0] * 12] * 8),
         }
         for name, errors in (("spectral_norm", "absolute"), ("sketch_error", "kernel_error"))
@@ -323,14 +285,11 @@ TEXTS = {
     "lone surrogate": "a\ud800b",
     "escapes": "\x1b[31mred\x1b[0m\x07",
     "new lines": "one\ntwo\r\nthree\u2028four",
-    "null character": "nul\0l",
     "HTML": "<script>alert(1)</script><!--",
-    "right to left": "\u202eabc",
     "underscore": "_hidden",
     "empty": "",
     "10^5 characters": "x" * 10**5,
     "Markdown": "**a** [b](c) | `d` || # e",
-    "emoji": "\N{PILE OF POO}",
 }
 
 
@@ -346,91 +305,59 @@ def strange(kind):
 
 
 def _labelled(record, text):
-    config = record.config
-    label, attention = config["label"], {**config["attention"], "note": text}
-    config = {**config, "label": text, "attention": attention}
-    fields = {"mechanisms": {text: record.mechanisms[label]} | record.mechanisms}
-    if "against" in config["bench"]:
-        times = record.measurements["samples"]
-        names = [text, *record.measurements["labels"][1:]]
-        renamed_times = {text: times[label]} | {key: value for key, value in times.items() if key != label}
-        fields["measurements"] = {**record.measurements, "labels": names, "samples": renamed_times}
+    """The record with the text in place of its label, wherever that stands, and beside its hyperparameters."""
+    label = json.dumps(record.config["label"])
+    fields = json.loads(json.dumps(dataclasses.asdict(record)).replace(label, json.dumps(text)))
+    fields["config"]["attention"]["note"] = text
     reason = None if record.status == "ok" else text * 100
-    return dataclasses.replace(record, config=config, reason=reason, stderr_tail=text, overrides=(text,), **fields)
+    return type(record)(**fields | {"reason": reason, "stderr_tail": text, "overrides": (text,)})
 
 
-TIMED = "measurements.passes.forward.samples"
 ERRORS = ("measurements.absolute", "measurements.relative")
-SKETCHED = ("measurements.kernel_error", "measurements.sketch_error")
 # By benchmark: changes that leave a record of values that nobody expects.
 EXPECTED_BY_NOBODY = {
     "latency": {
-        "immense times": [(TIMED, [1e149, 1e149, 1e148])],
-        "one time, whole": [(TIMED, [1])],
+        "immense times": [("measurements.passes.forward.samples", [1e149, 1e149, 1e148])],
         "no heads": [(f"config.{key}", ...) for key in ("num_heads", "head_dim", "dtype", "causal", "device", "impl")],
-        "null settings": [(f"config.{key}", None) for key in ("num_heads", "causal", "seed", "impl")],
         "an unknown mechanism": [("config.attention", {"name": "who", "passes": [[]]}), ("config.inputs", {})],
         "no machine": [(key, {}) for key in ("machine", "numerics", "mechanisms", "seconds")],
-        "year 9999": [("ended", "9999-12-31T23:59:59.999999+00:00")],
-        "ended before it started": [("started", "2099-01-01T00:00:00+00:00"), ("duration_s", -1.0)],
-        "a host of text": [("host_state", {"during": "long", "disturbed": None})],
+        "ended before it started": [("started", "9999-12-31T23:59:59.999999+00:00"), ("duration_s", -1.0)],
         "text for a hyperparameter": [("config.attention", {"name": "skeinformer", "num_features": "64"})],
     },
     "decode": {
         "a benchmark of a path": [("config.bench", {"name": "../../os", "passes": 5, "measured_pass": {}})],
         "10^3 numbers": [("config.bench", {"name": "gate"}), ("measurements", {f"m{k}|": k for k in range(10**3)})],
-        "no state": [("measurements.state_bytes", 0)],
     },
     "spectral_norm": {
         "no error": [(path, TRIALS) for path in ERRORS],
         "one trial of one head": [("measurements.sequences", 1), *((path, [1.0]) for path in ERRORS)],
-        "immense errors": [("measurements.sequences", 1), *((path, [[1e149, 1.0]]) for path in ERRORS)],
-        **{f"size {size!r}": [("measurements.features", size)] for size in (0, "64", 2**62, 10**30, 64.5)},
+        **{f"size {size!r}": [("measurements.features", size)] for size in (0, "64", 10**30)},
     },
     "sketch_error": {
-        "a sketch without error": [(path, TRIALS) for path in SKETCHED],
-        "a sketch of one trial": [("measurements.sequences", 1), *((path, [[1.0]]) for path in SKETCHED)],
+        "a sketch without error": [(f"measurements.{name}_error", TRIALS) for name in ("kernel", "sketch")],
         "an unknown sketch": [("config.attention", {"name": "polysketch", "sketch": "x", "degree": "y"})],
-        "an expectation of zero": [("measurements.kernel_expected", TRIALS)],
     },
     "compare": {
-        "unknown labels": [
-            ("measurements.labels", ["a", "b"]),
-            ("measurements.samples", {"a": [1.0, 2.0], "b": [1.0, 2.0]}),
-        ],
         "one round": [("measurements.samples", {label: [1.0] for label in LABELS})],
         "immense ratios": [("measurements.samples", {label: [10.0 ** (70 * k)] * 9 for k, label in enumerate(LABELS)})],
-        "a candidate like the baseline": [
-            ("config.bench.against", [{"label": "flash", "attention": {"name": "flash"}}] * 2)
-        ],
         "against nobody": [("config.bench.against", [])],
     },
     "memory": {"no peak": [("measurements.passes", {"forward": {"peak_bytes": 0}})]},
-    "flops": {
-        "no FLOPs": [("measurements.analytic", 0), ("measurements.counted", 1)],
-        "immense FLOPs": [("measurements.analytic", 10**100), ("measurements.counted", 5.5)],
-    },
-    "roofline": {"no masks under a roof": [("config.causal", ...), ("config.head_dim", ...)]},
+    "flops": {"immense FLOPs": [("measurements.analytic", 10**100), ("measurements.counted", 5.5)]},
     "train": {
         "a model that learned of no settings": [(f"config.{part}", ...) for part in ("model", "task", "training")],
         "settings of text": [("config.model", "a"), ("config.task", 5), ("config.training", [])],
-        "settings of lists": [("config.model", {"layers": [2]}), ("config.task", {"text": []})],
-        "a rate of text": [("config.training.learning_rate", "high")],
         "no seed": [("config.seed", None)],
         "a source of a list": [("measurements.source", ["kjv"])],
         "a loss of zero": [("measurements.test.loss", 0.0)],
-        "immense baselines": [("measurements.baselines", {"unigram": 1e149, "trigram": 1.0})],
         "one position": [("measurements.test.loss_by_position", [1.0])],
-        "one step": [("measurements.curve", {"train_loss": [1.0]})],
     },
-    "train_step": {"a step of no settings": [(f"config.{part}", ...) for part in ("model", "task", "training")]},
 }
 
 
 def extreme():
     """Records of values that nobody expects, by their kind."""
     rng, sources = np.random.default_rng(4), one_of_each(4)
-    quiet, pairs = sources["latency"], {"task": "associative_recall"}
     records = {
         kind: having(sources[name], *changes)
         for name, kinds in EXPECTED_BY_NOBODY.items()
@@ -439,20 +366,10 @@ def extreme():
     records |= {
         "longest": made.latency("flash", 2**40, rng, batch_size=1),
         "one token": made.latency("flash", 1, rng, batch_size=1),
-        "a disturbance of no name": made.under(quiet, ""),
-        "disturbances without end": made.under(quiet, *[f"|{k}: $x; <b>" for k in range(10**3)]),
-        "a pass that nobody knows": having(
-            made.compare(LABELS, 4096, rng, "oom"), ("config.bench.measured_pass", "sideways")
-        ),
-        "one round under a roof": made.roofline("flash", 2048, rng, rounds=1),
+        "disturbances without end": made.under(sources["latency"], *[f"|{k}: $x; <b>" for k in range(10**3)]),
         "immense losses": made.train("flash", 64, 0, rng, task="language_modelling", final=1e149),
-        "one evaluation": made.train("polynomial_p4", 64, 0, rng, evaluations=1),
-        "pairs of text": made.train("flash", 64, 0, rng, settings={"num_pairs": "4"}, **pairs),
-        "no pairs": made.train("flash", 64, 0, rng, settings={"num_pairs": 0}, **pairs),
+        "pairs of text": made.train("flash", 64, 0, rng, settings={"num_pairs": "4"}, task="associative_recall"),
         "nothing learned": made.train("flash", 64, 0, rng, "timeout", task="language_modelling"),
-        "a step that failed": made.train_step("flash", 64, rng, "oom"),
-    }
-    records |= {
-        f"failed: {status}": made.latency("flash", 2048, rng, status) for status in ("oom", "incorrect", "timeout")
+        "out of memory": made.latency("flash", 2048, rng, "oom"),
     }
     return {kind: renamed(record, kind) for kind, record in records.items()}

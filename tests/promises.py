@@ -68,7 +68,8 @@ class Page:
             everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
             rows = ({} if everything else rows_of(PAGE)) | dict(_rows(self.reports))
             lines = (f"| {row} | `{test}` |\n" for test, row in sorted(rows.items()))
-            PAGE.write_text(HEAD + "".join(lines) + f"\nMeasured on {_machine()}.\n")
+            machine = f"{os.cpu_count()} processors, {platform.system()} {platform.release().partition('-')[0]}"
+            PAGE.write_text(HEAD + "".join(lines) + f"\nMeasured on {machine}.\n")
 
 
 def rows_of(page: Path) -> dict[str, str]:
@@ -101,27 +102,18 @@ def _rows(reports: Iterable[pytest.TestReport]) -> Iterable[tuple[str, str]]:
     for test, own in by_test.items():
         said = [value for report in own for key, value in report.user_properties if key == KEY]
         text = said[0][0] if said else test.rpartition("test_")[2].replace("_", " ")
+        skipped = {report.longrepr[2] for report in own if report.skipped and isinstance(report.longrepr, tuple)}
+        measured = [*_added([figures for _, figures in said]), f"{sum(report.duration for report in own):.0f} s in all"]
+        measured += [f"not measured: {reason}" for reason in skipped]
         failed = any(report.failed for report in own)
-        yield test, f"{text} | {'failed' if failed else _measured(own, [figures for _, figures in said])}"
-
-
-def _measured(reports: list[pytest.TestReport], said: list[Figures]) -> str:
-    skipped = {report.longrepr[2] for report in reports if report.skipped and isinstance(report.longrepr, tuple)}
-    seconds = sum(report.duration for report in reports)
-    return "; ".join([*_added(said), f"{seconds:.0f} s in all", *(f"not measured: {reason}" for reason in skipped)])
+        yield test, f"{text} | {'failed' if failed else '; '.join(measured)}"
 
 
 def _added(said: list[Figures]) -> Iterable[str]:
     for name in {name: None for figures in said for name in figures}:
         values = [figures[name] for figures in said if name in figures]
         words = name.replace("_", " ")
-        whole = all(isinstance(value, int) for value in values)
-        yield f"{sum(values)} {words}" if whole else f"{words} {_seconds(max(values))} s"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
-
-
-def _machine() -> str:
-    return f"{os.cpu_count()} processors, {platform.system()} {platform.release().partition('-')[0]}"
+        if all(isinstance(value, int) for value in values):
+            yield f"{sum(values)} {words}"
+        else:
+            yield f"{words} {max(values):{'.1f' if max(values) >= 1 else '.2g'}} s"

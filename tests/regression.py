@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.records.statistics import Ratio, ratio_interval
 
@@ -77,13 +77,6 @@ class Refused(Exception):
     """A tree cannot run a case, with its reason."""
 
 
-class Timer(Protocol):
-    """What takes the time of cases with one tree."""
-
-    def time(self, case: Case, calls: int) -> float:
-        """Nanoseconds per call; raises `Refused`."""
-
-
 class Tree:
     """A process with the `attention_zoo` of a folder; started when it is asked, and again after it has died."""
 
@@ -97,7 +90,16 @@ class Tree:
         Raises:
             Refused: the tree has no such mechanism, or it raises, or its process died.
         """
-        process = self._process = self._process or self._start()
+        # -P: not the folder of the script, which is this tree's. A session of its own: Ctrl-C is for the parent.
+        process = self._process = self._process or subprocess.Popen(
+            [sys.executable, "-P", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, **KEEPING, "PYTHONPATH": str(self.folder)},
+            start_new_session=True,
+        )
         assert process.stdin is not None and process.stdout is not None
         line = ""
         with contextlib.suppress(BrokenPipeError):
@@ -110,18 +112,6 @@ class Tree:
         if "refused" in answer:
             raise Refused(answer["refused"])
         return float(answer["ns"])
-
-    def _start(self) -> subprocess.Popen[str]:
-        # -P: not the folder of the script, which is this tree's. A session of its own: Ctrl-C is for the parent.
-        return subprocess.Popen(
-            [sys.executable, "-P", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env={**os.environ, **KEEPING, "PYTHONPATH": str(self.folder)},
-            start_new_session=True,
-        )
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -160,7 +150,7 @@ def chosen(names: str) -> list[Case]:
     return [case for case in CASES if not wanted or any(name in case.name for name in wanted)]
 
 
-def speed(case: Case, before: Timer, now: Timer, rounds: int = ROUNDS) -> Ratio:
+def speed(case: Case, before: Tree, now: Tree, rounds: int = ROUNDS) -> Ratio:
     """How many times faster `now` is than `before`, from rounds in alternating order.
 
     Raises:
@@ -168,21 +158,16 @@ def speed(case: Case, before: Timer, now: Timer, rounds: int = ROUNDS) -> Ratio:
     """
     fastest = max(min(tree.time(case, 1) for _ in range(WARMUP_CALLS)) for tree in (before, now))
     calls = math.ceil(SAMPLE_NS / fastest)
-    times: dict[Timer, list[float]] = {before: [], now: []}
+    times: dict[Tree, list[float]] = {before: [], now: []}
     for done in range(rounds):
         for tree in (now, before) if done % 2 else (before, now):
             times[tree].append(tree.time(case, calls))
     return ratio_interval(times[before], times[now])
 
 
-def is_slower(ratio: Ratio) -> bool:
-    """Whether the whole interval is beyond the tolerance."""
-    return ratio.high < 1 / (1 + TOLERANCE)
-
-
-def check(cases: Sequence[Case], before: Timer, now: Timer) -> list[str]:
+def check(cases: Sequence[Case], before: Tree, now: Tree) -> list[str]:
     """Print a line per case; returns the reasons why it is not as fast as before, one line each."""
-    slower = []
+    slower, allowed = [], 1 / (1 + TOLERANCE)
     for case in cases:
         try:
             ratio = speed(case, before, now)
@@ -190,9 +175,10 @@ def check(cases: Sequence[Case], before: Timer, now: Timer) -> list[str]:
             print(f"{case.name:<40} skipped: {reason}", flush=True)
             continue
         words = f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times as fast"
-        print(f"{case.name:<40} {words}{': slower' if is_slower(ratio) else ''}", flush=True)
-        if is_slower(ratio):
-            slower.append(f"{case.name}: {words}, allowed is {1 / (1 + TOLERANCE):.3f}")
+        is_slower = ratio.high < allowed  # the whole interval
+        print(f"{case.name:<40} {words}{': slower' if is_slower else ''}", flush=True)
+        if is_slower:
+            slower.append(f"{case.name}: {words}, allowed is {allowed:.3f}")
     return slower
 
 

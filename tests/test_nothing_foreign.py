@@ -120,11 +120,6 @@ def main_of(run, *arguments):
         return exit.code
 
 
-def places(results, names, *folders):
-    """All that can be seen of these folders and at these places of the results."""
-    return snapshot(*folders) | {results / name: snapshot(results / name)[results / name] for name in names}
-
-
 def python(*arguments):
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL, timeout=300).returncode
@@ -181,12 +176,28 @@ def test_a_folder_of_somebody_elses_stays_as_it_is(kind, tmp_path, results, else
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", sorted(set(writers(Path("x"), None)) - {"sweep", "locks"}))
-def test_an_empty_name_is_not_the_current_folder(command, results, monkeypatch, tmp_path, capsys):
+PLACES = {
+    "": ("sweep", "locks"),
+    "file": (),
+    **dict.fromkeys(("ours/records", "ours/sweeps/new", "ours/training/mine/new"), ("locks",)),
+}
+
+
+@pytest.mark.parametrize(("place", "others"), PLACES.items())
+def test_what_can_be_no_folder_of_the_suites_is_refused(place, others, results, monkeypatch, tmp_path, capsys):
+    """Not the current folder where no name is given, no file, and nothing inside the results' own folders."""
     monkeypatch.chdir(tmp_path)
+    assert sweep(results) == 0
+    folder = place and tmp_path / place
+    if place == "file":
+        folder.write_text("mine")
+    elif place:
+        folder.mkdir(parents=True, exist_ok=True)
     before = snapshot(tmp_path)
-    assert writers(results, monkeypatch)[command]("") == 2
-    assert "must name a file or folder" in capsys.readouterr().err and snapshot(tmp_path) == before
+    for command, run in writers(results, monkeypatch).items():
+        if command not in others:
+            assert run(folder) == 2 and snapshot(tmp_path) == before, command
+    assert (Path(place).name or "must name a file or folder") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted({name.partition("/")[0] for name in NAMES}))
@@ -209,37 +220,33 @@ def test_one_name_is_enough_to_refuse_a_folder_before_anything_is_written(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_among_results_of_the_suite_what_is_not_of_its_form_stays(kind, results, elsewhere, capsys):
+    """Of another name, or no file where the suite has files of its own."""
     assert sweep(results) == 0
-    foreign = [
+    names = [
         name
         for name in (*NAMES, "scratch/mine", "scratch/.mine", "records/mine", "notes.txt", f"locks/{CELL}.txt")
         if name.partition("/")[0] in (*own.FOLDERS, "notes.txt", "figures", "tables") and CELL not in name
     ]
-    for name in foreign:
-        leave(results / name, kind, elsewhere)
-    before = places(results, foreign, elsewhere)
-    links = [name for name in foreign if "link" in kind and name.split("/")[0] in own.RESULTS.nested]
-    assert sweep(results) == (2 if links else 0)
-    assert main_of(merge.main, results, results.with_name("new")) == 0
-    for what in ("figures", "tables"):
-        assert main_of(analysis.main, what, "--results", results) in ((2,) if kind == "file" else (1, 2))
-    assert places(results, foreign, elsewhere) == before
-    assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_place_of_the_suites_own_files_a_link_pipe_or_device_stays(kind, results, elsewhere, capsys):
-    assert sweep(results) == 0
-    if kind == "file":
-        return
-    names = (f"locks/{CELL}.lock", f"scratch/{CELL}", f"records/.{RECORD}.1.tmp", f"samples/{RECORD}", "index.json")
+    if kind != "file":
+        names += [
+            f"locks/{CELL}.lock",
+            f"scratch/{CELL}",
+            f"records/.{RECORD}.1.tmp",
+            f"samples/{RECORD}",
+            "index.json",
+        ]
     for name in names:
         leave(results / name, kind, elsewhere)
-    before = places(results, names, elsewhere)
+    kept = [elsewhere, *(results / name for name in names)]
+    before = snapshot(*kept)
     assert sweep(results) == (2 if "link" in kind else 0)
+    assert main_of(merge.main, results, results.with_name("new")) == 0
     assert main_of(status.main, "--results", results) in (0, 1, 2)
     assert main_of(analysis.main, "table", "--results", results) == 0
-    assert places(results, names, elsewhere) == before
+    for what in ("figures", "tables"):
+        assert main_of(analysis.main, what, "--results", results) in ((2,) if kind == "file" else (1, 2))
+    assert snapshot(*kept) == before
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_files_that_are_named_are_written_over_only_where_the_suite_wrote_them(results, tmp_path, capsys):
@@ -272,24 +279,6 @@ def test_what_a_sweep_removes_has_its_lock_or_its_name(results):
     (results / "locks" / f"{left.name}.lock").write_text("")
     assert sweep(results) == 0
     assert [(results / name).exists() for name in theirs] == [True, True] and not left.exists()
-
-
-@pytest.mark.parametrize("name", ["records", "sweeps/new", "training/mine/new"])
-def test_no_results_or_figures_lie_inside_the_records_of_others(name, results, monkeypatch, capsys):
-    assert sweep(results) == 0
-    runs = {command: run for command, run in writers(results, monkeypatch).items() if command != "locks"}
-    for command, run in runs.items():
-        (results / name).mkdir(parents=True, exist_ok=True)
-        assert run(results / name) == 2, command
-    assert sweep(results) == 0 and not list((results / name).glob("*.png"))
-
-
-def test_a_file_in_place_of_a_folder_is_named_with_what_named_it(results, tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").write_text("mine")
-    for command, run in writers(results, monkeypatch).items():
-        assert run(tmp_path / "file") == 2 and (tmp_path / "file").read_text() == "mine", command
-        if command not in ("sweep", "locks"):
-            assert "file" in capsys.readouterr().err
 
 
 def test_older_results_get_the_marker(results):

@@ -127,3 +127,9 @@ def test_the_citation_and_the_changelog_name_the_version():
     assert (cited["cff-version"], cited["version"], cited["type"]) == ("1.2.0", VERSION, "software")
     assert cited["title"] and cited["authors"] and cited["message"]
     assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_the_readme_links_to_is_there():
+    links = re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", (ROOT / "README.md").read_text())
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []

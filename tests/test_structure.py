@@ -1,6 +1,8 @@
 """The house: its rooms one above the other, no import upwards and no circle, imports inside functions included."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -17,7 +19,7 @@ ROOMS = {
     "mechanisms": r"attention_zoo(\.third_party\.\w+|\.(?!(ops|hf)$)\w+)?",
     "in other people's models": r"attention_zoo\.hf(\..*)?",
     "common": r"bench\.(common|published)(\..*)?",
-    "records": r"bench\.records(\.(?!(summary|table)$)\w+)?",
+    "records": r"bench\.records(\.(?!(archive|summary|table)$)\w+)?",
     "folders of trained models": r"bench\.training\.saved",
     "models": r"bench\.models(\..*)?",
     "inputs": r"bench\.inputs(\..*)?",
@@ -26,10 +28,10 @@ ROOMS = {
     "measures": r"bench\.measures(\..*)?",
     "plan": r"bench\.plan(\..*)?",
     # Of older records the benchmarks say what was measured.
-    "what records say": r"bench\.records\.(summary|table)",
+    "what records say": r"bench\.records\.(archive|summary|table)",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
-    "frame": r"analysis\.(formats|frame|intervals|published|selection|table|tables(\..*)?|training)",
+    "frame": r"analysis\.(controls|formats|frame|intervals|paired|published|selection|table|tables(\..*)?|training)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|cli|compile|merge|status|__main__)(\..*)?)?",
@@ -67,10 +69,17 @@ def test_no_module_imports_itself_in_a_circle():
     assert len(list(TopologicalSorter(graph).static_order())) == len(FILES)
 
 
-def test_the_library_looks_at_no_other_package_and_analysis_needs_no_torch():
+def test_neither_the_package_nor_the_first_line_needs_torch():
+    code = "import sys, bench, bench.cli.console, bench.common.signals; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_library_looks_at_no_other_package_nor_at_private_ones_and_analysis_needs_no_torch():
     for module, file in FILES.items():
         tops = {name.partition(".")[0] for name in sources._imported(file, module)}
         assert "tools" not in tops, f"{module}: what is for developers is not installed"
+        assert "hydra._internal" not in file.read_text(), f"{module}: a private part may change"
         if module.startswith("attention_zoo"):
             assert not tops & {"bench", "analysis", "hydra", "mlflow"}, module
         if module.startswith(("analysis", "bench.records")):

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, newest, series, settle, with_disturbance
+from analysis.selection import MissingRecords, newest, series, settle, unless_quiet
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
 # What a curve over the length is of; a panel is of a pass and a direction.
@@ -95,9 +95,9 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     order = ["causal", "pass", "series", "dtype", "seq_len"]
     rows = best.join(over_best, on=keys).join(over_flash, on=keys).join(crossed_at, on=CURVE).sort_values(order)
     rows = rows.reset_index(drop=True)
-    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval"]
+    columns = [*order, *over_flash, "best", *over_best, *_CROSSED, "interval", "disturbance"]
     table = rows.assign(interval=intervals.each(rows))[columns]
-    return with_disturbance(table.rename(columns={"series": "attention"}), rows["disturbance"])
+    return unless_quiet(table.rename(columns={"series": "attention", "disturbance": "disturbed"}))
 
 
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

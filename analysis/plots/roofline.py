@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, select, with_disturbance
+from analysis.selection import MissingRecords, select, unless_quiet
 from bench.records.roofline import BEYOND
 
 MARKERS = (4.0, 8.0)  # points, of the shortest and the longest context
@@ -79,7 +79,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     columns |= {"interval": pd.Series(intervals.each(points), points.index)}
     columns |= {"of the reference (%)": points["reference"], "ceiling": points["bound"]}
     columns |= {"GFLOP/s or GB/s": ceiling / 1e9, "why below 25 %": points["why"]}
-    return with_disturbance(pd.DataFrame(columns).reset_index(drop=True), points["disturbance"])
+    return unless_quiet(pd.DataFrame(columns | {"disturbed": points["disturbance"]}).reset_index(drop=True))
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

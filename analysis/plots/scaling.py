@@ -9,7 +9,7 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.published import beside
-from analysis.selection import newest, require_ok, select, series, settle, with_disturbance
+from analysis.selection import newest, require_ok, select, series, settle, unless_quiet
 from analysis.training import with_layers, with_settings
 
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
@@ -107,9 +107,10 @@ def steps_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows, _ = _steps(frame)
     rows = rows.assign(attention=series(rows), interval=intervals.each(rows))
     names = {"seq_len": "n", "num_heads": "heads", "head_dim": "head dim", "batch_size": "batch", "value": "steps/s"}
+    names |= {"disturbance": "disturbed"}
     columns = ["attention", "seq_len", "bench", "layers", "num_heads", "head_dim", "batch_size", "dtype", "status"]
-    ours = rows[[*columns, "value", "low", "high", "interval"]].rename(columns=names)
-    return beside(with_disturbance(ours, rows["disturbance"]), "steps_per_second")
+    ours = rows[[*columns, "value", "low", "high", "interval", "disturbance"]].rename(columns=names)
+    return beside(unless_quiet(ours), "steps_per_second")
 
 
 def _steps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

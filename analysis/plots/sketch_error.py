@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, table_of
+from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle_each, unless_quiet
 from bench.records.metrics import interval_kind
 from bench.records.statistics import Interval, power_law
 
@@ -69,7 +69,7 @@ def exponents(frame: pd.DataFrame) -> pd.DataFrame:
                 rows.append(row | {"disturbed": disturbance(line)})
     if not rows:
         raise MissingRecords("needs ok records of bench=sketch_error at two sketch sizes or more")
-    return table_of(rows)
+    return unless_quiet(pd.DataFrame(rows))
 
 
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

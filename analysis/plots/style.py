@@ -65,13 +65,15 @@ def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:
     """Line2D properties of one series; the first twelve variants of a colour and marker differ in dashes or fill."""
+    red, green, blue = (0.6 + 0.4 * part for part in to_rgb(colour))
+    fills = (colour, "white", to_hex((red, green, blue)))
     return {
         "label": shown(name),
         "color": colour,
         "marker": marker,
         "linestyle": _LINES[variant % len(_LINES)],
         # Three fills, shifted after each round of dashes.
-        "markerfacecolor": (colour, "white", _tint(colour))[(variant + variant // len(_LINES)) % 3],
+        "markerfacecolor": fills[(variant + variant // len(_LINES)) % 3],
         "markersize": (5 if isinstance(marker, str) and marker != "*" else 8) * (0.8 if in_a_column() else 1),
     }
 
@@ -84,8 +86,3 @@ def _of_mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
         candidates = [OTHERS[(first + step) % len(OTHERS)] for step in range(len(OTHERS))]
         styles[name] = next((one for one in candidates if one not in styles.values()), candidates[0])
     return styles
-
-
-def _tint(colour: str) -> str:
-    red, green, blue = (0.6 + 0.4 * part for part in to_rgb(colour))
-    return to_hex((red, green, blue))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.published import published
-from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle, table_of, with_disturbance
+from analysis.selection import MissingRecords, disturbance, newest, require_ok, settle, unless_quiet
 
 
 def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
@@ -25,7 +25,7 @@ def gate_cost(frame: pd.DataFrame) -> pd.DataFrame:
         row |= {"gate, median (s)": group["check_s"].median(), "share of the cell, median (%)": group["share"].median()}
         row |= {"largest (%)": most["share"], "of": most["attention"], "disturbed": disturbance(group)}
         rows.append(row)
-    return table_of(rows)
+    return unless_quiet(pd.DataFrame(rows))
 
 
 def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
@@ -48,8 +48,8 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     paper = published("largest_batch")
     theirs = paper.pivot(index="attention", columns="at", values="printed")[list(dict.fromkeys(paper["at"]))]
     theirs.columns = [f"Skeinformer, {task}" for task in theirs.columns]
-    disturbed = {attention: disturbance(own) for attention, own in cells.groupby("attention")}
-    return with_disturbance(ours.join(theirs).reset_index(), (disturbed[attention] for attention in ours.index))
+    causes = [disturbance(cells[cells["attention"] == attention]) for attention in ours.index]
+    return unless_quiet(ours.join(theirs).reset_index().assign(disturbed=causes))
 
 
 class Cost(NamedTuple):
@@ -106,4 +106,4 @@ def multiplications(frame: pd.DataFrame) -> pd.DataFrame:
             row |= {"paper (M)": leading / 1e6, "ours (M)": ours["flops_analytic"] / 1e6}
             row |= {"counted (M)": ours["flops_counted"] / 1e6, "ours / paper": ours["flops_analytic"] / leading}
             rows.append(row | {"what ours counts": paper.ours, "disturbed": disturbance(cell)})
-    return table_of(rows)
+    return unless_quiet(pd.DataFrame(rows))

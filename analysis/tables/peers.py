@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis import intervals
-from analysis.selection import MissingRecords, newest, with_disturbance
+from analysis.selection import MissingRecords, newest, unless_quiet
 from bench.records.statistics import ratio_interval
 
 # The variant with the same work or the nearest to it, by that of the package: `third_party.lucidrains` says how near.
@@ -38,10 +38,11 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     peaks = memory.set_index(["attention", *shared])["value"] * MIB
     both = both.join(peaks.rename("mib"), on=["attention", *shared])
     both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])
-    rows = both.rename(columns={"attention_peer": "peer", "median": "speed"}).sort_values(["attention", *CONDITIONS])
+    names = {"attention_peer": "peer", "median": "speed", "disturbance": "disturbed"}
+    rows = both.drop(columns="disturbed").rename(columns=names).sort_values(["attention", *CONDITIONS])
     rows = rows.assign(interval=intervals.each(rows))
     columns = ["attention", "peer", *CONDITIONS, "speed", "low", "high", "interval", "verdict", "mib", "peer_mib"]
-    return with_disturbance(rows[columns].reset_index(drop=True), rows["disturbance"])
+    return unless_quiet(rows[[*columns, "disturbed"]].reset_index(drop=True))
 
 
 def _of(frame: pd.DataFrame, bench: str, metric: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.published import beside
-from analysis.selection import disturbance, series, with_disturbance
+from analysis.selection import disturbance, series, unless_quiet
 from analysis.training import PANEL, over_seeds, perplexity, trained_cells
 
 SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
@@ -71,8 +71,6 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     for name, (metric, factor) in metrics.items():
         values = over_seeds(data, metric).set_index(keys)
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
-    disturbed = {key: disturbance(own) for key, own in cells.groupby(keys)}
-    table = pd.DataFrame(columns)
-    table = with_disturbance(table, (disturbed[key] for key in table.index))
-    table = table.reset_index().rename(columns={"kind": "task", "seq_len": "n"})
+    columns |= {"disturbed": pd.Series({key: disturbance(own) for key, own in cells.groupby(keys)}, dtype=object)}
+    table = unless_quiet(pd.DataFrame(columns)).reset_index(names=["task", "n", "series"])
     return table.drop(columns="series") if sizes else table.rename(columns={"series": "attention"})

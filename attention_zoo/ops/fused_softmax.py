@@ -110,8 +110,7 @@ def _attend(
 ) -> tuple[Attended, Tensor]:
     query, key, value = autocast(query, key, value)
     h = query.shape[-1]
-    if query.device.type != "cpu":
-        query, key, value = (_aligned(x) for x in (query, key, value))
+    query, key, value = (_aligned(x) for x in (query, key, value))
     settings = _Settings(scale, causal, backend_of(query, hidden), with_norms)
     bias = None if hidden is None else _bias(hidden, query, key.shape[2])
     out, lse, norms = _Attend.apply(settings, query, key, value, bias)
@@ -119,7 +118,9 @@ def _attend(
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x` in rows that a GPU's kernels load, with zeros in the columns that are added."""
+    """`x` in rows that the kernels read: on a GPU with zeros in the columns that are added."""
+    if x.device.type == "cpu":
+        return x if x.stride(-1) == 1 else x.contiguous()
     if short := -x.shape[-1] % ALIGNED:
         return F.pad(x, (0, short)).contiguous()
     begins = all(step % ALIGNED == 0 for step in (x.storage_offset(), *x.stride()[:-1]))

@@ -63,12 +63,12 @@ def largest_magnitude(x: Tensor) -> Tensor:
     return torch.maximum(x.detach().amax(-1, keepdim=True), -x.detach().amin(-1, keepdim=True))
 
 
-def denominator(weights: Tensor, bias: float | Tensor) -> Tensor:
-    """`bias + row sum`; 1 where that is zero."""
-    total = bias + weights.sum(-1, keepdim=True)
-    return total.masked_fill(total == 0, 1)
+def denominator(total: Tensor, bias: float | Tensor) -> Tensor:
+    """`total + bias`, 1 where that is zero."""
+    biased = total + bias
+    return biased.masked_fill_(biased == 0, 1)
 
 
 def normalise_by_sum(weights: Tensor, bias: float | Tensor) -> Tensor:
     """`weights / (bias + row sum)`; a row whose denominator is zero becomes zeros."""
-    return weights / denominator(weights, bias)
+    return weights / denominator(weights.sum(-1, keepdim=True), bias)

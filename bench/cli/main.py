@@ -23,9 +23,9 @@ if sys.version_info >= (3, 14):
     # Python reads the help of every flag there is; Hydra 1.3's of --shell-completion is no text before it is shown.
     argparse.ArgumentParser._check_help = lambda *_: None  # type: ignore[attr-defined]
 
-# Hydra's flags: those that take no value, and those that do.
-SWITCHES = ("--help -h", "--hydra-help", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc")
-VALUES = ("--package -p", "--config-dir -cd", "--config-name -cn", "--config-path -cp", "--experimental-rerun")
+# Hydra's flags that a sweep has: those that take no value, and those that do.
+SWITCHES = ("--help -h", "--hydra-help", "--resolve", "--multirun -m", "--shell-completion -sc")
+VALUES = ("--package -p", "--config-dir -cd")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
@@ -94,14 +94,10 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(str(error)) from None
     if unknown:
         raise ConfigError(f"{unknown[0]}: unknown; `python -m bench --help` lists what there is")
-    if flags.run or flags.experimental_rerun:
-        raise ConfigError("--run, --experimental-rerun: every command is a sweep, and the same one goes on")
     if sum(map(bool, (flags.help, flags.hydra_help, flags.cfg, flags.info, flags.multirun))) > 1:
         raise ConfigError("--help, --hydra-help, --cfg, --info, --multirun: must be one of them")
     if (flags.resolve or flags.package) and not flags.cfg:
         raise ConfigError("--resolve, --package: must stand beside --cfg")
-    if flags.config_name or flags.config_path:
-        raise ConfigError("--config-name, --config-path: there is one configuration; --config-dir adds a folder to it")
     return flags
 
 

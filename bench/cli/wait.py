@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.api import exit_code, print_table, say_figures
 from bench.cli.main import guarded, measure
-from bench.common.errors import ConfigError, Parser, one_line
+from bench.common.errors import ConfigError, Parser
 from bench.execution.executors import remote
 from bench.execution.sweep import Sweep
 from bench.plan import executors
@@ -30,10 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", default="runs", metavar="DIR", help="its results_dir (default: %(default)s)")
     given = parser.parse_args(arguments)
     results_dir = Path(given.results)
-    try:
-        plan = plans.load(results_dir, given.sweep)
-    except plans.PlanError as error:
-        raise ConfigError(one_line(error)) from None
+    plan = plans.load(results_dir, given.sweep)
     executor = executors.check(plan.launcher)
     if not executor.resources.name:
         raise ConfigError(f"{given.sweep}: hydra/launcher={executor.name} has no jobs; the same command waits for it")

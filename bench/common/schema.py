@@ -69,6 +69,20 @@ def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "")
     return schema(**made)
 
 
+def named(schemas: Mapping[str, type[Settings]], values: Mapping[str, Any], group: str) -> Settings:
+    """The settings that `values["name"]` names, `checked`; so is the name itself."""
+    own = dict(values)
+    name = own.pop("name", None)
+    if not isinstance(name, str) or name not in schemas:
+        raise ConfigError(f"{group}.name={name!r}: must be one of {', '.join(schemas)}")
+    return checked(schemas[name], own, f"{group}.")
+
+
+def described(settings: Any) -> dict[str, Any]:
+    """What `named` was given, with its defaults."""
+    return {"name": settings.name, **dataclasses.asdict(settings)}
+
+
 @functools.cache
 def _hints(schema: type) -> dict[str, Any]:
     hints = typing.get_type_hints(schema)

@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common.errors import ConfigError
@@ -23,18 +24,9 @@ ANY = re.compile(".+")
 
 def check_folder(results_dir: str) -> None:
     """Raise `ConfigError` where results cannot be kept, as far as that can be seen without writing."""
-    path = Path(results_dir)
-    try:
-        while not _exists(path):
-            path = path.absolute().parent
-        for folder in (path, *(Path(results_dir) / name for name in FOLDERS)):
-            if _exists(folder) and not folder.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with _refused(results_dir), contextlib.suppress(FileNotFoundError):
         own.check(Path(results_dir), RESULTS, "results_dir")
-    except (OSError, ValueError) as error:
-        raise _unusable(results_dir, error) from None
+        os.stat(results_dir)
 
 
 def prepare_folder(results_dir: str) -> None:
@@ -47,16 +39,12 @@ def prepare_folder(results_dir: str) -> None:
         OSError: the disk is full.
     """
     root = Path(results_dir)
-    try:
+    with _refused(results_dir):
         own.claim(root, RESULTS, "results_dir")
         for name in FOLDERS:
             (root / name).mkdir(exist_ok=True)
         with try_lock(open_lock(root / "locks" / ".probe")):  # a file system without locks is refused
             pass
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise _unusable(results_dir, error) from None
     Store(root).clear_leftovers()
     written = [(root, TOP)]
     written += [(folder, ANY) for folder in (root / "inputs", *folders(root / plans.FOLDER, plans.SWEEP))]
@@ -72,17 +60,17 @@ def prepare_folder(results_dir: str) -> None:
                 path.unlink()
 
 
-def _exists(path: Path) -> bool:
+@contextlib.contextmanager
+def _refused(results_dir: str) -> Iterator[None]:
+    """What the system says of a folder is a `ConfigError`, unless its disk is full."""
     try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _unusable(results_dir: str, error: Exception) -> ConfigError:
-    reason = getattr(error, "strerror", None) or str(error)
-    place = Path(getattr(error, "filename", None) or "").name
-    if place in FOLDERS:
-        reason = f"{place}: {reason}"
-    return ConfigError(f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one")
+        yield
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) in FULL:
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        place = Path(getattr(error, "filename", None) or "").name
+        reason = f"{place}: {reason}" if place in FOLDERS else reason
+        raise ConfigError(
+            f"results_dir={results_dir!r}: {reason}; must be a folder, or the name of a new one"
+        ) from None

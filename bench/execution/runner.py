@@ -238,9 +238,19 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
         environment = child_environment(cell.config["device"], resources)
         child = processes.start("bench.execution.child", environment, cell.sources, inherited=options.locks)
         before = host_state.read()  # the child waits for its job
+        job = {
+            # It sees one GPU, whatever the number of that is here.
+            "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
+            "cell": cell.cell_id[:16],
+            "sources": cell.sources,
+            "folder": str(folder),
+            "results_dir": str(results_dir),
+            "memory_share": options.memory_share,
+            "machine_bytes": before.limits["control_group"]["memory_bytes"],
+        }
         ended = lost = False
         try:
-            _send_job(child, cell, folder, results_dir, options.memory_share, before)
+            child.send_line(json.dumps(job).encode())
             ended = wait_for(child, cell.timeout, folder / "progress", options)
         except processes.LostServer:
             ended = lost = True
@@ -261,22 +271,6 @@ def run_process(cell: Cell, results_dir: Path, resources: Resources, options: Op
         return {"status": "crash", "reason": str(error)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _send_job(
-    child: processes.Child, cell: Cell, folder: Path, results_dir: Path, share: float, host: host_state.Reading
-) -> None:
-    job = {
-        # It sees one GPU, whatever the number of that is here.
-        "config": {**cell.config, "device": cell.config["device"].partition(":")[0]},
-        "cell": cell.cell_id[:16],
-        "sources": cell.sources,
-        "folder": str(folder),
-        "results_dir": str(results_dir),
-        "memory_share": share,
-        "machine_bytes": host.limits["control_group"]["memory_bytes"],
-    }
-    child.send_line(json.dumps(job).encode())
 
 
 def wait_for(child: processes.Child, timeout: float, file: Path, options: Options) -> bool:

@@ -1,11 +1,11 @@
 """Where query, key and value come from. A closed registry: a config can name a source, never import one."""
 
-import dataclasses
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from attention_zoo.checks import check_choice, require
+from attention_zoo.checks import require
+from bench.common.schema import named
 from bench.inputs.base import Source
 from bench.training import saved
 
@@ -25,20 +25,18 @@ def source(fields: Mapping[str, Any]) -> Source:
     `pretrained` is `trained` where the model is a folder that `bench=train` left.
 
     Raises:
-        ValueError: unknown name or field, or a value out of range.
+        ConfigError: unknown name or field, or a value out of range.
+        ValueError: a field that is not read with this model.
     """
-    values = dict(fields)
-    name = check_choice("inputs.name", values.pop("name", None), tuple(SOURCES))
-    values = {key: value for key, value in values.items() if value is not None or key not in OF_TRANSFORMERS}
+    values = {key: value for key, value in fields.items() if value is not None or key not in OF_TRANSFORMERS}
+    name = values.get("name")
     if name == "pretrained" and isinstance(model := values.get("model"), str) and saved.is_saved(model):
-        name = "trained"
+        name = values["name"] = "trained"
         for key in OF_TRANSFORMERS:
             allowed = f"null: {model} reads its own task's test split"
             require(f"inputs.{key}", values.get(key), key not in values, allowed)
-    module, class_name = SOURCES[name]
-    kind: type[Source] = getattr(importlib.import_module(module), class_name)
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key, value in values.items():
-        if key not in known:
-            raise ValueError(f"inputs.{key}={value!r}: unknown; {name} takes {', '.join(known)}")
-    return kind(**values)
+    kinds: dict[str, type[Source]] = dict.fromkeys(SOURCES, Source)
+    if isinstance(name, str) and name in SOURCES:
+        module, kind = SOURCES[name]
+        kinds[name] = getattr(importlib.import_module(module), kind)
+    return named(kinds, values, "inputs")

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attention_zoo import Attention
-from attention_zoo.checks import check_choice, check_int, require
+from attention_zoo.checks import require
 from bench.common.errors import package
+from bench.common.schema import setting
 from bench.records.disk import require_file, write_atomically
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -20,7 +21,7 @@ INSTALL = "-e '.[pretrained]'"
 
 
 class Source:
-    """The settings `inputs.*` of a cell, a frozen dataclass, and what they describe.
+    """The settings `inputs.*` of a cell, a frozen dataclass of `setting`s, and what they describe.
 
     Methods raise `ValueError` for what does not fit the model or the text, `ModuleNotFoundError`, whose message gives
     the pip command, where a package is missing, and `ConnectionError` where the hub cannot be read.
@@ -77,13 +78,8 @@ class ModelSource(Source):
     is_read: ClassVar[bool] = True
 
     model: str = "minilm"
-    weights: str = "pretrained"
-    layer: int = 0
-
-    def __post_init__(self) -> None:
-        require_name("inputs.model", self.model)
-        check_choice("inputs.weights", self.weights, ("pretrained", "initialised"))
-        check_int("inputs.layer", self.layer, 0)
+    weights: str = setting("pretrained", choices=("pretrained", "initialised"))
+    layer: int = setting(0, minimum=0)
 
     def seed(self, config: Mapping[str, Any]) -> int | None:
         """Of fresh weights; None for trained ones."""
@@ -98,11 +94,6 @@ class ModelSource(Source):
         """Raise `ValueError` unless a model of so many layers has this one."""
         allowed = f"between 0 and {layers - 1}: {self.model} has {layers} layers"
         require("inputs.layer", self.layer, self.layer < layers, allowed)
-
-
-def require_name(key: str, value: Any) -> None:
-    """Raise `ValueError` unless a value is a text that is not empty."""
-    require(key, value, isinstance(value, str) and value != "", "a name or a path")
 
 
 def inputs_seed(seed: int) -> int:

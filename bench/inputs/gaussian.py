@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import check_float
+from bench.common.schema import setting
 from bench.inputs.base import Source, inputs_seed
 
 
@@ -23,10 +23,7 @@ class Gaussian(Source):
 
     name: ClassVar[str] = "gaussian"
 
-    score_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_float("inputs.score_scale", self.score_scale, above=0)
+    score_scale: float = setting(1.0, above=0)
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
         """Draw `(batch_size, num_heads, seq_len, head_dim)` tensors on the CPU; nothing is cached."""

@@ -85,7 +85,7 @@ def data_folder(module: str, distribution: str, setting: str) -> Path:
 
 def is_directory(name: str, key: str = KEY) -> bool:
     """Whether a model is a local directory; raises `ValueError` for one that is not there."""
-    looks_local = name.startswith(("/", ".", "~")) or name.partition("@")[0].count("/") > 1
+    looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.partition("@")[0].count("/") > 1
     allowed = "minilm, a directory, or repository[@revision] on the Hugging Face hub"
     found = os.path.isdir(name)
     require(key, name, found or not looks_local, allowed)

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attention_zoo.checks import check_int, require
+from attention_zoo.checks import require
 from bench.common.errors import package
+from bench.common.schema import setting
 from bench.inputs import models, texts
-from bench.inputs.base import INSTALL, Inputs, ModelSource, cached_shape, cached_tensors, require_name
+from bench.inputs.base import INSTALL, Inputs, ModelSource, cached_shape, cached_tensors
 
 FORMAT = 1
 """Part of the cache key: raise it when the same fields come to mean other numbers."""
@@ -44,12 +45,7 @@ class Pretrained(ModelSource):
     name: ClassVar[str] = "pretrained"
 
     text: str = "kjv"
-    window: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_name("inputs.text", self.text)
-        check_int("inputs.window", self.window)
+    window: int = setting(512, minimum=1)
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Read the tensors from `cache_dir`, or make them and leave them there.

@@ -46,7 +46,7 @@ def lines(name: str, key: str = KEY) -> Iterator[str]:
 
 def is_local(name: str, key: str = KEY) -> bool:
     """Whether a text is on this machine; raises `ValueError` for a file that is not there."""
-    looks_local = name.startswith(("/", ".", "~")) or name.endswith(".txt")
+    looks_local = not name.strip() or name.startswith(("/", ".", "~")) or name.endswith(".txt")
     found = name == "kjv" or name in PACKAGED or os.path.isfile(name)
     require(key, name, found or not looks_local, "kjv, pydoc, sympy, a file, or a hub dataset")
     return found

@@ -78,6 +78,13 @@ class Benchmark:
         return ", ".join(f"{quantity.metric} {quantity.text}" for quantity in quantities if quantity.shown)
 
 
+@dataclass
+class Sized(Benchmark):
+    """A benchmark that gives the mechanism a size d: columns, rows, projection dimension or features."""
+
+    num_features: int | None = setting(None, minimum=1, condition=False)  # None: the mechanism's own
+
+
 Registered = TypeVar("Registered", bound=type[Benchmark])
 _REGISTRY: dict[str, type[Benchmark]] = {}
 

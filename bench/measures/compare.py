@@ -4,27 +4,25 @@ They may differ in their implementation and in their dtype too: each is measured
 and checked with that dtype's tolerances.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bench.common.schema import PASSES, setting
-from bench.measures import register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext
-from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
+from bench.measures.rounds import Comparing, compared, time_in_rounds
 from bench.measures.timing import Pass
-from bench.records.metrics import Metric, median, speedup, verdicts
+from bench.records.metrics import Metric, median, speedups
 
 
 @register
 @dataclass
-class Compare(TimedInRounds):
+class Compare(Sized, Comparing):
     """Interleaved rounds of all mechanisms of the sweep in one process; the first one is the baseline."""
 
     name: ClassVar[str] = "compare"
-    compares: ClassVar[bool] = True
 
-    num_features: int | None = setting(None, minimum=1, condition=False)  # d of all alike; None: each one's own
     measured_pass: str = setting("forward", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
@@ -46,14 +44,7 @@ class Compare(TimedInRounds):
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`latency` of each mechanism in ns, and of each candidate its `speedup` over the baseline."""
         samples, name = measurements["samples"], measurements["pass"]
-        baseline, *candidates = measurements["labels"]
         for label in measurements["labels"]:
             which = {"measured_pass": name, "attention": label}
             yield median("latency", samples[label], "ns", name=f"latency_ms.{label}", shown=("ms", 1e-6), **which)
-        for label in candidates:
-            yield speedup(baseline, label, samples, measured_pass=name)
-
-    @classmethod
-    def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The verdict on each candidate."""
-        return verdicts(quantities)
+        yield from speedups(samples, measurements["labels"], measured_pass=name)

@@ -22,6 +22,21 @@ THROTTLE_REASONS = (
 )
 
 
+QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "sm_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "throttled": lambda nvml, gpu: reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
+    "energy_j": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+    "processes": lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)),
+    "others": lambda nvml, gpu: others([each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]),
+    "hot_s": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL).violationTime / 1e9
+    ),
+}
+
+
 class DeviceState:
     """Clocks, power, temperature and energy of a GPU.
 
@@ -54,32 +69,12 @@ class DeviceState:
             was loaded, "processes": that compute on it, this one among them, "others": those that are neither this
             one nor above or below it, "hot_s": for how long heat has slowed it down since the driver was loaded}`.
         """
-        nvml, gpu = self.nvml, self.gpu
+        return {name: self.ask(name) for name in QUESTIONS}
 
-        def running() -> list[int]:
-            return [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)]
-
-        questions: dict[str, Callable[[], Any]] = {
-            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-            "throttled": lambda: reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)),
-            "energy_j": self.energy_j,
-            "processes": lambda: len(running()),
-            "others": lambda: others(running()),
-            "hot_s": lambda: nvml.nvmlDeviceGetViolationStatus(gpu, nvml.NVML_PERF_POLICY_THERMAL).violationTime / 1e9,
-        }
-        answers: dict[str, Any] = dict.fromkeys(questions)
-        for name, ask in questions.items():
-            with contextlib.suppress(Exception):
-                answers[name] = ask()
-        return answers
-
-    def energy_j(self) -> float | None:
-        """What the whole board has taken since the driver was loaded, in joules; None where it does not say."""
+    def ask(self, name: str) -> Any:
+        """One of what `read` says."""
         with contextlib.suppress(Exception):
-            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu) / 1e3)
+            return QUESTIONS[name](self.nvml, self.gpu)
         return None
 
 
@@ -95,7 +90,7 @@ def energy(device: torch.device, state: DeviceState, measured: Pass, calls: int)
     ticks: list[tuple[float, float, int]] = []
     start, done = time.perf_counter(), 0
     while (now := time.perf_counter()) - start < LONGEST_S:
-        if measured.name == "backward" or (joules := state.energy_j()) is None:
+        if measured.name == "backward" or (joules := state.ask("energy_j")) is None:
             return None
         if not ticks or joules != ticks[-1][1]:
             ticks.append((now, joules, done))

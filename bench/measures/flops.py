@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attention_zoo import Attention, UnsupportedError
 from bench.common.errors import IncorrectError
-from bench.common.schema import setting
-from bench.measures import Benchmark, register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext, num_features
 from bench.records.metrics import Metric
 
@@ -20,14 +19,11 @@ GFLOP = ("GFLOP", 1e-9)
 
 @register
 @dataclass
-class Flops(Benchmark):
+class Flops(Sized):
     """FLOPs of one forward pass: the mechanism's formula beside a counted run."""
 
     name: ClassVar[str] = "flops"
     headline_format: ClassVar[str] = "{flops_analytic} by formula, {flops_counted} counted, ratio {flops_ratio}"
-
-    # d: columns, rows, projection dimension or features of the mechanism; None: its own
-    num_features: int | None = setting(None, minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """The analytic and the counted FLOPs of the forward pass over the whole batch; a multiply-add counts 2.

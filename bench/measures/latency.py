@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from attention_zoo import Attention
 from bench.common.schema import PASSES, setting
 from bench.inputs.base import Inputs
-from bench.measures import register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext, held_bytes, num_features
 from bench.measures.device_state import energy
 from bench.measures.flops import analytic
@@ -106,16 +106,13 @@ class Latency(TimedInRounds):
 
 @register
 @dataclass
-class Roofline(TimedInRounds):
+class Roofline(Sized, TimedInRounds):
     """The forward pass and the peaks of the device in interleaved rounds of one process.
 
     The forward pass only: `Attention.flops` counts no other, and a backward pass may compute much again.
     """
 
     name: ClassVar[str] = "roofline"
-
-    # d: columns, rows, projection dimension or features of the mechanism; None: its own
-    num_features: int | None = setting(None, minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """One sample of the forward pass and one of each peak per round.

@@ -7,7 +7,7 @@ the device before and after. `replay`: from a CUDA graph, without a host that la
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +20,7 @@ from bench.measures.context import CellContext
 from bench.measures.correctness import CorrectnessCheck
 from bench.measures.peaks import Peaks
 from bench.measures.timing import WARMUP_CALLS, Launches, Pass, Stopwatch, Timed, calls_lasting
+from bench.records.metrics import Metric
 
 # A call that takes so little of its caller's time waits for the host.
 LAUNCH_BOUND = 0.8
@@ -35,6 +36,22 @@ class TimedInRounds(Benchmark):
     replicates: ClassVar[str] = "rounds"
 
     min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
+
+
+@dataclass
+class Comparing(TimedInRounds):
+    """A benchmark that takes one sample of every mechanism of the sweep per round; the first is the baseline."""
+
+    compares: ClassVar[bool] = True
+
+    @classmethod
+    def headline(cls, quantities: Sequence[Metric]) -> str:
+        """The verdict on each candidate."""
+        return ", ".join(
+            f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
+            for one in quantities
+            if one.verdict
+        )
 
 
 def in_turn(each: Iterable[Each], done: int) -> list[Each]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from attention_zoo import UnsupportedError
 from attention_zoo.ops.feature_product.reference import expand
 from attention_zoo.polysketch import Polysketch, RandomSketch
-from bench.common.schema import setting
-from bench.measures import Benchmark, register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext, redraws
 from bench.measures.reference import require_finite
 from bench.records.metrics import Metric, by_sequence, root_of_mean_square
@@ -27,15 +26,13 @@ EXPLICIT_ROWS = 8  # whose r^2 features are formed
 
 @register
 @dataclass
-class SketchError(Benchmark):
+class SketchError(Sized):
     """Errors and signs of sketched polynomial weights (ICML paper, Theorem 1.1); `repeats` draws per sequence."""
 
     name: ClassVar[str] = "sketch_error"
     axis: ClassVar[str] = "features"
     # The theorems are about the draws, whatever the inputs are: sequences and heads are given.
     replicates: ClassVar[str] = "draws"
-
-    num_features: int | None = setting(None, minimum=1, condition=False)  # r; None: the mechanism's own
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Relative errors of `<phi'(q), phi'(k)>` and `<L, R>`, head by head, for every sequence and every redraw.

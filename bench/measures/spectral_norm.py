@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_zoo import UnsupportedError
-from bench.common.schema import setting
-from bench.measures import Benchmark, register
+from bench.measures import Sized, register
 from bench.measures.context import CellContext, num_features, redraws
 from bench.measures.reference import require_finite
 from bench.records.metrics import Metric, by_sequence, mean
@@ -17,7 +16,7 @@ from bench.records.metrics import Metric, by_sequence, mean
 
 @register
 @dataclass
-class SpectralNorm(Benchmark):
+class SpectralNorm(Sized):
     """||BV - R||_2 against exact attention, absolute and relative to ||BV||_2; `repeats` draws per sequence."""
 
     name: ClassVar[str] = "spectral_norm"
@@ -25,9 +24,6 @@ class SpectralNorm(Benchmark):
     headline_format: ClassVar[str] = "error {absolute}, relative {relative}"
     # Each has draws of its own; heads are the model's, and the same in all.
     replicates: ClassVar[str] = "sequences"
-
-    # d: columns, rows, projection dimension or features of the mechanism; None: its own
-    num_features: int | None = setting(None, minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Spectral norms of the errors, head by head, for every sequence and every redraw of the mechanism.

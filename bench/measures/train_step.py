@@ -1,6 +1,6 @@
 """Training steps of whole models: what one takes, several in interleaved rounds, and the largest that fits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,30 +11,24 @@ from bench.common.schema import setting
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext, held_bytes
 from bench.measures.memory import METHODS, MIB, fits_in_memory, largest_fitting, peak_bytes
-from bench.measures.rounds import TimedInRounds, compared, time_in_rounds
+from bench.measures.rounds import Comparing, TimedInRounds, compared, time_in_rounds
 from bench.measures.timing import Timed
 from bench.measures.train import make_trainer
-from bench.records.metrics import Metric, median, rate, speedup, verdicts
+from bench.records.metrics import Metric, median, rate, speedups
 from bench.training.loop import Trainer, training_indices
 
 PARTS = ("forward", "backward", "optimizer", "step")
 GIB = 2**30
 
 
-@dataclass
-class Steps(TimedInRounds):
-    """What takes the time of training steps, in rounds."""
-
-    trains: ClassVar[bool] = True
-    one_process: ClassVar[bool] = True
-
-
 @register
 @dataclass
-class TrainStep(Steps):
+class TrainStep(TimedInRounds):
     """Steps per second and peak memory of a whole model, and what forward, backward and optimiser take of it."""
 
     name: ClassVar[str] = "train_step"
+    trains: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True
     headline_format: ClassVar[str] = "{steps_per_second}, {tokens_per_second} tokens, peak {peak_memory}"
 
     def measure(self, context: CellContext) -> dict[str, Any]:
@@ -72,11 +66,12 @@ class TrainStep(Steps):
 
 @register
 @dataclass
-class CompareTrainStep(Steps):
+class CompareTrainStep(Comparing):
     """Interleaved rounds of whole training steps with every mechanism of the sweep; the first is the baseline."""
 
     name: ClassVar[str] = "compare_train_step"
-    compares: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+    one_process: ClassVar[bool] = True
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """One sample of every mechanism's step per round, all of the same batch: what `compared` says."""
@@ -88,19 +83,12 @@ class CompareTrainStep(Steps):
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """`step_time` of each mechanism in ns, `steps_per_second`, and of each candidate its `speedup`."""
-        baseline, *candidates = measurements["labels"]
         for label in measurements["labels"]:
             samples = measurements["samples"][label]
             time = median("step_time", samples, "ns", name=f"step_ms.{label}", shown=("ms", 1e-6), attention=label)
             yield time
             yield rate("steps_per_second", 1, time, name=f"steps_per_second.{label}", attention=label)
-        for label in candidates:
-            yield speedup(baseline, label, measurements["samples"])
-
-    @classmethod
-    def headline(cls, quantities: Sequence[Metric]) -> str:
-        """The verdict on each candidate."""
-        return verdicts(quantities)
+        yield from speedups(measurements["samples"], measurements["labels"])
 
 
 @register

@@ -1,6 +1,5 @@
 """The models that mechanisms are trained in. A closed registry: a config can name a model, never import one."""
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import torch
 
 from attention_zoo import UnsupportedError
-from bench.common.errors import ConfigError
 from bench.common.mechanism import build_attention
-from bench.common.schema import checked
+from bench.common.schema import named
 from bench.models.encoder import Encoder, EncoderSettings
 from bench.models.layers import Model, Settings, initialise
 from bench.models.transformer import Transformer, TransformerSettings
@@ -25,15 +23,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: an unknown name or key, or a value that is not allowed.
     """
-    name = values.get("name")
-    if not isinstance(name, str) or name not in MODELS:
-        raise ConfigError(f"model.name={name!r}: must be one of {', '.join(MODELS)}")
-    return checked(MODELS[name], {key: value for key, value in values.items() if key != "name"}, "model.")
-
-
-def check(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `model` settings of a configuration with their defaults, `name` among them; raises as `settings`."""
-    return {"name": values.get("name"), **dataclasses.asdict(settings(values))}
+    return named(MODELS, values, "model")
 
 
 def build(config: Mapping[str, Any], vocabulary: int) -> Model:

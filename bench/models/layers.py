@@ -42,7 +42,7 @@ class Settings:
 
 
 class Model(nn.Module):
-    """Embedded tokens, blocks of layers, and logits; what blocks and logits are, a subclass says.
+    """Embedded tokens with sinusoidal positions, blocks of layers, and logits; what these are, a subclass says.
 
     Args:
         attentions: the mechanism of each layer, all of the same heads.
@@ -51,6 +51,8 @@ class Model(nn.Module):
         seq_len: the longest sequence.
         activation_checkpointing: compute each block again in the backward pass instead of keeping it.
     """
+
+    positions: Tensor
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class Model(nn.Module):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         self.width = attentions[0].num_heads * attentions[0].head_dim
-        self.embedding = PositionedEmbedding(vocabulary, self.width, seq_len)
+        self.embedding = nn.Embedding(vocabulary, self.width)
+        self.register_buffer("positions", sinusoidal(seq_len, self.width), persistent=False)
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
@@ -73,7 +76,9 @@ class Model(nn.Module):
         With `asked`, `(batch, n)` bool, those where it is true, `(asked, vocabulary)`. More than `seq_len` tokens raise
         `ValueError`.
         """
-        x = self.embedding(tokens)
+        n, longest = tokens.shape[1], len(self.positions)
+        require("seq_len", n, n <= longest, f"at most {longest}")
+        x = self.embedding(tokens) + self.positions[:n]
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
         return self.logits(x if asked is None else x[asked])
@@ -139,22 +144,6 @@ def sinusoidal(length: int, width: int) -> Tensor:
     """`(length, width)`: sine and cosine of `position / 10000^(2i / width)`, in turns (Vaswani et al. 2017, 3.5)."""
     angles = _angles(length, width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(torch.float32)
-
-
-class PositionedEmbedding(nn.Embedding):
-    """Tokens 0 to `vocabulary - 1` as vectors of `width`, with sinusoidal positions, `seq_len` of them, added."""
-
-    positions: Tensor
-
-    def __init__(self, vocabulary: int, width: int, seq_len: int) -> None:
-        super().__init__(vocabulary, width)
-        self.register_buffer("positions", sinusoidal(seq_len, width), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """`(batch, n)` int64 -> `(batch, n, width)`; more than `seq_len` tokens raise `ValueError`."""
-        n, longest = tokens.shape[1], len(self.positions)
-        require("seq_len", n, n <= longest, f"at most {longest}")
-        return super().forward(tokens) + self.positions[:n]
 
 
 class Rotary(nn.Module):

@@ -26,7 +26,6 @@ NOT_OF_A_CELL = ("hydra", "grids")
 OF_THE_GRIDS = ("experiment", "size", "max_cells", "dry_run", "grids")
 # What the command line may say to Hydra; more would run code that it names, or be something else than a sweep.
 OF_HYDRA = "hydra.launcher"
-LONGEST_ARGUMENT = 100_000
 MECHANISM = re.compile(r"attention=([A-Za-z_]\w*)", re.ASCII)
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 
@@ -42,7 +41,7 @@ def parsed(arguments: Sequence[str]) -> list[Override]:
             raise ConfigError(f"{shown(argument)}: must be key=value")
         require_no_secret(key)
         require_text("a key of the command line", key)
-        require_text(key, value, LONGEST_ARGUMENT)
+        require_text(key, value)
         try:
             override = _parsed(argument)
         except RecursionError:

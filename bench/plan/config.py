@@ -1,7 +1,6 @@
 """One checked configuration: what a user may set, beside what benchmarks and inputs declare themselves."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ import attention_zoo
 from bench import measures, models, tasks
 from bench.common import schema
 from bench.common.errors import ConfigError, one_line
-from bench.common.schema import DTYPES, checked, setting
+from bench.common.schema import DTYPES, checked, described, setting
 from bench.inputs import SOURCES, source
-from bench.plan.data import LARGEST, is_data, leaves, require_data, spelled
+from bench.plan.data import is_data, leaves, require_data
 from bench.training import settings as training
 
 YEAR_S = 365 * 86400
+# Of a size: two of them are a number of 64 bits.
+LARGEST = 2**31 - 1
 # Of benchmarks that train only; nothing is chosen where a file does not say so.
 OF_TRAINING = ("model", "task", "training")
 
@@ -45,11 +46,11 @@ class Config:
     model: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
-    seq_len: int = setting(1024, minimum=1)
-    batch_size: int | None = setting(None, minimum=1)  # sequences; None: tokens_per_batch // seq_len
-    tokens_per_batch: int = setting(16384, minimum=1)  # of every length the same, where batch_size is None
-    num_heads: int = setting(12, minimum=1)
-    head_dim: int = setting(64, minimum=1)
+    seq_len: int = setting(1024, minimum=1, maximum=LARGEST)
+    batch_size: int | None = setting(None, minimum=1, maximum=LARGEST)  # sequences; None: tokens_per_batch // seq_len
+    tokens_per_batch: int = setting(16384, minimum=1, maximum=LARGEST)  # of each length, where batch_size is None
+    num_heads: int = setting(12, minimum=1, maximum=LARGEST)
+    head_dim: int = setting(64, minimum=1, maximum=LARGEST)
     dtype: str = setting("float32", choices=DTYPES)
     causal: bool = False
     device: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
@@ -86,7 +87,6 @@ def check(values: Mapping[str, Any]) -> Config:
     config = checked(Config, _plain(values))
     if not config.results_dir.strip() or re.match(r"\w+://", config.results_dir):
         raise ConfigError(f"results_dir={config.results_dir!r}: must be a folder, or the name of a new one")
-    _require_addressable(config)
     config.bench = measures.check(config.bench)
     bench, trains = config.bench["name"], measures.get(config.bench["name"]).trains
     given = _inputs(config.inputs)
@@ -118,7 +118,8 @@ def _check_training(config: Config, bench: str) -> None:
     assert config.model is not None and config.task is not None and config.training is not None
     if config.dtype == "float16":  # whose gradients vanish where losses are not scaled
         raise ConfigError(f"dtype=float16: bench={bench} trains in float64, float32 or bfloat16")
-    config.model, config.task = models.check(config.model), tasks.check(config.task)
+    config.model = described(models.settings(config.model))
+    config.task = described(tasks.settings(config.task))
     config.training = training.check(config.training)
 
 
@@ -145,21 +146,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(one_line(error)) from None
 
 
-def _require_addressable(config: Config) -> None:
-    """Refuse sizes of which no machine can hold one tensor."""
-    batch = "batch_size" if config.batch_size else "tokens_per_batch"
-    sizes = {key: getattr(config, key) for key in ("seq_len", batch, "num_heads", "head_dim")}
-    if not config.batch_size:
-        sizes[batch] = max(1, config.tokens_per_batch // config.seq_len)
-    if math.prod(sizes.values()) * 8 > LARGEST:
-        key = max(sizes, key=lambda key: sizes[key])
-        raise ConfigError(f"{key}={getattr(config, key)}: too large, no machine can address query, key and value")
-
-
 def _inputs(values: dict[str, Any]) -> dict[str, Any]:
     try:
-        described: Any = source(values)
-    except ValueError as error:
+        return described(source(values))
+    except ValueError as error:  # a folder that is not there, or is not read with these
         raise ConfigError(str(error)) from None
-    floats = {field.name for field in dataclasses.fields(described) if "float" in str(field.type)}
-    return spelled({"name": described.name, **dataclasses.asdict(described)}, floats)

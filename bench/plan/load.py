@@ -1,4 +1,4 @@
-"""The configuration files, composed by Hydra as data: nothing that they say runs, grows without bound or blocks.
+"""The configuration files, composed by Hydra as data: nothing that they say runs.
 
 Hydra reads `conf/` and the user's folders through `SettingsFiles`, a source of configurations of our own. It refuses
 what is no data. Files hold presets: it adds the defaults of the class that a file names.
@@ -6,7 +6,6 @@ what is no data. Files hold presets: it adds the defaults of the class that a fi
 
 import difflib
 import functools
-import itertools
 import os
 import re
 import warnings
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -36,13 +34,10 @@ from bench.plan.conf import CONF
 from bench.plan.data import require_data, shown
 
 NAME = "config"
-# A file of settings is a few kilobytes; one of ten thousands of lines takes YAML's parser seconds.
-LARGEST_FILE = 100_000
-MOST_VALUES = 20_000
 # Names that a message lists.
 MANY = 15
-# Of Hydra's own node: what Hydra writes itself, and what a command line may say.
-WRITTEN = ("overrides", "runtime", "searchpath", "launcher")
+# Of Hydra's own node: what Hydra writes itself, what a command line may say, and what only its own runs read.
+WRITTEN = ("overrides", "runtime", "searchpath", "launcher", "job")
 
 
 @contextmanager
@@ -89,8 +84,6 @@ class SettingsFiles(ConfigSource):
         group, _, name = config_path.rpartition("/")
         if ".." in Path(config_path).parts:
             raise ConfigError(f"{group.partition('/')[0]}={name}: must be the name of a file in {group}/")
-        if Path(config_path).suffix in (".yaml", ".yml"):
-            raise ConfigError(f"{group}={name}: must be {Path(name).stem}, the name of a file without its ending")
         file = self._path(f"{config_path}.yaml")
         if not file.is_file():
             raise ConfigLoadError(f"Config not found: {file}")
@@ -109,8 +102,8 @@ class SettingsFiles(ConfigSource):
         return self._path(config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Whether this is a file; its name may have an ending here, so that `load_config` says that it must not."""
-        return self._path(f"{config_path.removesuffix('.yml').removesuffix('.yaml')}.yaml").is_file()
+        """Whether this is a file."""
+        return self._path(f"{config_path}.yaml").is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of the files and folders in a group."""
@@ -180,33 +173,16 @@ def _url(folder: str | Path) -> str:
 
 def _read(file: Path) -> Any:
     """What a file holds, as OmegaConf has it."""
-    if file.stat().st_size > LARGEST_FILE:
-        raise ConfigError(f"{file}: must have at most {LARGEST_FILE:,} bytes")
     try:
-        if "*" in file.read_text(encoding="utf-8"):
-            _require_few_values(file)
         return OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8: {one_line(error)}") from None
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply") from None
-    except (ConfigError, OmegaConfBaseException, MarkedYAMLError):
+    except (OmegaConfBaseException, MarkedYAMLError):
         raise
     except Exception as error:  # of a tag such as !!int, say
         raise ConfigError(f"{file}: {one_line(error)}") from error
-
-
-def _require_few_values(file: Path) -> None:
-    """Refuse aliases that stand for more values than memory holds, or for themselves: OmegaConf copies each of them."""
-    with open(file, encoding="utf-8") as stream:  # its name is in YAML's errors
-        pending, count = [yaml.compose(stream, Loader=yaml.SafeLoader)], 0
-    while pending:
-        node = pending.pop()
-        count += 1
-        if count > MOST_VALUES:
-            raise ConfigError(f"{file}: must have at most {MOST_VALUES:,} values, aliases expanded")
-        if isinstance(node, yaml.CollectionNode):
-            pending += itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
 
 
 def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
@@ -219,21 +195,15 @@ def _completed(config: DictConfig, group: str, is_global: bool) -> DictConfig:
 
 
 @functools.cache
-def _own() -> dict[str, Any]:
+def _own() -> Any:
     """Hydra's node as `conf/` has it."""
     with initialize_config_dir(str(CONF), job_name="bench", version_base="1.3"):
-        return _settled(OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra))
-
-
-def _settled(node: Any) -> dict[str, Any]:
-    """Hydra's node without what Hydra itself writes there, and what a command line may say."""
-    job = {key: value for key, value in node["job"].items() if key != "override_dirname"}
-    return {**{key: value for key, value in node.items() if key not in WRITTEN}, "job": job}
+        return OmegaConf.to_container(compose(NAME, return_hydra_config=True).hydra)
 
 
 def _require_own(node: dict[str, Any]) -> None:
     """Refuse what would make Hydra run code, write elsewhere, or do something else than a sweep."""
-    for key, value in _settled(node).items():
-        if value != _own().get(key):
+    for key, value in node.items():
+        if key not in WRITTEN and value != _own().get(key):
             raise ConfigError(f"hydra.{key}: must stay as it is, configs are data and every command is a sweep")
     executors.check(node["launcher"])

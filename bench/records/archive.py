@@ -1,30 +1,35 @@
-"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home."""
+"""`python -m bench.records.archive pack|unpack`: the records of a results folder as one file, to bring them home.
+
+To unpack one is to merge it, as `bench.merge` does with any results.
+"""
 
 import os
 import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.common import signals
-from bench.common.errors import ConfigError, Parser, named_path, one_line
+from bench.common.errors import ConfigError, Parser, bounded, named_path, one_line, say
 from bench.records import own
-from bench.records.disk import LARGEST, decompress, replacing, require_file
+from bench.records.disk import LARGEST, decompress, read_file, replacing, require_file, write_atomically
 from bench.records.own import RECORD
 from bench.records.record import RecordError
 from bench.records.store import Store
+from bench.records.summary import Results
 
+PLANS = "sweeps/*/plan.json.gz"
+# What becomes of records, in the words of the last line.
+ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
 MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
 
 
-class ArchiveError(ValueError):
-    """An archive that holds something else than records; the message names it."""
-
-
 class Archive(Store):
-    """The records in an archive, in memory; raises `ArchiveError` where it is torn or holds something else."""
+    """The files of records in an archive, in memory; a `ConfigError` says that it is torn or holds others."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -36,18 +41,13 @@ class Archive(Store):
                     match = MEMBER.fullmatch(member.name)
                     content = tar.extractfile(member) if match and member.isreg() and member.size <= LARGEST else None
                     if match is None or content is None:
-                        raise ArchiveError(f"{path}: {member.name[:200]!r} is not a record's file")
+                        raise RecordError(f"{member.name[:200]!r} is not a record's file")
                     data = content.read()
                     self._files[match[1], match[2]] = decompress(data) if match[3] else data
         except FileExistsError:
-            raise ArchiveError(f"{path}: is no file; must be an archive that `make pack` wrote") from None
+            raise ConfigError(f"{path}: is no file; must be an archive that `make pack` wrote") from None
         except (tarfile.TarError, zlib.error, EOFError, OSError, RecordError) as error:
-            raise ArchiveError(f"{path}: {one_line(error)}") from None
-        for name in self.names():
-            try:
-                self.decode(name)
-            except RecordError as error:
-                raise ArchiveError(f"{path}: {name}: {error}") from None
+            raise ConfigError(f"{path}: {one_line(error)}") from None
 
     def names(self) -> list[str]:
         """As of any store."""
@@ -67,8 +67,8 @@ class Archive(Store):
 def pack(results_dir: Path, path: Path) -> int:
     """Write the records, and nothing else of the folder, into a compressed archive; returns how many.
 
-    A file that is no record is named on stderr and left out. Raises ArchiveError where something else is at the
-    archive's path, ConfigError where the folder is not one of results or lacks records that the archive has.
+    A file that is no record is named on stderr and left out. Raises ConfigError where something else is at the
+    archive's path, and where the folder is not one of results or lacks records that the archive has.
     """
     store, where = Store(results_dir), f"--results={str(results_dir)!r}"
     records = [record for record, _ in store.readable(store.names())]
@@ -78,8 +78,8 @@ def pack(results_dir: Path, path: Path) -> int:
     if os.path.lexists(path):
         try:
             lost = {*Archive(path).names()} - {record.name for record in records}
-        except ArchiveError:
-            raise ArchiveError(f"{path}: is no archive of records, and stays as it is; must be a new name") from None
+        except ConfigError:
+            raise ConfigError(f"{path}: is no archive of records, and stays as it is; must be a new name") from None
         if lost:
             raise ConfigError(f"{where}: lacks {len(lost)} records that {path} has; the archive must be a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,18 +96,75 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def unpack(path: Path, results_dir: Path) -> tuple[int, int]:
-    """Add an archive's records to a results folder; returns how many were added, and how many were there and stay.
+def merge(sources: Sequence[Path], into: Path) -> Counter[str]:
+    """Add the records of results folders and archives to a results folder, in this order, and count them.
 
-    Raises ArchiveError where it is no archive of records; nothing is written then.
+    Where one of them is neither, that is a `ConfigError`, and nothing is written.
     """
-    archive = Archive(path)
-    own.claim(results_dir, own.RESULTS, "--results")
-    store = Store(results_dir)
-    missing = [name for name in archive.names() if not os.path.lexists(store.records_dir / name)]
-    for name in missing:
-        store.copy(archive, name)
-    return len(missing), len(archive.names()) - len(missing)
+    opened = [(source, _open(source, into)) for source in sources]
+    store, tally = Store(into), Counter(dict.fromkeys((ADDED, THERE, CONFLICT, SKIPPED), 0))
+    try:
+        own.claim(into, own.RESULTS, "INTO")
+        store.records_dir.mkdir(exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"INTO={str(into)!r}: {error.strerror}; must be a results folder or a new one") from None
+    store.clear_leftovers()
+    for source, records in opened:
+        for name in records.names():
+            with _skipped(f"{source}: {name}", tally):
+                tally[_merge_record(source, records, name, store)] += 1
+        for plan in source.glob(PLANS):
+            # Two plans with one name have the same cells: the name is their hash.
+            if not (copy := into / plan.relative_to(source)).exists():
+                with _skipped(str(plan), tally):
+                    data = read_file(plan)
+                    copy.parents[1].mkdir(exist_ok=True)
+                    write_atomically(copy, data)
+    return tally
+
+
+@contextmanager
+def _skipped(what: str, tally: Counter[str]) -> Iterator[None]:
+    """Name what is no record, and go on."""
+    try:
+        yield
+    except RecordError as error:
+        tally[SKIPPED] += 1
+        say(f"{bounded(what)}: skipped, {one_line(error)}")
+
+
+def _merge_record(source: Path, records: Store, name: str, store: Store) -> str:
+    """What becomes of it; a `RecordError` where it is no record."""
+    path = store.records_dir / name
+    if not os.path.lexists(path):
+        records.decode(name)
+        store.copy(records, name)
+        return ADDED
+    data = records.read_record(name)
+    with suppress(RecordError):
+        if read_file(path) == data:
+            return THERE
+    say(f"conflict: {bounded(f'{source}: {name}')}: differs from {path}, which stays")
+    return CONFLICT
+
+
+def _open(source: Path, into: Path) -> Store:
+    """A source's records."""
+    if os.path.lexists(source) and not source.is_dir():
+        return Archive(source)
+    results = Results(source)
+    if not results.records_dir.is_dir():
+        raise ConfigError(f"FROM={str(source)!r}: holds no records; must be a results folder or an archive of one")
+    if into.exists() and source.samefile(into):
+        raise ConfigError(f"FROM={str(source)!r}: is INTO itself")
+    return results
+
+
+def report(tally: Counter[str], into: Path) -> int:
+    """Say what became of what was merged; returns the exit status."""
+    counts = ", ".join(f"{count} {what}" for what, count in tally.items() if count or what == ADDED)
+    print(f"{into}: {counts}")
+    return int(tally[CONFLICT] + tally[SKIPPED] > 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,15 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=named_path, default=Path("runs"), metavar="DIR", help="default: runs")
     options = parser.parse_args(arguments)
     try:
-        if options.command == "pack":
-            print(f"{options.archive}: {pack(options.results, options.archive)} records")
-        else:
-            added, present = unpack(options.archive, options.results)
-            print(f"{options.results}: {added} records added, {present} were there")
-    except (ArchiveError, ConfigError, OSError) as error:
-        setting = "ARCHIVE=" if isinstance(error, ArchiveError) else ""
-        print(f"error: {setting}{one_line(error)}", file=sys.stderr)
-        return 1 if isinstance(error, OSError) else 2
+        if options.command == "unpack":
+            return report(merge([options.archive], options.results), options.results)
+        print(f"{options.archive}: {pack(options.results, options.archive)} records")
+    except (ConfigError, OSError) as error:
+        say(f"error: {one_line(error)}")
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 

@@ -9,7 +9,7 @@ import secrets
 import stat
 import zlib
 from collections.abc import Iterator
-from io import BufferedRandom, BufferedReader
+from io import BufferedRandom
 from pathlib import Path
 
 from bench.records.record import RecordError
@@ -76,12 +76,6 @@ def require_file(path: Path) -> None:
     """Raise OSError where a path is something else than a regular file: it is neither opened nor written over."""
     if os.path.lexists(path) and not is_file(path):
         raise OSError(errno.EEXIST, "is no regular file, and stays as it is", str(path))
-
-
-def open_file(path: Path) -> BufferedReader:
-    """A regular file to read; raises OSError where it cannot be opened, or is a link, a pipe or a device."""
-    require_file(path)
-    return open(path, "rb")
 
 
 def files(folder: Path, form: re.Pattern[str]) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
@@ -91,9 +91,8 @@ class Metric:
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are not as by default; a number that JSON has not is a text."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        defaults = {each.name: each.default for each in dataclasses.fields(self)}
-        return {name: _as_json(value) for name, value in fields.items() if value is not defaults[name]}
+        fields = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
+        return {each.name: _as_json(value) for each, value in fields if value is not each.default}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Metric:
@@ -189,34 +188,16 @@ def _estimated(metric: str, found: Interval, raw: NDArray[np.float64], fields: d
     return Metric(metric, found.value, "1", found.low, found.high, STUDENT, raw, **fields)
 
 
-def speedup(baseline: str, label: str, samples: dict[str, ArrayLike], **fields: Any) -> Metric:
-    """How many times faster `label` is than `baseline`, from the times of both in the same rounds."""
-    of_baseline, of_label = (_numbers(key, samples[key]) for key in (baseline, label))
-    ratio = ratio_interval(of_baseline, of_label)
-    return Metric(
-        "speedup",
-        ratio.median,
-        "1",
-        ratio.low,
-        ratio.high,
-        interval_kind(of_label),
-        of_baseline / of_label,
-        attention=label,
-        baseline=baseline,
-        verdict=ratio.verdict,
-        name=f"speedup.{label}",
-        shown=("x", 1.0),
-        **fields,
-    )
-
-
-def verdicts(quantities: Sequence[Metric]) -> str:
-    """The speed-ups among some quantities in words."""
-    return ", ".join(
-        f"{one.attention} {one.value:.3g}x [{one.low:.3g}, {one.high:.3g}] {one.baseline}: {one.verdict}"
-        for one in quantities
-        if one.verdict
-    )
+def speedups(samples: Mapping[str, ArrayLike], labels: Sequence[str], **fields: Any) -> Iterator[Metric]:
+    """How many times faster each of `labels` is than the first, from the times of all in the same rounds."""
+    baseline, *candidates = labels
+    for label in candidates:
+        theirs, own = (_numbers(key, samples[key]) for key in (baseline, label))
+        ratio = ratio_interval(theirs, own)
+        kind, raw = interval_kind(own), theirs / own
+        which: dict[str, Any] = {"attention": label, "baseline": baseline, "verdict": ratio.verdict}
+        which |= {"name": f"speedup.{label}", "shown": ("x", 1.0)}
+        yield Metric("speedup", ratio.median, "1", ratio.low, ratio.high, kind, raw, **which, **fields)
 
 
 def rate(metric: str, amount: float, time: Metric, **fields: Any) -> Metric:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.errors import ConfigError
 from bench.records.disk import compress, decompress, read_file, write_atomically
 from bench.records.record import RecordError
 
@@ -23,10 +24,6 @@ SWEEP = re.compile("[0-9a-f]{16}")
 # What must agree for cells to be of the same size, and on how many of the levels below it does.
 SIZES = ("seq_len", "batch_size", "num_heads", "head_dim")
 OF_SIZE = 2
-
-
-class PlanError(ValueError):
-    """There is no such plan, or none that can be read; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +66,17 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
 
 
 def load(results_dir: Path, sweep_id: str) -> SavedPlan:
-    """Read a plan; raises `PlanError` where it is not there, or none of this schema."""
+    """Read a plan; a `ConfigError` where it is not there, or none of this schema."""
     path = results_dir / FOLDER / sweep_id / FILE
     if not path.exists():
-        raise PlanError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
+        raise ConfigError(f"{sweep_id}: no plan in {results_dir / FOLDER}")
     try:
         fields = json.loads(decompress(read_file(path)))
         if fields.pop("schema") != SCHEMA:
-            raise PlanError(f"{path}: of another version of the suite")
+            raise ConfigError(f"{path}: of another version of the suite")
         return SavedPlan(**{**fields, "cells": [SavedCell(**cell) for cell in fields["cells"]]})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def saved(results_dir: Path) -> Iterator[str]:

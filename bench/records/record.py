@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from bench.common.schema import defaults
+
 SCHEMA = 2
 
 STATUSES = (
@@ -126,9 +128,8 @@ class Record:
         """A record from what a file holds; raises `RecordError` for anything that is not a record of this schema."""
         if fields.get("schema") != SCHEMA:
             raise RecordError(f"schema={fields.get('schema')!r}: must be {SCHEMA}")
-        declared = {each.name: each for each in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - set(declared))
-        missing = sorted(name for name in set(declared) - set(fields) if _is_required(declared[name]))
+        declared = {each.name for each in dataclasses.fields(cls)}
+        unknown, missing = sorted(fields.keys() - declared), sorted(declared - fields.keys() - defaults(cls).keys())
         if unknown or missing:
             raise RecordError(f"unknown fields {unknown}, missing fields {missing}")
         _check_types("", fields, _hints())
@@ -137,11 +138,11 @@ class Record:
                 raise RecordError(f"{name}={fields[name][:80]!r}: must match {pattern}")
         for name in ("started", "ended"):
             _check_time(name, fields[name])
-        _check_config(fields["config"])
-        for part, hints in _PARTS.items():
-            _check_types(f"{part}.", fields.get(part, {}), hints)
-        if fields.get("summary"):
-            _check_types("summary.", fields["summary"], _SUMMARY)
+        for place, hints in _PARTS.items():
+            part = functools.reduce(lambda above, name: above.get(name, {}), place.split("."), fields)
+            if part or place != "summary":
+                _check_types(f"{place}.", part, hints)
+        _check_cells(fields["config"])
         for label, facts in fields.get("mechanisms", {}).items():
             _check_types(f"mechanisms.{label}.", facts, _MECHANISM)
         return cls(**{**fields, "overrides": tuple(fields.get("overrides", ()))})
@@ -161,22 +162,22 @@ _CONFIG = _CELL | {
     "seed": int | None,
 }
 _PARTS: dict[str, dict[str, Any]] = {
+    "config": _CONFIG,
+    "config.bench": {"name": str},
+    "config.inputs": {"name": str | None, "weights": str | None},
     "code": {"git_sha": str | None, "sources_sha256": str | None},
     "machine": {"cpu_model": str | None, "gpu_name": str | None, "torch": str | None, "cpu_count": int | None},
     "host_state": {"disturbed": list[str] | None},
     "numerics": {"threads": int | None},
+    "summary": {"axis": str, "replicates": str | None, "not_conditions": list[str], "headline": list[str] | None},
 }
 _MECHANISM = {"approximates": str | None, "exact": bool | None, "size": str | None}
-_SUMMARY = {"axis": str, "replicates": str | None, "not_conditions": list[str], "headline": list[str] | None}
 # They are parts of file names and of queries.
 _IDS = {"record_id": "[0-9a-f]{16,64}", "cell_id": "[0-9a-f]{16,64}", "sweep_id": "[0-9a-z]{0,64}"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _check_config(config: dict[str, Any]) -> None:
-    _check_types("config.", config, _CONFIG)
-    _check_types("config.bench.", config["bench"], {"name": str})
-    _check_types("config.inputs.", config["inputs"], {"name": str | None, "weights": str | None})
+def _check_cells(config: dict[str, Any]) -> None:
     against = config["bench"].get("against", [])
     if not _is_a(against, list[dict[str, Any]]):
         raise RecordError(f"config.bench.against={str(against)[:80]!r}: must be a list of cells")
@@ -193,10 +194,6 @@ def _check_config(config: dict[str, Any]) -> None:
 @functools.cache
 def _hints() -> dict[str, Any]:
     return get_type_hints(Record)  # as slow as all other checks together
-
-
-def _is_required(declared: dataclasses.Field[Any]) -> bool:
-    return declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
 
 
 def _check_types(prefix: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

@@ -87,17 +87,17 @@ class Overtaking:
     slower: str
 
 
-def median_interval(samples: ArrayLike, seed: int = 0) -> Interval:
+def median_interval(samples: ArrayLike) -> Interval:
     """The median of the samples with its bootstrap interval; the whole range for fewer than `FEWEST` samples.
 
-    The same samples and seed give the same interval. Raises ValueError: no samples, or one that is not finite.
+    The same samples give the same interval. Raises ValueError: no samples, or one that is not finite.
     """
     values = _observations("samples", samples)
-    low, high = _percentiles(_resampled_medians(values, np.random.default_rng(seed)), len(values))
+    low, high = _percentiles(_resampled_medians(values, np.random.default_rng(0)), len(values))
     return Interval(float(np.median(values)), float(low), float(high))
 
 
-def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Ratio:
+def ratio_interval(a: ArrayLike, b: ArrayLike) -> Ratio:
     """How many times faster b is than a, from the times that both took in the same rounds.
 
     The ratios a / b are taken round by round, so that what slows a whole round cancels, and in logarithms, so that
@@ -107,13 +107,13 @@ def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int = 0) -> Ratio:
     a, b = _times("a", a), _times("b", b)
     if len(a) != len(b):
         raise ValueError(f"b: must have as many rounds as a ({len(a)}), has {len(b)}")
-    interval = median_interval(np.log(a / b), seed)
+    interval = median_interval(np.log(a / b))
     median, low, high = np.exp([interval.value, interval.low, interval.high]).tolist()
     tie = low <= 1 <= high or len(a) < FEWEST
     return Ratio(median, low, high, "tie" if tie else "faster" if low > 1 else "slower")
 
 
-def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike], seed: int = 0) -> Crossover | None:
+def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike]) -> Crossover | None:
     """Where one of two, a and b, overtakes the other for good, or None where the measured lengths show no crossing.
 
     The median log ratio is interpolated linearly over the logarithm of the length between the two measured
@@ -123,7 +123,6 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike], seed: int =
     Args:
         lengths: of sequences; raises ValueError where they do not ascend.
         ratios: for each length, the time of a over that of b in each round, positive.
-        seed: of the resampling.
     """
     x = np.log(np.asarray(lengths, dtype=float))
     if len(x) == 0 or len(x) != len(ratios) or np.any(np.diff(x) <= 0):
@@ -134,7 +133,7 @@ def crossover(lengths: Sequence[float], ratios: Sequence[ArrayLike], seed: int =
     length = _last_crossing(x, medians, ahead)
     if not 0 < length < np.inf:
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     resampled = np.stack([_resampled_medians(values, generator) for values in logs], axis=1)
     crossings = np.array([_last_crossing(x, row, ahead) for row in resampled])
     low, high = _percentiles(crossings, min(len(values) for values in logs), method="inverted_cdf")
@@ -200,7 +199,7 @@ def _half_width(values: Array) -> float:
     return float(_student_quantile(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0) -> Interval:
+def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike]) -> Interval:
     """The exponent b of `root mean square = a size^b`: least squares in logarithms, and its 95 % bootstrap interval.
 
     That is the range of what resampling gives for fewer than `FEWEST` trials, NaN for fewer than `FEWEST_UNITS`.
@@ -212,7 +211,7 @@ def power_law(sizes: Sequence[float], trials: Sequence[ArrayLike], seed: int = 0
     if len(set(x)) < 2 or len(x) != len(trials):
         raise ValueError(f"sizes={list(sizes)}: must be at least two, with trials for each")
     squares = [np.square(_observations("trials", values)) for values in trials]
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     resampled = [_resampled(values, generator).mean(axis=1) for values in squares]
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
     exponent = weights @ np.log([values.mean() for values in squares]) / 2

@@ -58,8 +58,14 @@ def quantities(record: Record) -> list[Metric]:
             return [Metric.from_json(metric | its) for metric, its in zip(metrics, samples, strict=True)]
         # A number that no float holds is none, and is not worth a warning of numpy's.
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            computed = [_replicated(one, record) for one in benchmark(record).quantities(_measurements(record))]
-        if not computed and hasattr(benchmark(record), "name"):  # one that is known
+            its, measured = benchmark(record), record.measurements
+            if its.replicates in ("sequences", "draws"):  # how many sequences, older records leave to the config
+                measured = {"sequences": record.config["batch_size"], **measured}
+            computed = [
+                one if one.interval is None else dataclasses.replace(one, over=its.replicates)
+                for one in its.quantities(measured)
+            ]
+        if not computed and hasattr(its, "name"):  # one that is known
             raise ValueError("there are none")
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
@@ -74,18 +80,6 @@ class Results(Store):
         record = super().decode(name)
         quantities(record)
         return record
-
-
-def _measurements(record: Record) -> dict[str, Any]:
-    """What was measured; of trials also of how many `sequences` they are, which older records leave to the config."""
-    if benchmark(record).replicates in ("sequences", "draws"):
-        return {"sequences": record.config["batch_size"], **record.measurements}
-    return record.measurements
-
-
-def _replicated(quantity: Metric, record: Record) -> Metric:
-    over = benchmark(record).replicates
-    return quantity if quantity.interval is None else dataclasses.replace(quantity, over=over)
 
 
 def _unreadable(record: Record, error: Exception) -> RecordError:

@@ -4,7 +4,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any
 
 from bench.common.errors import bounded, in_cell
 from bench.records.record import Record, RecordError
@@ -59,14 +58,10 @@ def _comparisons(record: Record) -> Iterator[Comparison]:
 def _row(record: Record) -> tuple[str, ...]:
     config = record.config
     names = (bounded(name, LONGEST_NAME) for name in (config["bench"]["name"], config["label"]))
+    inputs = ": ".join(str(config["inputs"][key]) for key in ("name", "weights") if config["inputs"].get(key))
     mask = "causal" if config.get("causal") else "not causal"
-    words = (*names, *(str(config[key]) for key in SIZES), mask, _inputs(config["inputs"]), _result(record))
+    words = (*names, *(str(config[key]) for key in SIZES), mask, inputs, _result(record))
     return (record.status, *map(in_cell, words))
-
-
-def _inputs(inputs: dict[str, Any]) -> str:
-    """Where query, key and value come from, and of a model which weights it has."""
-    return ": ".join(str(inputs[key]) for key in ("name", "weights") if inputs.get(key))
 
 
 def _result(record: Record) -> str:

@@ -1,17 +1,15 @@
 """What a model is trained on. A closed registry: a config can name a task, never import one."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.common.errors import ConfigError
-from bench.common.schema import checked
+from bench.common.schema import named
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
 from bench.tasks.language_modelling import LanguageModelling
 
-__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "check", "open_task", "settings"]
+__all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "open_task", "settings"]
 
 TASKS: dict[str, type[Settings]] = {
     task.name: task for task in (AssociativeRecall, InductionHeads, LanguageModelling, Reversal, SelectiveCopying)
@@ -24,16 +22,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: naming the key, its value and what is allowed.
     """
-    name = values.get("name")
-    if not isinstance(name, str) or name not in TASKS:
-        raise ConfigError(f"task.name={name!r}: must be one of {', '.join(TASKS)}")
-    return checked(TASKS[name], {key: value for key, value in values.items() if key != "name"}, "task.")
-
-
-def check(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `task` settings of a configuration with their defaults, `name` first; raises as `settings`."""
-    task = settings(values)
-    return {"name": task.name, **dataclasses.asdict(task)}
+    return named(TASKS, values, "task")
 
 
 def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:

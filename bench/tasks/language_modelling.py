@@ -53,9 +53,6 @@ class LanguageModelling(Settings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a tokenizer without its vocabulary, and files that are not there."""
         super().require_fits(config)
-        for key in ("text", "tokenizer"):
-            if not getattr(self, key).strip():
-                raise ConfigError(f"task.{key}={getattr(self, key)!r}: must be a name or a path")
         if (self.vocabulary is None) == (self.tokenizer == "bpe"):
             allowed = "a number with task.tokenizer=bpe, null with every other"
             raise ConfigError(f"task.vocabulary={self.vocabulary}: must be {allowed}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.common.errors import one_line
-from bench.records.disk import entries, files, open_file, replacing, unfinished
+from bench.records.disk import entries, files, replacing, require_file, unfinished
 from bench.records.own import CHECKPOINT
 from bench.training.loop import Trainer
 
@@ -57,7 +57,8 @@ def resume(folder: Path, trainer: Trainer, say: Callable[[str], None]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """What was written, tensors on the CPU; only data is unpickled."""
-    with open_file(path) as file:
+    require_file(path)
+    with open(path, "rb") as file:
         digest = file.read(DIGEST)
         if hashlib.file_digest(file, "sha256").digest() != digest:
             raise ValueError("does not have the contents that it was written with")

@@ -1,5 +1,9 @@
 """`python -m analysis` from the outside: files, words, one-line errors, exit codes."""
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,20 +20,16 @@ def one_cell(tmp_path):
     return tmp_path / "runs"
 
 
-def test_figures_writes_what_it_can_and_says_why_not(one_cell, capsys):
+def test_figures_writes_what_it_can_and_says_why_not(one_cell, tmp_path, capsys):
     assert main(["figures", "--results", str(one_cell)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(FIGURES)
     written = sorted(path.name for path in (one_cell / "figures").glob("[!.]*"))
     assert written == ["polysketchformer_figure1.png", "polysketchformer_figure1.svg"]
     assert "memory: skipped, needs an ok record of bench=memory" in said
-
-
-def test_one_figure_elsewhere(one_cell, tmp_path):
-    arguments = ["figures", "--results", str(one_cell), "--out", str(tmp_path / "out")]
-    assert main([*arguments, "--figure", "polysketchformer_figure1"]) == 0
-    assert len(list((tmp_path / "out").glob("polysketchformer_figure1.*"))) == 2
-    assert main([*arguments, "--figure", "memory"]) == 1
+    arguments = ["figures", "--results", str(one_cell), "--out", str(tmp_path / "out"), "--figure"]
+    assert [main([*arguments, name]) for name in ("polysketchformer_figure1", "memory")] == [0, 1]
+    assert len(list((tmp_path / "out").glob("[!.]*"))) == 2
 
 
 def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp_path, capsys):
@@ -90,6 +90,14 @@ def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, 
     assert any("softmax" in row and "oom" in row for row in rows) and "performer" in crossovers
     written = pd.read_csv(tmp_path / "all.csv")
     assert written["cell_id"].nunique() == cells and "raw" not in written
+
+
+@pytest.mark.commands
+def test_it_ends_quietly_where_nobody_reads_on(one_cell):
+    command = [sys.executable, "-m", "analysis", "table", "--results", one_cell]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b"" and running.wait() == -signal.SIGPIPE
 
 
 def test_no_records_is_one_line(tmp_path, capsys):

@@ -98,7 +98,7 @@ def test_polysketchformer_figure_1(frame):
     assert sorted(list(line.get_xdata()) for line in marks) == [list(LENGTHS), [16384, 32768]]
 
 
-def test_captions_name_the_conditions_and_the_functions(frame):
+def test_captions_name_the_conditions_and_the_functions(frame, rng):
     text = caption(scaling.latency(frame))
     for words in ("Synthetic CPU 9000", "8 cores", "torch 2.13.0", "float32", "12 heads x 64", "32768", "causal"):
         assert words in text
@@ -106,6 +106,9 @@ def test_captions_name_the_conditions_and_the_functions(frame):
     assert "linformer and performer approximate softmax" in text
     assert "Left out: cells with causal=False" in text
     assert " 1 head x 64," in caption(scaling.latency(frame.assign(num_heads=1)))
+    exact = tidy([latency(label, 512, rng) for label in ("xformers_memory_efficient", "performer")])
+    text = caption(scaling.latency(exact))
+    assert "performer approximates softmax attention." in text and "xformers_memory_efficient" not in text
 
 
 def test_memory_shows_mib_the_gap_and_what_has_no_place():
@@ -217,14 +220,6 @@ def test_a_pass_that_failed_is_a_gap_in_its_own_panel(rng):
     assert [(word, at) for word, at, _ in gaps(panels(figure)["forward + backward"])] == [("OOM", 2048.0)]
 
 
-def test_what_is_exact_approximates_nothing(rng):
-    exact = [latency("xformers_memory_efficient", n, rng) for n in (512, 1024)]
-    frame = tidy([*exact, latency("performer", 512, rng)])
-    assert set(frame.loc[frame["exact"], "mechanism"]) == {"xformers_memory_efficient"}
-    text = caption(scaling.latency(frame))
-    assert "performer approximates softmax attention." in text and "xformers_memory_efficient" not in text
-
-
 def test_pareto_keeps_functions_apart_and_matches_sizes(frame):
     figure = pareto.figure(frame)
     axes = panels(figure)
@@ -259,20 +254,11 @@ def test_twelve_variants_of_a_mechanism_differ(rng):
     assert len({(look["color"], look["marker"]) for look in found}) == 1
 
 
-def test_files_are_the_same_bytes_on_a_second_run(synthetic_results, tmp_path, monkeypatch):
-    some = {name: FIGURES[name] for name in ("skeinformer_figure1", "compare")}
-    monkeypatch.setattr("analysis.registry.FIGURES", some)
-    first = analysis.figures(synthetic_results, tmp_path / "a")
-    second = analysis.figures(synthetic_results, tmp_path / "b")
-    assert len(first) == 2 * len(some) and {path.suffix for path in first} == {".png", ".svg"}
-    for one, two in zip(first, second, strict=True):
-        assert one.read_bytes() == two.read_bytes(), one.name
-
-
-def test_figures_of_some_cells_only(synthetic_results, frame, tmp_path):
+def test_figures_of_some_cells_only_are_the_same_bytes_on_a_second_run(synthetic_results, frame, tmp_path):
     chosen = set(frame.loc[frame["bench"] == "memory", "cell_id"])
-    written = analysis.figures(synthetic_results, tmp_path, chosen)
-    assert [path.name for path in written] == ["memory.png", "memory.svg"]
+    first, second = (analysis.figures(synthetic_results, tmp_path / name, chosen) for name in "ab")
+    assert [path.name for path in first] == ["memory.png", "memory.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert analysis.figures(tmp_path / "nothing") == []
 
 
@@ -308,26 +294,24 @@ def of_code(record, hash, commit, dirty=False):
 
 
 def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
-    flash, performer = ([latency(label, n, rng) for n in LENGTHS] for label in ("flash", "performer"))
-    said = "Points that different code may have measured: {}."
+    def told(*records):
+        text = caption(scaling.latency(tidy(records)))
+        return text.partition("different code may have measured: ")[2].partition(".")[0]
+
+    flash, performer = ([latency(label, n, rng) for n in (512, 1024)] for label in ("flash", "performer"))
     # Another mechanism's code has another hash, and an edit elsewhere another commit.
-    records = [of_code(one, "a", str(number)) for number, one in enumerate(flash)]
-    records += [of_code(one, "b", "0") for one in performer]
-    assert "different code" not in caption(scaling.latency(tidy(records)))
-    records[0] = of_code(flash[0], "c", "0")
-    assert said.format("flash") in caption(scaling.latency(tidy(records)))
-    records[-1] = performer[-1]
-    assert said.format("flash and performer") in caption(scaling.latency(tidy(records)))
-    failed = [of_code(latency("flash", LENGTHS[0], rng, "oom"), "c", "9"), *records[1 : len(flash)]]
-    assert "different code" not in caption(scaling.latency(tidy(failed)))
-
-
-@pytest.mark.parametrize(("commits", "told"), [(("1", "1"), False), (("1", "2"), True)])
-def test_hashes_of_different_comparisons_say_nothing_and_their_commits_do(rng, commits, told):
+    first, second, *others = (
+        of_code(one, code, commit) for one, code, commit in zip([*flash, *performer], "aabb", "0100", strict=True)
+    )
+    assert told(first, second, *others) == ""
+    assert told(of_code(first, "c", "0"), second, *others) == "flash"
+    assert told(of_code(first, "c", "0"), second, others[0], performer[1]) == "flash and performer"
+    assert told(of_code(latency("flash", 512, rng, "oom"), "c", "9"), second) == ""
+    # Hashes of different comparisons say nothing, and their commits do.
     cells = compare(("flash", "performer"), 1024, rng), compare(("flash", "performer", "v_mean"), 2048, rng)
-    records = [of_code(cell, name, commit) for cell, name, commit in zip(cells, "ab", commits, strict=True)]
-    text = caption(comparison.figure(tidy(records)))
-    assert ("different code may have measured: flash and performer." in text) == told
+    for commit, said in (("1", False), ("2", True)):
+        text = caption(comparison.figure(tidy([of_code(cells[0], "a", "1"), of_code(cells[1], "b", commit)])))
+        assert ("different code may have measured: flash and performer." in text) == said
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Figures and tables of trained models, on synthetic records."""
 
-import json
 from itertools import product
 
 import numpy as np
@@ -232,40 +231,18 @@ def test_tables_stand_beside_the_papers_numbers(rng):
     assert table[["n", "seeds", "thesis"]].to_numpy().tolist() == [[50, 2, 0.01990822]]
 
 
-def test_what_a_record_says_of_positions_and_baselines(rng):
-    frame = tidy([train("softmax", 4, 0, rng, final=1.0, **LM)]).set_index("metric")
-    np.testing.assert_allclose(frame.loc["loss_by_position", "raw"], [np.nan, 2, 1.5, 4 / 3])
-    assert frame.loc["loss_by_position", "value"] == pytest.approx(4 / 3)
-    assert (frame.loc["unigram_loss", "value"], frame.loc["bigram_loss", "value"]) == (2.9, 2.45)
-    assert len(frame.loc["train_loss", "raw"]) == 800 and set(frame["source"]) == {"kjv"}
-    assert json.loads(frame["settings"].iloc[0])["task"]["text"] == "kjv"
-
-
-def test_the_thick_line_is_the_median_of_the_seeds_and_each_has_a_thin_one(rng):
+def test_the_median_of_the_seeds_is_the_thick_line_and_a_row_of_the_table(rng):
     records = [train("softmax", 16, seed, rng, final=final) for seed, final in enumerate((1e-2, 1e-4, 1e-6))]
+    records += [train("performer", 1024, 0, rng, final=1e-1)]
     figure = learning.figure(tidy(records))
+    assert [axis.get_title() for axis in figure.axes][::2] == ["reversal, n = 16", "reversal, n = 1,024"]
     (line,) = marked(figure.axes[0], "median")
     assert line.get_ydata()[-1] == pytest.approx(1e-4) and line.get_xdata().tolist() == list(range(100, 900, 100))
     thin = sorted(line.get_ydata()[-1] for line in marked(figure.axes[0], "seed"))
     assert thin == pytest.approx([1e-6, 1e-4, 1e-2])
-    assert "3 seeds" in caption(figure)
-
-
-def test_every_task_and_length_has_panels_of_its_own(rng):
-    figure = learning.figure(tidy([train("softmax", n, 0, rng) for n in (16, 64, 1024)]))
-    assert [axis.get_title() for axis in figure.axes][::2] == [
-        "reversal, n = 16",
-        "reversal, n = 64",
-        "reversal, n = 1,024",
-    ]
-
-
-def test_the_table_has_the_median_seed_and_the_range(rng):
-    records = [train("softmax", 16, seed, rng, final=final) for seed, final in enumerate((1e-2, 1e-4, 1e-6))]
-    records += [train("performer", 16, 0, rng, final=1e-1)]
-    table = trained.trained(tidy(records))
-    assert table["attention"].tolist() == ["performer", "softmax"] and table["seeds"].tolist() == [1, 3]
-    row = table.iloc[1]
+    table = trained.trained(tidy(records)).set_index("attention")
+    assert table["seeds"].to_dict() == {"softmax": 3, "performer": 1}
+    row = table.loc["softmax"]
     spread = (row["loss (nats)"], row["lowest loss (nats)"], row["highest loss (nats)"])
     assert spread == pytest.approx((1e-4, 1e-6, 1e-2))
     assert row["right (%)"] == pytest.approx(100 * np.exp(-1e-4) ** 4)

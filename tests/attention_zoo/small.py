@@ -44,10 +44,25 @@ def padding_mask(n, front=False):
     return mask
 
 
+def padding_at(n, *positions):
+    """Padding at these positions, `positions` for each item of a batch."""
+    mask = torch.zeros(len(positions), n, dtype=torch.bool)
+    for of_item, hidden in zip(mask, positions, strict=True):
+        of_item[hidden] = True
+    return mask
+
+
 def assert_close(actual, expected, tolerance=1e-10):
     """But for so much of the largest number, or of 1."""
     scale = expected.detach().abs().max().clamp_min(1)
     torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def assert_moments(samples, *moments):
+    """The means of the first, second, ... powers, to five of their standard errors."""
+    for power, expected in enumerate(moments, start=1):
+        powers = samples.detach().double().flatten() ** power
+        assert abs(powers.mean() - expected) < 5 * powers.std() / len(powers) ** 0.5
 
 
 def gradients(out, leaves, **options):
@@ -74,11 +89,15 @@ def assert_near_exact(attention, reference, given, mask, tolerance):
 
 
 class LargestTensor(TorchDispatchMode):
-    """The bytes and numbers of the largest tensor that any operation returns; what is only broadcast takes none."""
+    """The bytes and numbers of the largest tensor that any operation returns; what is only broadcast takes none.
 
-    bytes = entries = 0
+    And how many operations there were.
+    """
+
+    bytes = entries = calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, torch.Tensor):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small import HEADS, H, LargestTensor, maker, sized, softmax
+from small import HEADS, H, LargestTensor, maker, sized
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 
@@ -60,28 +60,13 @@ def dense(attention, query, key, value, mask=None):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
+@pytest.mark.parametrize("n, r", [(1, 2), (7, 2), (12, 0), (15, 0), (17, 1), (18, 2), (31, 2), (33, 3), (31, 40)])
 def test_equals_softmax_over_the_pattern(n, r, padded):
     attention, given, mask = make(r, seed=1), qkv(n), scattered_padding(n) if padded else None
     expected = dense(attention, *given, mask)
     torch.testing.assert_close(attention(*given, mask), expected, rtol=0, atol=1e-13)
     matrix = attention.attention_matrix(*given[:2], mask)
     torch.testing.assert_close(matrix @ given[2], expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("n", [1, W, 2 * W, 3 * W - 1, 4 * W - 2, 4 * W])
-def test_up_to_four_blocks_it_is_softmax(n, padded):
-    given = [*qkv(n), scattered_padding(n) if padded else None]
-    torch.testing.assert_close(make(0)(*given), softmax(*given), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("num_blocks", [6, 9, 13])
-def test_as_many_random_blocks_as_are_legal_give_softmax(num_blocks):
-    """Middle rows need n / w - 5, the second and the last but one n / w - 4."""
-    given = qkv(num_blocks * W - 1)
-    torch.testing.assert_close(make(num_blocks - 4)(*given), softmax(*given), rtol=0, atol=1e-13)
-    assert (make(num_blocks - 5)(*given) - softmax(*given)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4, 5, 6, 7, 8, 20])
@@ -121,16 +106,6 @@ def test_random_blocks_are_uniform_over_the_legal_ones_near_and_far():
         assert counts[row - 1].sum() == draws * r
 
 
-def test_the_pattern_depends_on_seed_and_number_of_blocks_only():
-    attention, expected = make(2, seed=3), make(2, seed=3).key_blocks(20)
-    assert torch.equal(attention.eval().key_blocks(20), expected)
-    assert torch.equal(attention.key_blocks(7), make(2, seed=3).key_blocks(7))
-    attention(*qkv(31))
-    assert torch.equal(attention.train().key_blocks(20), expected)
-    attention.resample(4)
-    assert torch.equal(attention.key_blocks(20), make(2, seed=4).key_blocks(20))
-
-
 def test_flops_and_tensors_grow_linearly():
     """2^14 tokens: a dense matrix, even one bool for each entry, would have 2^28 entries."""
     n, w, r = 2**14, 16, 3
@@ -143,13 +118,9 @@ def test_flops_and_tensors_grow_linearly():
 
 
 class TransformersBigBird(BigBirdBlockSparseAttention):
-    """With random blocks that are given, or else its own."""
-
-    blocks = None
+    """With random blocks that are given."""
 
     def _bigbird_block_rand_mask_with_head(self, *given, **named):
-        if self.blocks is None:
-            return super()._bigbird_block_rand_mask_with_head(*given, **named)
         return self.blocks.numpy()
 
     def attend(self, query, key, value, mask):
@@ -165,7 +136,6 @@ class TransformersBigBird(BigBirdBlockSparseAttention):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_equals_transformers_with_our_random_blocks(padded):
-    """It counts a block twice that is drawn twice, and in evaluation draws the first block r times."""
     r, num_blocks = 2, 11
     n = num_blocks * W
     config = BigBirdConfig(
@@ -178,8 +148,3 @@ def test_equals_transformers_with_our_random_blocks(padded):
     output = attention(*given, mask).masked_fill(mask[:, None, :, None], 0)  # theirs zeroes padded queries
     theirs.blocks = attention.key_blocks(num_blocks)[..., 5:]
     torch.testing.assert_close(theirs.attend(*given, mask), output, rtol=0, atol=1e-12)
-    theirs.blocks = None
-    evaluated = theirs.eval().attend(*given, mask)
-    theirs.blocks = torch.zeros(HEADS, num_blocks - 2, r, dtype=torch.long)
-    torch.testing.assert_close(evaluated, theirs.attend(*given, mask), rtol=0, atol=0)
-    assert (evaluated - make(0)(*given, mask)).masked_fill(mask[:, None, :, None], 0).abs().max() > 1e-2

@@ -189,30 +189,20 @@ def test_rows_of_the_matrix_take_no_n_by_n_memory(name, causal):
 
 @pytest.mark.parametrize("at_once", [1, 2**24], ids=["chunks", "whole"])
 @every_case
-def test_output_rows_are_those_of_forward_with_their_gradients(name, causal, at_once, monkeypatch):
+def test_output_rows_are_those_of_forward_with_their_gradients_by_another_algorithm(name, causal, at_once, monkeypatch):
+    """An oracle that ran what it judges would agree with every mistake."""
     monkeypatch.setattr(base, "MAX_ENTRIES", at_once)
     attention, given = make(name, causal=causal), [tensor.requires_grad_() for tensor in inputs(name)]
     leaves = [*given, *attention.parameters()]
     items, positions = torch.tensor([0, 2]), torch.tensor([0, LENGTH // 2, LENGTH - 1])
-    some = [tensor[items] for tensor in given]
+    some, expected = [tensor[items] for tensor in given], attention(*given)[items][:, :, positions]
+    if not attention_zoo.info(name).package:  # whose matrix would take n times as long
+        monkeypatch.setattr(type(attention), "_attend", None)
     rows = attention.output_rows(*some, positions=positions, items=items, batch_size=len(given[0]))
-    expected = attention(*given)[items][:, :, positions]
     assert rows.shape == expected.shape and rows.dtype == expected.dtype
     assert_close(name, rows, expected)
     for pair in zip(gradients(rows, leaves), gradients(expected, leaves), strict=True):
         assert_close(name, *pair)
-
-
-@every_case
-def test_output_rows_come_from_another_algorithm_than_forward(name, causal, monkeypatch):
-    """An oracle that ran what it judges would agree with every mistake."""
-    if attention_zoo.info(name).package:
-        pytest.skip("its matrix would take n times as long")
-    attention, given = make(name, causal=causal), inputs(name)
-    at = {"positions": torch.tensor([LENGTH - 1])}
-    expected = attention.output_rows(*given, **at)
-    monkeypatch.setattr(type(attention), "_attend", None)
-    assert torch.equal(attention.output_rows(*given, **at), expected)
 
 
 @every_case
@@ -423,7 +413,10 @@ def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal,
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @every_case
 def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded, length):
-    """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix."""
+    """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix.
+
+    Padding has none, nor has the query of a batch item that is padding only.
+    """
     if padded:
         needs_padding(name)
     attention, mask = make(name, causal=causal), padding_mask(length) if padded else None
@@ -435,8 +428,13 @@ def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, c
     dense = weights @ value
     outputs = attention(query, key, value, mask), dense
     assert_close(name, *outputs)
-    for pair in zip(*(gradients(output, leaves) for output in outputs), strict=True):
+    found, expected = (gradients(output, leaves) for output in outputs)
+    for pair in zip(found, expected, strict=True):
         assert_close(name, *pair)
+    if padded:
+        assert all((gradient.masked_select(mask[:, None, :, None]) == 0).all() for gradient in found[1:3])
+        assert all((gradient[2] == 0).all() for gradient in found[:3])
+        assert found[2].abs().sum() > 0 or length == 1
 
 
 @every_case
@@ -493,20 +491,6 @@ def test_extreme_inputs_give_finite_outputs_and_gradients(name, causal, dtype, k
             assert output.isfinite().all()
             leaves = [*given, *attention.parameters()]
             assert all(gradient.isfinite().all() for gradient in gradients(output.float().square(), leaves))
-
-
-@pytest.mark.parametrize("length", [1, LENGTH])
-@every_case
-def test_padding_gets_no_gradient(name, causal, length):
-    """Nor does the query of a batch item that is padding only."""
-    needs_padding(name)
-    attention, mask = make(name, causal=causal), padding_mask(length)
-    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
-    found = gradients(attention(*given, mask), given)
-    for gradient in found[1:]:
-        assert (gradient.masked_select(mask[:, None, :, None]) == 0).all()
-    assert all((gradient[2] == 0).all() for gradient in found)
-    assert found[2].abs().sum() > 0 or length == 1
 
 
 # --- What it refuses ------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 import torch
 from small import LargestTensor, maker, sized
 from small import assert_close as assert_equal
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention_zoo
 from attention_zoo import UnsupportedError, dense
@@ -82,15 +81,17 @@ def cut(inputs, *ends):
     return [x[:, :, slice(*ends)] for x in inputs]
 
 
-def fresh(attention):
-    return attention.init_state(3, dtype=torch.float64)
+def fresh(attention, batch=3):
+    return attention.init_state(batch, dtype=torch.float64)
 
 
-def decode(attention, inputs, state, start=0):
-    """The outputs of steps from position `start` on, side by side."""
+def decode(attention, inputs, state, start=0, padding=None):
+    """The outputs of steps from position `start` on, side by side; a mask is given where a token is padding."""
     outs = []
     for position in range(start, inputs[0].shape[2]):
-        out, state = attention.step(*cut(inputs, position, position + 1), state)
+        mask = None if padding is None else padding[:, position, None]
+        mask = mask if mask is not None and mask.any() else None
+        out, state = attention.step(*cut(inputs, position, position + 1), state, mask)
         outs.append(out)
     return torch.cat(outs, 2)
 
@@ -105,20 +106,6 @@ def test_steps_equal_the_causal_forward_at_every_position(name, given):
     assert_equal(decode(attention, inputs, fresh(attention)), expected)
     assert name == "flash" or attention.executed == ("reference", None)
     assert_equal(attention.attention_matrix(*inputs[:2]) @ inputs[2], expected)
-
-
-@every_variant
-def test_a_token_may_be_padding(name, given):
-    attention, inputs, padding = make(name, given), tokens(), torch.zeros(3, LENGTH, dtype=torch.bool)
-    padding[0, :5] = padding[1, 9:12] = padding[2, 4] = True
-    state, outs = fresh(attention), []
-    for position in range(LENGTH):
-        token = slice(position, position + 1)
-        outs.append(attention.step(*(x[:, :, token] for x in inputs), state, padding[:, token])[0])
-    seen = ~padding[:, None, :, None].expand_as(inputs[0])
-    assert_equal(torch.cat(outs, 2)[seen], attention(*inputs, padding)[seen])
-    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
-        attention.step(*cut(inputs, 1), state, padding)
 
 
 def read_on(attention, inputs, lengths, padding=None):
@@ -150,18 +137,19 @@ def test_a_prompt_may_come_in_parts(name, given, lengths):
 
 
 @every_variant
-def test_any_part_of_a_prompt_may_be_padded_and_steps_remember_it(name, given, monkeypatch):
+@pytest.mark.parametrize("prompt", [0, 14])
+def test_any_token_may_be_padding_and_steps_remember_it(name, given, prompt, monkeypatch):
     """On the left, in between, throughout a part, throughout a prompt; what is padded is large, to be seen if it is."""
     attention, (query, key, value) = make(name, given), tokens(batch=5)
     padding = torch.zeros(5, LENGTH, dtype=torch.bool)
-    for item, hides in enumerate((slice(5), slice(6, 9), slice(3, 14, 2), slice(14), slice(9, 14))):
+    for item, hides in enumerate((slice(5), slice(6, 9), slice(3, 20, 2), slice(14), slice(9, 14))):
         padding[item, hides] = True
     hidden = padding[:, None, :, None]
     inputs = query, torch.where(hidden, 3 * key, key), torch.where(hidden, 100 + value, value)
     for module in (dense, states):  # a part is longer than what is computed at once
         monkeypatch.setattr(module, "ROWS", 4)
-    out, state = read_on(attention, inputs, (4, 5, 5), padding)
-    out = torch.cat([out, decode(attention, inputs, state, 14)], 2)
+    out, state = read_on(attention, inputs, (4, 5, 5), padding) if prompt else (query[:, :, :0], fresh(attention, 5))
+    out = torch.cat([out, decode(attention, inputs, state, prompt, padding)], 2)
     assert out.isfinite().all()
     seen = ~hidden.expand_as(out)
     assert_equal(out[seen], attention(*inputs, padding)[seen])
@@ -189,24 +177,6 @@ def test_flash_reads_parts_by_its_kernel_or_token_by_token_if_that_takes_no_mask
     assert_equal(out, attention(*inputs))
 
 
-@every_state
-def test_a_part_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given):
-    attention, inputs = make(name, given, max_seq_len=LENGTH - 1), tokens()
-    first, rest = ([x[:, :, part] for x in inputs] for part in (slice(9), slice(9, LENGTH)))
-    _, state = attention.prefill(*first)
-    for bad, message in [
-        (rest, rf"^seq_len={LENGTH}: must be between 1 and max_seq_len={LENGTH - 1}$"),
-        (tokens(4, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),
-        (tokens(4, dtype=torch.float32), r"^query\.dtype=torch\.float32: must be the state's torch\.float64"),
-        ((*first[:2], first[2][..., :-1]), r"^value\.shape="),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            attention.prefill(*bad, None, state)
-    assert state.length == 9
-    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
-        attention.prefill(*tokens(4), torch.zeros(3, 13, dtype=torch.bool), state)
-
-
 @every_sum
 def test_parts_take_few_operations_whatever_their_length(name, given):
     """Not token by token, which takes eleven times as many for 113 as for 10."""
@@ -214,18 +184,11 @@ def test_parts_take_few_operations_whatever_their_length(name, given):
     if given.get("local") and given["block_size"] < LENGTH:
         pytest.skip("as many as there are blocks")
 
-    class Count(TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), given=None):
-            self.calls += 1
-            return function(*arguments, **(given or {}))
-
     _, state = attention.prefill(*cut(inputs, 5))
     counts = []
-    for part in (slice(5, 15), slice(15, ROWS)):
-        with Count() as count:
-            attention.prefill(*(x[:, :, part] for x in inputs), None, state)
+    for part in ((5, 15), (15, ROWS)):
+        with LargestTensor() as count:
+            attention.prefill(*cut(inputs, *part), None, state)
         counts.append(count.calls)
     assert counts[1] < 4 * counts[0]
 
@@ -262,22 +225,12 @@ def test_the_size_of_sums_is_known_and_never_grows(name, given, dtype):
     _, prefilled = attention.prefill(*inputs)
     assert state.num_bytes == prefilled.num_bytes == empty
     wide = 8 if dtype == torch.float64 else 4
-    r = HEAD_DIM if given.get("degree") == 2 else given.get("sketch_size")
-    features = {
-        "v_mean": 1,
-        "linear": HEAD_DIM,
-        "performer": given.get("num_features"),
-        "polysketch": r and r * (r + 1) // 2,
-    }
-    expected = features[name] * (HEAD_DIM + 1) * wide
-    if name == "performer":
-        expected += wide
-    rows = 3 * HEADS
+    r = attention.num_features
+    width = r * (r + 1) // 2 if name == "polysketch" else r
+    expected = 3 * HEADS * (width * (HEAD_DIM + 1) + (name == "performer")) * wide
     if given.get("local"):
-        expected += given["block_size"] * (2 * HEAD_DIM + r) * dtype.itemsize
-        assert empty == rows * expected + 3 * given["block_size"]
-    else:
-        assert empty == rows * expected
+        expected += 3 * given["block_size"] * (HEADS * (2 * HEAD_DIM + r) * dtype.itemsize + 1)
+    assert empty == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -405,34 +358,37 @@ def test_dropout_in_training_mode_is_refused(name):
 
 
 @every_state
-def test_a_full_sequence_takes_no_more(name, given):
-    attention, inputs = make(name, given, max_seq_len=LENGTH), tokens(LENGTH + 1)
-    fits = cut(inputs, LENGTH)
-    for state in (attention.prefill(*fits)[1], fresh(attention)):
-        if not state.length:
-            decode(attention, fits, state)
-        with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}$"):
-            attention.step(*(x[:, :, LENGTH:] for x in inputs), state)
-        assert state.length == LENGTH
+@pytest.mark.parametrize("stepped_before", [False, True])
+@pytest.mark.parametrize("length", [1, 4], ids=["step", "prefill"])
+def test_what_does_not_fit_the_state_is_refused_and_not_absorbed(name, given, length, stepped_before):
+    """A token or a part of a prompt, too long a sequence among it."""
+    attention, inputs = make(name, given, max_seq_len=LENGTH), tokens(LENGTH)
+    _, state = attention.prefill(*cut(inputs, LENGTH - length))
+    if stepped_before:
+        attention.step(*tokens(1), fresh(attention))
 
+    def call(query, key, value, mask=None):
+        if length == 1:
+            return attention.step(query, key, value, state, mask)
+        return attention.prefill(query, key, value, mask, state)
 
-@every_state
-@pytest.mark.parametrize("another_before", [False, True])
-def test_a_token_that_does_not_fit_the_state_is_refused_and_not_absorbed(name, given, another_before):
-    attention, (query, key, value) = make(name, given), tokens(1)
-    if another_before:
-        attention.step(query, key, value, fresh(attention))
-    state = fresh(attention)
-    for bad, message in [
-        (tokens(2), r"^query\.shape=.*: must be one token, \(3, 2, 1, 8\)"),
-        (tokens(1, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),
+    query, key, value = fits = cut(inputs, LENGTH - length, None)
+    cases = [
+        (tokens(length, batch=2), r"^query\.shape=.*: must be of the state's batch size 3"),
+        (tokens(length, dtype=torch.float32), r"^query\.dtype=torch\.float32: must be the state's torch\.float64"),
         ((query, key[..., :-1], value), r"^key\.shape="),
         ((query, key, value[:, :1]), r"^value\.shape="),
-        (tokens(1, dtype=torch.float32), r"^query\.dtype=torch\.float32: must be the state's torch\.float64"),
-    ]:
+        ((*fits, torch.zeros(3, LENGTH, dtype=torch.bool)), r"^key_padding_mask\.shape="),
+    ]
+    if length == 1:
+        cases.append((tokens(2), r"^query\.shape=.*: must be one token, \(3, 2, 1, 8\)"))
+    for bad, message in cases:
         with pytest.raises(ValueError, match=message):
-            attention.step(*bad, state)
+            call(*bad)
+    assert state.length == LENGTH - length
+    assert_equal(call(*fits)[0], attention(*inputs)[:, :, -length:])
+    with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + length}: must be between 1 and max_seq_len={LENGTH}$"):
+        call(*fits)
+    assert state.length == LENGTH
     with pytest.raises(ValueError, match=r"^batch_size=0: must be"):
         attention.init_state(0)
-    assert state.length == 0
-    assert_equal(attention.step(query, key, value, state)[0], attention(query, key, value))

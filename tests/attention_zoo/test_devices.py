@@ -31,20 +31,19 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 every_mask = pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 
 
-def small(label):
-    """The variant's hyperparameters, with sizes that make several blocks and leave something out."""
+def full(label):
+    """The variant's name and hyperparameters as they are."""
     given = variant(label)
-    name = given.pop("name")
+    return given.pop("name"), given
+
+
+def small(label):
+    """With sizes that make several blocks and leave something out."""
+    name, given = full(label)
     given.pop("dropout", None)  # of which each device draws its own; test_dropout.py has it
     size = attention_zoo.info(name).size
     sizes = {size: SIZE, "block_size": BLOCK, "bucket_size": BLOCK, "num_samples": SIZE}
     return name, given | {key: small for key, small in sizes.items() if key in given or (key and key == size)}
-
-
-def full(label):
-    """The variant's hyperparameters as they are."""
-    given = variant(label)
-    return given.pop("name"), given
 
 
 def runs_somewhere(name):
@@ -78,18 +77,13 @@ OTHER_CODE = (
 )
 
 
-def marks_of(label):
-    return () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
-
-
 def case_of(label, causal):
-    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks_of(label))
+    marks = () if label in (*attention_zoo.list_attentions(), *OTHER_CODE) else pytest.mark.slow
+    return pytest.param(label, causal, id=label + "-causal" * causal, marks=marks)
 
 
-every_case = pytest.mark.parametrize("label, causal", [case_of(*case) for case in distinct_cases()])
-every_label = pytest.mark.parametrize(
-    "label", [pytest.param(label, marks=marks_of(label)) for label, causal in distinct_cases() if causal]
-)
+CASES = [case_of(*case) for case in distinct_cases()]
+every_case = pytest.mark.parametrize("label, causal", CASES)
 
 
 def make(label, causal, dtype, impl="auto", length=LENGTH, shrink=small, **given):
@@ -169,23 +163,20 @@ def assert_same(attention, actual, expected, device, dtype):
     assert_within(relative_error(attention, actual.detach(), expected.detach()), tolerances[dtype == torch.bfloat16])
 
 
-def pair(label, causal, dtype, device):
+def pair(label, causal, dtype, device, **given):
     """The variant on the CPU, the dtype it computes in there, and the variant on the device, moved after a call."""
     info, on_fake = attention_zoo.info(small(label)[0]), device == "fake"
     if dtype not in info.dtypes:
         pytest.skip(f"refuses {dtype}")
     exact = dtype if on_fake else max(info.dtypes, key=lambda dtype: dtype.itemsize)
-    here = make(label, causal, exact, "reference")
-    there = make(label, causal, dtype, "reference" if on_fake else "auto")
+    here = make(label, causal, exact, "reference", **given)
+    there = make(label, causal, dtype, "reference" if on_fake else "auto", **given)
     here.load_state_dict(there.state_dict())
     # What is cached on the CPU must not stay there.
     if "cpu" in info.devices:
-        here(*inputs(exact)), there(*inputs(dtype))
+        for attention, its_dtype in ((here, exact), (there, dtype)):
+            attention(*inputs(its_dtype, head_dim=attention.head_dim))
     return here, exact, move(there, device)
-
-
-def no_synchronisation(device):
-    return fake.no_synchronisation() if device == "fake" else cuda_without_synchronisation()
 
 
 @contextlib.contextmanager
@@ -200,7 +191,11 @@ def skip_where_a_package_waits():
 
 
 @contextlib.contextmanager
-def cuda_without_synchronisation():
+def no_synchronisation(device):
+    if device == "fake":
+        with fake.no_synchronisation():
+            yield
+        return
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -230,9 +225,7 @@ def test_what_it_computes_is_that_of_the_cpu(label, causal, device, dtype, padde
 @every_mask
 @every_dtype
 @every_device
-@pytest.mark.parametrize(
-    "label, causal", [case_of(*case) for case in distinct_cases() if small(case[0])[0] in BY_SOFTMAX]
-)
+@pytest.mark.parametrize("label, causal", [case for case in CASES if small(case.values[0])[0] in BY_SOFTMAX])
 def test_the_fast_path_by_kernels_of_softmax_is_that_of_the_cpu(label, causal, device, dtype, padded):
     """The fake device has those kernels, too, and refuses what they refuse."""
     here, there = (make(label, causal, dtype, "fused") for _ in range(2))
@@ -294,13 +287,13 @@ def test_a_warm_call_does_not_wait_for_the_device(label, causal, device, padded)
 
 
 @every_device
-@every_label
-def test_a_step_of_decoding_does_not_wait_for_the_device(label, device):
+@pytest.mark.parametrize("label, causal", [case for case in CASES if case.values[1]])
+def test_a_step_of_decoding_does_not_wait_for_the_device(label, causal, device):
     if not attention_zoo.info(small(label)[0]).decode:
         pytest.skip("does not decode")
-    there = pair(label, True, torch.float32, device)[2].eval()
+    there = pair(label, causal, torch.float32, device)[2].eval()
     with torch.no_grad():
-        given = inputs(torch.float32, device, length=LENGTH)
+        given = inputs(torch.float32, device)
         tokens = [[x[:, :, at : at + 1] for x in given] for at in range(LENGTH)]
         state = there.init_state(BATCH, device=device)
         there.step(*tokens[0], state)
@@ -324,23 +317,11 @@ def test_a_sum_in_blocks_is_the_sum(length, device):
 # --- On a GPU, at the sizes of the papers ---------------------------------------------------------
 
 GPU_HEAD_DIM = 64
+FULL = {"shrink": full, "head_dim": GPU_HEAD_DIM}
 
 
 def gpu_inputs(length, dtype, device="cuda", exact=None, batch=1):
     return inputs(dtype, device, exact, length, batch, GPU_HEAD_DIM)
-
-
-def gpu_pair(label, causal, dtype, length):
-    """The variant, not shrunk, in the best precision on the CPU and in `dtype` on the GPU; and the former's dtype."""
-    info = attention_zoo.info(full(label)[0])
-    if dtype not in info.dtypes:
-        pytest.skip(f"refuses {dtype}")
-    exact = max(info.dtypes, key=lambda dtype: dtype.itemsize)
-    sizes = {"length": length, "shrink": full, "head_dim": GPU_HEAD_DIM}
-    here = make(label, causal, exact, "reference", **sizes)
-    there = make(label, causal, dtype, **sizes)
-    here.load_state_dict(there.state_dict())
-    return here, exact, move(there, "cuda")
 
 
 def is_linear(label):
@@ -359,8 +340,8 @@ def is_linear(label):
 @every_case
 def test_a_gpu_is_as_near_to_float64_as_a_cpu_with_gradients(label, causal, dtype, length):
     """Or nearer than 5e-3 (TF32 rounds at 2^-11) and 6e-2 (bfloat16 at 2^-9)."""
-    here, exact, there = gpu_pair(label, causal, dtype, length)
-    rounded = make(label, causal, dtype, "reference", length=length, shrink=full, head_dim=GPU_HEAD_DIM)
+    here, exact, there = pair(label, causal, dtype, "cuda", length=length, **FULL)
+    rounded = make(label, causal, dtype, "reference", length=length, **FULL)
     rounded.load_state_dict(there.state_dict())
     expected = forward_and_gradients(here, gpu_inputs(length, dtype, "cpu", exact, batch=2), None)
     on_cpu = forward_and_gradients(rounded, gpu_inputs(length, dtype, "cpu", batch=2), None)
@@ -378,7 +359,7 @@ def test_a_gpu_is_as_near_to_float64_as_a_cpu_with_gradients(label, causal, dtyp
 @pytest.mark.parametrize("length", [8192, 32768])
 @pytest.mark.parametrize("label, causal", [case for case in distinct_cases() if is_linear(case[0])])
 def test_long_sequences_are_finite_and_equal_float64(label, causal, length):
-    here, exact, there = gpu_pair(label, causal, torch.bfloat16, length)
+    here, exact, there = pair(label, causal, torch.bfloat16, "cuda", length=length, **FULL)
     with torch.no_grad():
         actual = there(*gpu_inputs(length, torch.bfloat16))
         expected = here(*gpu_inputs(length, torch.bfloat16, "cpu", exact))
@@ -390,7 +371,7 @@ def test_long_sequences_are_finite_and_equal_float64(label, causal, length):
 
 def peak_bytes(label, length):
     """Of a forward and backward pass, over what was allocated before; a first pass fills caches and workspaces."""
-    attention = make(label, True, torch.bfloat16, length=length, shrink=full, head_dim=GPU_HEAD_DIM).cuda()
+    attention = make(label, True, torch.bfloat16, length=length, **FULL).cuda()
     given = gpu_inputs(length, torch.bfloat16)
     forward_and_gradients(attention, given, None)
     torch.cuda.synchronize()

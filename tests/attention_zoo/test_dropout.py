@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small import HEADS, H, maker, sized
+from small import HEADS, H, maker, padding_at, sized
 from torch.utils.checkpoint import checkpoint
 
 import attention_zoo
@@ -12,6 +12,7 @@ from attention_zoo import UnsupportedError
 from attention_zoo.dense import AttentionDropout
 
 N, P = 13, 0.3
+PADDING = padding_at(N, [], [0, 1, 7])
 qkv, create = sized(N), maker("", max_seq_len=64, dropout=P)
 DROPPING = ["flash", "flex_polynomial", "linformer", "polynomial", "polynomial_square", "reformer", "softmax"]
 SMALL = {"linformer": {"projection_dim": 5}, "reformer": {"bucket_size": 4}}
@@ -21,12 +22,6 @@ every_case = pytest.mark.parametrize("name, causal", CASES)
 
 def make(name, **given):
     return create(name, **(SMALL.get(name, {}) | given)).train()
-
-
-def padding():
-    mask = torch.zeros(2, N, dtype=torch.bool)
-    mask[1, [0, 1, 7]] = True
-    return mask
 
 
 def test_these_mechanisms_drop_weights():
@@ -63,7 +58,7 @@ def test_weights_are_dropped_one_by_one_and_the_others_are_larger(name, causal):
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_mean_over_masks_is_the_output_without(name, causal, padded):
     """Entry by entry, in standard errors of the mean: 6 for the largest of two hundred, 1 for their mean square."""
-    given, draws = [*qkv(), *([padding()] if padded else [])], 800
+    given, draws = [*qkv(), *([PADDING] if padded else [])], 800
     attention = make(name, causal=causal)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -79,7 +74,7 @@ def test_the_mean_over_masks_is_the_output_without(name, causal, padded):
 
 @every_case
 def test_no_probability_and_evaluation_change_nothing_bit_for_bit(name, causal):
-    given = [*qkv(), padding()]
+    given = [*qkv(), PADDING]
     for impl in ("auto", "reference"):
         expected = make(name, causal=causal, dropout=0.0, impl=impl).eval()(*given)
         before = torch.get_rng_state()

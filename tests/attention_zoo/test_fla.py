@@ -168,20 +168,6 @@ def test_flops_are_those_of_the_formula(name):
 
 
 @needs_package
-@every_name
-def test_a_cpu_runs_the_reference_and_says_so(name):
-    for impl in ("auto", "reference"):
-        attention = make(name, impl=impl)
-        assert attention.executed is None
-        attention(*qkv())
-        assert attention.executed == ("reference", None)
-    with pytest.raises(
-        UnsupportedError, match=r"^impl=fused: the kernels of fla-core need a GPU, the input is on cpu$"
-    ):
-        make(name, impl="fused")(*qkv())
-
-
-@needs_package
 @pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 @every_name
 def test_the_kernel_is_given_what_it_takes_without_a_copy(name, strided, monkeypatch):

@@ -15,25 +15,6 @@ from attention_zoo.third_party.lucidrains import LucidrainsReformer
 from bench.measures.flops import count
 
 NAMES = [name for name in attention_zoo.list_attentions() if name.startswith("lucidrains_")]
-CASES = [
-    ("performer", {"num_features": 7}),
-    ("performer", {"num_features": 3, "causal": True}),
-    ("linformer", {"projection_dim": 6}),
-    ("nystromformer", {"num_landmarks": 5}),
-    ("nystromformer", {"num_landmarks": 3, "iterations": 1}),
-    ("reformer", {"bucket_size": 4}),
-    ("reformer", {"bucket_size": 1, "num_hashes": 3}),
-    ("reformer", {"bucket_size": 4, "num_hashes": 1, "causal": True}),
-    ("reformer", {"bucket_size": 2, "num_hashes": 2, "causal": True}),
-    ("local", {"block_size": 4}),
-    ("local", {"block_size": 4, "causal": True}),
-    ("local", {"block_size": 3, "neighbours": 2}),
-    ("local", {"block_size": 3, "neighbours": 2, "causal": True}),
-]
-every_case = pytest.mark.parametrize(
-    ("name", "given"), CASES, ids=[f"{name}-" + ",".join(map(str, given.values())) for name, given in CASES]
-)
-every_name = pytest.mark.parametrize("name", NAMES)
 BATCH, LONGEST = 3, 75
 D = HEADS * H
 qkv, own = sized(LONGEST, batch=BATCH), maker("", max_seq_len=LONGEST)
@@ -48,14 +29,21 @@ def padding_mask(n):
     return padding_of_length(n, front=True)
 
 
-@every_case
-@pytest.mark.parametrize("n", [1, 3, 8, LONGEST])
+# Besides the sizes that the contract has.
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded):
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("nystromformer", {"num_landmarks": 3, "iterations": 1}),
+        ("reformer", {"bucket_size": 1, "num_hashes": 3}),
+        ("reformer", {"bucket_size": 4, "num_hashes": 1, "causal": True}),
+        ("local", {"block_size": 3, "neighbours": 2}),
+        ("local", {"block_size": 3, "neighbours": 2, "causal": True}),
+    ],
+)
+def test_output_and_gradients_are_those_of_the_reference(name, given, padded):
     reference, fused = make(name, impl="reference", **given), make(name, impl="fused", **given)
-    if padded and not fused.info.padding:
-        pytest.skip("refuses padding")
-    tensors, mask = qkv(n), padding_mask(n) if padded else None
+    tensors, mask = qkv(LONGEST), padding_mask(LONGEST) if padded else None
     if mask is not None:
         for x in tensors[1:]:
             x[mask[:, None].expand(-1, HEADS, -1)] *= 30  # to be seen if it is
@@ -63,15 +51,6 @@ def test_output_and_gradients_are_those_of_the_reference(name, given, n, padded)
     assert reference.executed == ("reference", None) and fused.executed == ("fused", fused.source)
     for one, other in zip(actual, expected, strict=True):
         assert_close(one, other)
-
-
-@every_name
-def test_auto_is_the_package_and_says_so(name):
-    attention, given = make(name.removeprefix("lucidrains_")), qkv(20)
-    attention(*given)
-    module, layer = attention.executed.backend.split(".")
-    assert attention.executed.impl == "fused" and module == attention.info.package.replace("-", "_")
-    assert type(attention.layer).__name__ == layer and type(attention.layer).__module__.startswith(module)
 
 
 def keep(linear, part, parts):

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 from performer_pytorch import performer_pytorch
-from small import HEADS, H, assert_close, maker, sized
+from small import HEADS, H, assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import orthogonal_features
 
@@ -76,10 +76,8 @@ def test_orthogonal_features_are_orthogonal_in_blocks_with_chi_norms(rows):
     for start in range(0, rows, h):
         block = torch.nn.functional.normalize(matrices[:, start : start + h], dim=-1)
         assert_close(block @ block.mT, torch.eye(block.shape[1]).double().expand(draws, -1, -1), 1e-6)  # float32
-    # Rows are N(0, I), so squared norms are chi^2 of h: mean h, variance 2h; 5 sigma.
-    squares = matrices.square().sum(-1).flatten()
-    assert abs(squares.mean() - h) < 5 * math.sqrt(2 * h / len(squares))
-    assert abs(squares.var() / (2 * h) - 1) < 5 * math.sqrt((2 + 12 / h) / len(squares))
+    # Rows are N(0, I), so squared norms are chi^2 of h: mean h, variance 2h.
+    assert_moments(matrices.square().sum(-1) - h, 0, 2 * h)
     # Every entry alone is N(0, 1), wherever it stands.
     assert matrices.mean(0).abs().max() < 5 / math.sqrt(draws)
     assert (matrices.square().mean(0) - 1).abs().max() < 5 * math.sqrt(2 / draws)
@@ -108,10 +106,7 @@ def dense(query, key, value, attention, causal=False, mask=None):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_algorithm_equals_the_dense_one(causal, padded):
-    given, mask = qkv(), None
-    if padded:
-        mask = torch.zeros(2, N, dtype=torch.bool)
-        mask[0, 5:9], mask[1, 10:] = True, True
+    given, mask = qkv(), padding_at(N, slice(5, 9), slice(10, N)) if padded else None
     expected = dense(*given, make(eps=0), causal, mask)
     for block_size in (1, 2, 5, N, 64):
         assert_close(make(eps=0, causal=causal, block_size=block_size)(*given, mask), expected)

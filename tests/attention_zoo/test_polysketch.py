@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_close, maker, sized
+from small import assert_close, assert_moments, maker, padding_at, sized
 
 from attention_zoo.ops.draws import hadamard
 from attention_zoo.polysketch import SKETCHES
@@ -65,7 +65,7 @@ def standard_error(samples):
 
 
 def assert_mean(samples, expected):
-    assert abs(samples.mean() - expected) < 5 * standard_error(samples)
+    assert_moments(samples, expected)
     assert standard_error(samples) < 0.1 * max(abs(expected), 0.3), "too few draws to tell"
 
 
@@ -133,8 +133,7 @@ def by_definition(attention, query, key, value, exact_query, exact_key, mask, bl
 @pytest.mark.parametrize("block_size", [0, 1, 5, N])
 def test_causal_equals_the_definition_weight_by_weight(sketch, degree, block_size):
     query, key, value = (x[:1] for x in qkv())
-    mask = torch.zeros(1, N, dtype=torch.bool)
-    mask[0, [0, 6]] = True
+    mask = padding_at(N, [0, 6])
     local = {"local": True, "block_size": block_size} if block_size else {"block_size": 4}
     attention = scramble(make(sketch=sketch, degree=degree, causal=True, bias=0.7, **local))
     exact = query, key
@@ -203,10 +202,8 @@ def test_learned_weights_start_as_lecun_normal():
     attention = make(sketch="learned", head_dim=64, sketch_size=32)
     for network in attention.sketch.networks:
         for weight in network.weights:
-            fan_in, m = weight.shape[1], weight.numel()
-            unit = weight.detach() * math.sqrt(fan_in)
-            # 5 sigma: a truncated normal's fourth moment is below 3.
-            assert abs(unit.mean()) < 5 / math.sqrt(m) and abs(unit.square().mean() - 1) < 5 * math.sqrt(2 / m)
+            unit = weight.detach() * math.sqrt(weight.shape[1])
+            assert_moments(unit, 0, 1)
             assert unit.abs().max() <= 2 / 0.8796256610342398 + 1e-6  # two of the standard deviations it is cut at
 
 

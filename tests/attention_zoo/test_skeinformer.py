@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from small import H, maker, sized
+from small import H, maker, padding_at, sized
 
 from attention_zoo.ops.sampling import sample_without_replacement
 
@@ -19,10 +19,8 @@ def make(sampling="importance", normalization="adaptive", reuse=True, **given):
 
 
 def scattered_padding(n=N):
-    mask = torch.zeros(2, n, dtype=torch.bool)
-    mask[0, [0, 1, 4, 9, 10, 18]] = True
-    mask[1, 4:] = True  # fewer keys than d
-    return mask
+    """The second item has fewer keys than d."""
+    return padding_at(n, [0, 1, 4, 9, 10, 18], slice(4, None))
 
 
 def algorithm_1(query, key, value, valid, pilots, columns, normalization, reuse):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small import H, assert_close, maker, sized
+from small import H, assert_close, maker, padding_at, sized
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 N = 7
@@ -12,8 +12,7 @@ qkv, make = sized(N), maker("softmax")
 @pytest.mark.parametrize("causal", [False, True])
 def test_equals_torchs_scaled_dot_product_attention(causal, scale):
     query, key, value = qkv()
-    mask = torch.zeros(2, N, dtype=torch.bool)
-    mask[1, [2, 3]] = True
+    mask = padding_at(N, [], [2, 3])
     visible = ~mask[:, None, None, :].expand(-1, 1, N, -1)
     with sdpa_kernel(SDPBackend.MATH):
         full = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)

@@ -102,7 +102,6 @@ ENDINGS = {
     "fake_fine_too": lambda out: out,
     "fake_logged": _log,
     "fake_placed_beside": lambda out: _log_place(out, _wait_for_another),
-    "fake_counted": _count,
     "fake_counted_exit": lambda out: (_count(out), os._exit(3)),
 }
 CONSTRUCTORS = {

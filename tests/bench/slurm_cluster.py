@@ -5,7 +5,6 @@ import pwd
 import socket
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from tracking_server import a_free_port
@@ -25,7 +24,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType={proctrack}
+ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -46,21 +45,14 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Cluster:
-    """Its daemons; `environment` says where commands find it.
+    """Its daemons, which write to `folder`; `environment` says where commands find it."""
 
-    Args:
-        folder: for all that they write.
-        proctrack: how Slurm knows the processes of a job, and thus which get its signals.
-    """
-
-    def __init__(self, folder, proctrack="proctrack/linuxproc"):
+    def __init__(self, folder):
         self.folder, self.daemons = folder, {}
         host, user = socket.gethostname().partition(".")[0], pwd.getpwuid(os.getuid()).pw_name
-        text = CONFIG.format(
-            folder=folder, host=host, ports=[a_free_port() for _ in range(3)], user=user, proctrack=proctrack
-        )
+        ports = [a_free_port() for _ in range(3)]
         self.config = folder / "slurm.conf"
-        self.config.write_text(text)
+        self.config.write_text(CONFIG.format(folder=folder, host=host, ports=ports, user=user))
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
@@ -131,9 +123,9 @@ class Cluster:
                 process.wait()
 
 
-def cluster(folder, **options):
+def cluster(folder):
     """A generator for a fixture of tests marked `needs("slurm")`: a running Slurm, stopped at the end."""
-    made = Cluster(Path(folder), **options)
+    made = Cluster(folder)
     try:
         made.start()
         yield made

@@ -66,9 +66,13 @@ def test_the_summary_shows_the_figures_of_its_sweep_alone(finished, monkeypatch)
     [
         ("bench.execution.sweep", "torch", ("bench.tracking.mirror", "mlflow", "analysis", "matplotlib")),
         ("bench.execution.child", "bench.measures.context", ("bench.plan.co", "bench.plan.cell", "hydra")),
+        ("bench.records.statistics", "numpy", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
+        ("bench.tracking.mirror", "bench.records", ("torch", "mlflow", "pandas")),
+        ("analysis", "analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
+        ("analysis.__main__", "pandas", ("torch", "bench.measures", "hydra", "mlflow")),
     ],
 )
-def test_execution_knows_no_figures_and_the_child_no_planner(module, needs, neither):
+def test_what_importing_loads(module, needs, neither):
     code = f"import sys, {module}; print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment()

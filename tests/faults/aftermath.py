@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 from command import HERE as BENCH_TESTS
 from command import ROOT, TINY, command, environment, fake_config_dir, family
+from tracking_server import told
 
 from bench.records.store import Store
 
@@ -19,6 +19,12 @@ HERE = Path(__file__).parent
 # The cheapest cell whose samples are a file of their own.
 CHEAP = [*(word for word in TINY if not word.startswith("repeats=")), "repeats=70"]
 ORPHANS_END_WITHIN_S = 5.0
+# A worker for each core, which measures whatever the others do.
+A_WORKER_PER_CORE = [
+    "hydra/launcher=devices",
+    "hydra.launcher.cores_per_worker=1",
+    "hydra.launcher.timings_alone=false",
+]
 
 
 class Sweep:
@@ -101,17 +107,12 @@ class Sweep:
 
     def mirrored(self):
         """The status of each record's run, as MLflow has it."""
-        code = (
-            "import json; from mlflow import MlflowClient;"
-            f"c = MlflowClient('sqlite:///{self.results}/mlflow.db');"
-            "e = c.get_experiment_by_name('attention-zoo').experiment_id;"
-            "r = c.search_runs([e], \"tags.kind = 'cell'\");"
-            "ids = [x.data.tags['record_id'] for x in r]; assert len(ids) == len(set(ids));"
-            "print(json.dumps({x.data.tags['record_id']: x.info.status for x in r}))"
-        )
-        arguments = [sys.executable, "-c", code]
-        result = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment())
-        return json.loads(result.stdout.splitlines()[-1])
+        code = "print(json.dumps([[run.data.tags['record_id'], run.info.status] for run in runs]))"
+        runs = "runs = client.search_runs(ids, \"tags.kind = 'cell'\")"
+        answer = told(f"sqlite:///{self.results}/mlflow.db", f"import json; {runs}; {code}")
+        found = json.loads(answer.splitlines()[-1])
+        assert len(dict(found)) == len(found)
+        return dict(found)
 
 
 def rows(stdout):

@@ -205,28 +205,14 @@ KINDS = {
 """By name: what it does, how its cell ends by stage, what the reason says."""
 
 
-def passing_on(deed):
-    """Does it, and gives the output."""
-
-    def then(x):
-        deed()
-        return x
-
-    return then
-
-
-def delete(place):
-    return passing_on(lambda: shutil.rmtree(place or os.getcwd(), ignore_errors=True))
-
-
 # Goes for the sweep itself: each has a sweep of its own.
 RESULTS = Path(os.environ.get("ODD_RESULTS", "/nowhere"))
 AGAINST_THE_SWEEP = {
-    "kill_its_parent": passing_on(lambda: os.kill(os.getppid(), signal.SIGKILL)),
-    "stop_its_parent": passing_on(lambda: os.kill(os.getppid(), signal.SIGSTOP)),
-    "delete_its_directory": delete(None),
-    "delete_its_scratch_folder": delete(RESULTS / "scratch"),
-    "delete_the_folder_of_locks": delete(RESULTS / "locks"),
+    "kill_its_parent": once(lambda x: os.kill(os.getppid(), signal.SIGKILL)),
+    "stop_its_parent": once(lambda x: os.kill(os.getppid(), signal.SIGSTOP)),
+    "delete_its_directory": once(lambda x: shutil.rmtree(os.getcwd(), ignore_errors=True)),
+    "delete_its_scratch_folder": once(lambda x: shutil.rmtree(RESULTS / "scratch", ignore_errors=True)),
+    "delete_the_folder_of_locks": once(lambda x: shutil.rmtree(RESULTS / "locks", ignore_errors=True)),
 }
 
 

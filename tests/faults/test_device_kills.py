@@ -4,10 +4,9 @@ import random
 import time
 
 import pytest
-from aftermath import Sweep, kill_one, rows
+from aftermath import A_WORKER_PER_CORE, Sweep, kill_one, rows
 
 CELLS, HEADS, BELOW = 100, 3, 8
-TWO = ["hydra/launcher=devices", "hydra.launcher.cores_per_worker=1", "hydra.launcher.timings_alone=false"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("two_cores")]
 
@@ -26,7 +25,7 @@ def test_kills_of_two_workers_cost_no_cell(tmp_path, promise):
     the same command goes on, every cell is measured once, table and exit code are right
     """
     rng = random.Random(0)
-    sweep = Sweep(tmp_path, *TWO, cells=CELLS)
+    sweep = Sweep(tmp_path, *A_WORKER_PER_CORE, cells=CELLS)
     for head in range(HEADS):
         process = sweep.start()
         sweep.wait_for_records(10 * (head + 1), process)

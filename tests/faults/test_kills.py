@@ -84,12 +84,12 @@ def assert_answered(process, stdout, stderr):
     assert process.returncode == 130 or (process.returncode <= 0 and stdout), (process.returncode, stderr)
 
 
-def interrupt(sweep, moments, number, *more):
+def interrupt(sweep, moments, number):
     """Start a sweep and send it a signal at each of the moments (s after its start).
 
     Returns how long it took to end; None if it had ended before.
     """
-    process, began = sweep.start(*more), time.monotonic()
+    process, began = sweep.start(), time.monotonic()
     in_time = [sleep_until(began + moment, process) and process.send_signal(number) is None for moment in moments]
     sent = time.monotonic()
     stdout, stderr = process.communicate(timeout=60)
@@ -102,25 +102,28 @@ def interrupt(sweep, moments, number, *more):
 
 
 SIGNALS = {
-    "SIGINT": (signal.SIGINT, None, 8),
-    "SIGINT during imports": (signal.SIGINT, 2.0, 8),
-    "SIGTERM": (signal.SIGTERM, None, 6),
-    "SIGHUP": (signal.SIGHUP, None, 4),
+    "SIGINT": (signal.SIGINT, None, 8, 0.0),
+    "SIGINT during imports": (signal.SIGINT, 2.0, 8, 0.0),
+    "SIGINT twice": (signal.SIGINT, None, 8, 0.5),
+    "SIGTERM": (signal.SIGTERM, None, 6, 0.0),
+    "SIGHUP": (signal.SIGHUP, None, 4, 0.0),
 }
+"""The signal, seconds in which it comes (None: those of the sweep), how often, and how soon it comes once more."""
 
 
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise):
-    """Ctrl-C, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first half second
-    on; the same command goes on
+    """Ctrl-C, once or twice, SIGTERM and a closing terminal end a sweep with one line and exit code 130, from its first
+    half second on; the same command goes on
     """
-    number, until, times = SIGNALS[name]
+    number, until, times, again_within = SIGNALS[name]
     rng, settings = random.Random(name), {"cells": 3, "attention": "odd_family"}
     until = until or undisturbed_seconds(tmp_path / "undisturbed", **settings)
-    took = [
-        interrupt(Sweep(tmp_path / str(each), **settings), [rng.uniform(PYTHON_STARTS_S, until)], number)
-        for each in range(times)
-    ]
+    took = []
+    for each in range(times):
+        first = rng.uniform(PYTHON_STARTS_S, until)
+        moments = [first, first + rng.uniform(0.01, again_within)] if again_within else [first]
+        took.append(interrupt(Sweep(tmp_path / str(each), **settings), moments, number))
     for each in range(times):
         sweep = Sweep(tmp_path / str(each), **settings)
         sweep.records()
@@ -128,35 +131,3 @@ def test_a_signal_at_any_moment_ends_a_sweep_in_one_line(tmp_path, name, promise
             sweep.assert_goes_on()
     ended = [each for each in took if each is not None]
     promise(signals=len(ended), ended_within=max(ended, default=0.0), none="tracebacks orphans")
-
-
-def test_a_second_ctrl_c_is_no_traceback_either(tmp_path, promise):
-    """A second Ctrl-C, within half a second, is as quiet"""
-    rng, settings = random.Random(1), {"cells": 3, "attention": "odd_family"}
-    duration = undisturbed_seconds(tmp_path / "undisturbed", **settings)
-    times = 8
-    for each in range(times):
-        first = rng.uniform(PYTHON_STARTS_S, 0.9 * duration)
-        interrupt(Sweep(tmp_path / str(each), **settings), [first, first + rng.uniform(0.01, 0.5)], signal.SIGINT)
-    Sweep(tmp_path / "0", **settings).assert_goes_on()
-    promise(interrupted=times, none="tracebacks orphans")
-
-
-def test_measuring_afresh_can_be_interrupted_and_repeated(tmp_path, promise):
-    """`rerun=all` that is interrupted and repeated measures every cell afresh, and loses no record of before"""
-    sweep = Sweep(tmp_path, cells=3)
-    duration = undisturbed_seconds(tmp_path, cells=3)
-    first = {record.record_id for record in sweep.records()}
-    rng, times = random.Random(2), 3
-    for _ in range(times):
-        interrupt(sweep, [rng.uniform(0.5, 1) * duration], signal.SIGINT, "rerun=all")
-    assert sweep.run("rerun=all").returncode == 0
-    records = sweep.records()
-    assert first < {record.record_id for record in records}
-    newest = {record.cell_id: record for record in sorted(records, key=lambda each: each.ended)}
-    assert len(newest) == 3 and {record.status for record in newest.values()} == {"ok"}
-    assert first.isdisjoint(record.record_id for record in newest.values())
-    for cell_id in newest:
-        attempts = sorted(record.attempt for record in records if record.cell_id == cell_id)
-        assert attempts == list(range(1, len(attempts) + 1))
-    promise(interrupted=times, lost=0)

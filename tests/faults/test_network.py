@@ -1,7 +1,6 @@
 """No default command speaks to anybody else: every address that it connects or sends to is on this machine."""
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ import time
 import psutil
 import pytest
 from command import ROOT, command, environment
+from tracking_server import a_free_port
 
 pytestmark = [pytest.mark.faults, pytest.mark.needs("strace")]
 
@@ -78,9 +78,7 @@ def test_figures_tables_and_pages_speak_to_nobody(tmp_path, traced, name, synthe
 
 def test_the_server_of_the_pages_speaks_to_nobody(tmp_path, traced, promise):
     """No connection, no datagram and no look-up of a name leaves the loopback address: `make ui`"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = a_free_port()
     (tmp_path / "runs").mkdir()
     words = ["-m", "bench.tracking.ui", "--results", str(tmp_path / "runs"), "--port", str(port)]
     server = subprocess.Popen([*traced, sys.executable, *words], stdout=subprocess.PIPE, text=True, env=environment())

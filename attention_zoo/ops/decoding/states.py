@@ -233,7 +233,7 @@ class FeatureSums(State):
         log_scale: Tensor | None = None,
         bias: float = 0.0,
     ) -> Tensor:
-        """`add` tokens and, for each of them, `read` what was there then; arguments as of these two."""
+        """`add` tokens; for each `sum_j w_j v_j / (bias + sum_j w_j)` of then, zeros where the denominator is."""
         outputs = []
         for rows in slices(value.shape[2], ROWS):
             queries, keys, values = (x[:, :, rows] for x in (query_features, key_features, value))
@@ -257,7 +257,7 @@ class FeatureSums(State):
         return summed + (weights.tril() @ self._with_ones(value)).unflatten(-1, (self.parts, -1))
 
     def next(self, both: Tensor, value: Tensor, log_scale: Tensor | None = None, bias: float = 0.0) -> Tensor:
-        """`add` one token and `read` for it.
+        """`extend` by one token.
 
         The features of its query and its key are `(batch, heads, 2, features)`, side by side.
         """
@@ -286,10 +286,6 @@ class FeatureSums(State):
     def product(self, features: Tensor) -> Tensor:
         """`sum_j <features, phi(k_j)>^degree [v_j, 1]`, `(batch, heads, queries, parts, rows + 1)`."""
         return self._of_queries(self._expanded(features.to(self.sums.dtype)))
-
-    def read(self, features: Tensor, bias: float = 0.0) -> Tensor:
-        """`sum_j w_j v_j / (bias + sum_j w_j)` for each query; zeros where the denominator is."""
-        return self._divided(self.product(features), bias)
 
 
 @functools.lru_cache(maxsize=16)

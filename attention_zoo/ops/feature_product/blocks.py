@@ -1,7 +1,7 @@
 """Features of queries and keys, some blocks of them at a time, and sums over blocks, which others read instead."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from attention_zoo.ops.feature_product.reference import (
     Scales,
     default_block_size,
     next_scales,
-    product_flops,
     scaled,
     slices,
 )
@@ -84,22 +83,6 @@ def form_of(
         cheaper = queries * keys * weight <= (queries + keys) * sums
     quadratic = cheaper and inner is None and queries * keys <= LARGEST_QUADRATIC
     return Form(quadratic, max(queries, keys) if quadratic else rows, width)
-
-
-def block_flops(seq_len: int, features: int, head_dim: int, **options: Any) -> int:
-    """FLOPs of one head; options are those of `form_of`."""
-    form = form_of(seq_len, seq_len, features, head_dim, **options)
-    return product_flops(
-        seq_len,
-        features,
-        head_dim + 1,
-        causal=options["causal"],
-        block_size=form.block_size,
-        degree=options.get("degree", 1),
-        inner=options.get("inner"),
-        width=form.width,
-        quadratic=form.quadratic,
-    )
 
 
 class Settings(NamedTuple):
@@ -257,12 +240,6 @@ def scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None
         scales = next_scales(log_scale, None)
         return scales and scales.intra_block
     return (log_scale - log_scale.amax(-1, keepdim=True)).exp()[:, None]
-
-
-def denominator(total: Tensor, bias: float) -> Tensor:
-    """`total + bias`, 1 where that is zero."""
-    biased = total + bias
-    return biased.masked_fill_(biased == 0, 1)
 
 
 def relative(log_scale: Tensor | None, largest: Tensor | None) -> Tensor | None:

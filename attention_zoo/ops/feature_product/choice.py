@@ -7,7 +7,8 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product import cpu, tiles
-from attention_zoo.ops.feature_product.blocks import LEAST, Features, block_flops, form_of
+from attention_zoo.ops.feature_product.blocks import LEAST, Features, Form, form_of
+from attention_zoo.ops.feature_product.chunks import packed_products
 from attention_zoo.ops.feature_product.reference import product_flops
 from attention_zoo.ops.masking import zero_padding
 
@@ -43,28 +44,30 @@ def normalised_product(
 
 def is_quadratic(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> bool:
     """Whether a fast path would compute every weight of such a sequence; options are those of `form_of`."""
-    if not launching.is_gpu(device):
-        return form_of(seq_len, seq_len, features, head_dim, **options).quadratic
-    return options["causal"] and _block_size(seq_len, features, options) >= seq_len
+    return _form(seq_len, features, head_dim, device, options).quadratic
 
 
 def fused_flops(seq_len: int, features: int, head_dim: int, device: torch.device, **options: Any) -> int:
     """FLOPs of one head by the fast path; options are those of `form_of`."""
-    if not launching.is_gpu(device):
-        return block_flops(seq_len, features, head_dim, **options)
-    blocks, degree = features // 16, options.get("degree", 1)
+    form, by_triton = _form(seq_len, features, head_dim, device, options), launching.is_gpu(device)
     return product_flops(
         seq_len,
         features,
         head_dim + 1,
         causal=options["causal"],
-        block_size=min(seq_len, _block_size(seq_len, features, options)),
-        degree=degree,
+        block_size=form.block_size,
+        degree=options.get("degree", 1),
         inner=options.get("inner"),
-        width=128 * blocks * (blocks + 1) if degree == 2 else features,
-        skips_future=True,
+        width=form.width,
+        quadratic=form.quadratic and not by_triton,
+        skips_future=by_triton,
     )
 
 
-def _block_size(seq_len: int, features: int, options: dict[str, Any]) -> int:
-    return options.get("block_size") or tiles.default_block_size(seq_len, features, options.get("degree", 1))
+def _form(seq_len: int, features: int, head_dim: int, device: torch.device, options: dict[str, Any]) -> Form:
+    if not launching.is_gpu(device):
+        return form_of(seq_len, seq_len, features, head_dim, **options)
+    degree = options.get("degree", 1)
+    block_size = options.get("block_size") or tiles.default_block_size(seq_len, features, degree)
+    width = packed_products(features) if degree == 2 else features
+    return Form(options["causal"] and block_size >= seq_len, min(seq_len, block_size), width)

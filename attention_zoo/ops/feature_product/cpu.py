@@ -23,7 +23,6 @@ from attention_zoo.ops.feature_product.blocks import (
     Inputs,
     Settings,
     Sums,
-    denominator,
     form_of,
     relative,
     scales_inside_block,
@@ -31,7 +30,7 @@ from attention_zoo.ops.feature_product.blocks import (
 )
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
 from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
-from attention_zoo.ops.masking import power_
+from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
 # Numbers of the features of a block; twice that stays in the caches of a few cores.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
-from attention_zoo.ops.masking import power_
+from attention_zoo.ops.masking import denominator, power_
 
 
 class Local(NamedTuple):
@@ -95,8 +95,7 @@ def normalised_feature_product(left: Tensor, right: Tensor, value: Tensor, *, bi
 
 def divide_by_last(summed: Tensor, bias: float) -> Tensor:
     """`summed / (bias + its last column)` without that column; a row whose denominator is zero becomes zeros."""
-    total = bias + summed[..., -1:]
-    return summed[..., :-1] / total.masked_fill(total == 0, 1)
+    return summed[..., :-1] / denominator(summed[..., -1:], bias)
 
 
 def product_flops(

@@ -28,7 +28,6 @@ from bench.execution.runner import Runner
 from bench.plan.cell import Cell
 from bench.plan.executors import Ray
 from bench.plan.machine import gpu, gpus_like_the_first, is_gpu
-from bench.records.plans import PlanError
 
 POLL_S = 0.5
 CONNECTS_WITHIN_S = 10.0
@@ -86,7 +85,17 @@ def _cluster(settings: Ray, runner: Runner, gpus: bool) -> Iterator[Any]:
         if settings.address is None:
             # Sockets lie below it, whose names must be short.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
-            options |= _local(settings, gpus) | {"_temp_dir": folder}
+            alike = [gpu(device).uuid for device in gpus_like_the_first()] if gpus else []  # type: ignore[union-attr]
+            if gpus:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(alike)
+            options |= {
+                "_temp_dir": folder,
+                "address": "local",
+                "num_cpus": len(core_sets(settings.num_cpus, CPUS)) * settings.num_cpus,
+                "num_gpus": len(alike),
+                "include_dashboard": False,
+                "object_store_memory": 80 * 2**20,  # nothing is put there; the least that Ray takes
+            }
         stack.callback(ray.shutdown)
         before = signal.getsignal(signal.SIGTERM)
         try:
@@ -104,21 +113,6 @@ def _connecting(settings: Ray) -> Iterator[None]:
         yield
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ConfigError(f"hydra.launcher.address={settings.address!r}: {one_line(error)}") from None
-
-
-def _local(settings: Ray, gpus: bool) -> dict[str, Any]:
-    """A cluster on this machine, for nobody else."""
-    alike = []
-    if gpus:
-        alike = [gpu(device).uuid for device in gpus_like_the_first()]  # type: ignore[union-attr]
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(alike)
-    return {
-        "address": "local",
-        "num_cpus": len(core_sets(settings.num_cpus, CPUS)) * settings.num_cpus,
-        "num_gpus": len(alike),
-        "include_dashboard": False,
-        "object_store_memory": 80 * 2**20,  # nothing is put there; the least that Ray takes
-    }
 
 
 class Tasks:
@@ -198,7 +192,7 @@ def measure(results_dir: str, sweep_id: str, num_cpus: int, cell_id: str, on_gpu
     with contextlib.nullcontext() if on_gpu else pin_to_free_cores(num_cpus, CPUS) as cores:
         try:
             runner, todo = remote.load(Path(results_dir), sweep_id)
-        except PlanError as error:
+        except ConfigError as error:
             raise ConfigError(
                 f"results_dir={results_dir!r}: must be a folder that all nodes see: {one_line(error)}"
             ) from None

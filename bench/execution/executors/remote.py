@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.common.errors import ConfigError
 from bench.execution.runner import Runner
 from bench.plan import executors
 from bench.plan.cell import Cell
@@ -31,13 +32,13 @@ def begin(runner: Runner, todo: Sequence[Cell]) -> None:
 
 
 def load(results_dir: Path, sweep_id: str) -> tuple[Runner, list[Cell]]:
-    """What is to do: the runner of the sweep, and the cells; `PlanError` where there is nothing to do, or no plan."""
+    """What is to do: the runner of the sweep, and the cells; `ConfigError` where there is nothing to do, or no plan."""
     plan = plans.load(results_dir, sweep_id)
     try:
         fields = json.loads(read_file(round_file(results_dir, sweep_id)))
         known, wanted = frozenset(fields["seen"]), set(fields["cells"])
     except (ValueError, KeyError, TypeError) as error:
-        raise plans.PlanError(f"{sweep_id}: nothing to do in {results_dir / plans.FOLDER}: {error}") from None
+        raise ConfigError(f"{sweep_id}: nothing to do in {results_dir / plans.FOLDER}: {error}") from None
     executor = executors.check(plan.launcher)
     store = Results(results_dir, prepared=True)
     runner = Runner(store, sweep_id, tuple(plan.overrides), known, executor.resources, executor.timings_alone)

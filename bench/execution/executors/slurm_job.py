@@ -50,9 +50,13 @@ def main(file: Path, index: int) -> int:
     except KeyboardInterrupt:
         print("interrupted: the next job goes on", file=sys.stderr)
         if interrupts.first == signal.SIGUSR2:
-            _requeue(results_dir, sweep_id)
+            # In a job of the same number: the process that submitted this one may be gone.
+            settings = check(plans.load(results_dir, sweep_id).launcher)
+            assert isinstance(settings, Slurm)
+            if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < settings.max_num_timeout:
+                subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
         return TRY_AGAIN
-    except (ConfigError, OSError, plans.PlanError) as error:
+    except (ConfigError, OSError) as error:
         print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
         return 1
     return 0
@@ -63,14 +67,6 @@ class _Log(ProgressBar):
 
     def on_cell_start(self, cell: Cell) -> None:
         say(f"{cell.title} begins")
-
-
-def _requeue(results_dir: Path, sweep_id: str) -> None:
-    """Go on in a job of the same number: the process that submitted this one may be gone."""
-    settings = check(plans.load(results_dir, sweep_id).launcher)
-    assert isinstance(settings, Slurm)
-    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) < settings.max_num_timeout:
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=False)
 
 
 if __name__ == "__main__":

@@ -12,4 +12,5 @@ def poisoned(monkeypatch):
         return lambda *sizes, **given: make(*sizes, **given).fill_(torch.nan)
 
     monkeypatch.setattr(torch.Tensor, "new_empty", fill(torch.Tensor.new_empty))
-    monkeypatch.setattr(torch, "empty_like", fill(torch.empty_like))
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, fill(getattr(torch, name)))

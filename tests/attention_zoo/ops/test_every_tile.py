@@ -138,6 +138,16 @@ def reachable(table, arch, bits):
     return found
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
+def test_every_kernel_has_tiles_everywhere(arch, bits):
+    """Also at the largest sizes that a row names, where the fewest fit."""
+    for table in TABLES.values():
+        for kernel in {row.kernel for row in table}:
+            limits = [(name, most) for row in table if row.kernel == kernel for name, most in row.at_most.items()]
+            assert launching.fitting(table, kernel, arch, bits, dict(sorted(limits, key=lambda limit: limit[1])))
+
+
 @pytest.mark.skipif(HAS_GPU, reason="there the cases run")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("arch", [80, 90, 100])

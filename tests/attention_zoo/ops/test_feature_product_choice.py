@@ -1,4 +1,4 @@
-"""Feature products where kernels are chosen: mechanisms, refusals, operators, launches and memory."""
+"""Where kernels are chosen: feature products and polynomial attention, refusals, operators, launches and memory."""
 
 import re
 
@@ -64,6 +64,8 @@ CASES = [
     case("p2", "polysketch", "blocks", degree=2, block_size=32, scale=0.3),
     case("local", "polysketch", "blocks", sketch_size=16, local=True, block_size=32),
     case("local-whole", "polysketch", "quadratic", sketch_size=16, local=True),
+    case("polynomial", "polynomial", "triton", head_dim=32),
+    case("polynomial-plain", "polynomial", "triton", head_dim=32, degree=2, scale=0.4, bias=0.5, qk_layernorm=False),
     case("local-learned", "polysketch", "blocks", sketch="learned", sketch_size=16, local=True, block_size=32),
 ]
 every_mechanism = pytest.mark.parametrize(("name", "form", "given"), CASES)
@@ -80,9 +82,12 @@ def test_a_mechanism_is_its_reference(name, form, given, causal):
     fused = make(name, causal=causal, **given)
     reference = make(name, impl="reference", causal=causal, **given).double()
     reference.load_state_dict(fused.state_dict())
-    actual = with_gradients(fused, qkv(), padding)
-    assert fused.executed == ("fused", f"triton_{form if causal else 'blocks'}")
-    assert_near(actual, with_gradients(reference, qkv(dtype=torch.float64), padding), 1e-5)
+    tensors = qkv(head_dim=given.get("head_dim", 16))
+    actual = with_gradients(fused, tensors, padding)
+    if name != "polynomial":
+        form = f"triton_{form if causal else 'blocks'}"
+    assert fused.executed == ("fused", form)
+    assert_near(actual, with_gradients(reference, [x.double() for x in tensors], padding), 1e-5)
     assert reference.executed == ("reference", None)
 
 
@@ -170,17 +175,6 @@ def arguments(case, device=DEVICE, *, length=40, batch=2, heads=HEADS, r=16, h=1
     size = length if "whole" in case else min(block, length)
     degrees = (2, 2 if "local" in case else 1) if squares else (1, 0)
     return drawn(width), drawn(width), drawn(h), *local, scale, 1.0, causal, size, *degrees
-
-
-@pytest.mark.parametrize("case", ["squares local", "features full", "features scales"])
-def test_operators(case):
-    given = [
-        x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments(case, length=20, batch=1, heads=1)
-    ]
-    torch.library.opcheck(triton.attend, given)
-    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in given]
-    out, *kept = triton.attend(*given)
-    torch.library.opcheck(triton.attend_backward, (torch.ones_like(out), *given[:6], out, *kept, *given[6:]))
 
 
 @pytest.mark.parametrize(

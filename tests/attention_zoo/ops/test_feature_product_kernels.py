@@ -3,18 +3,17 @@
 import functools
 
 import closeness
+import operations
 import pytest
 import torch
 from closeness import assert_within, of_float32
+from operations import DEVICE, HAS_GPU, use_tiles
+from operations import feature_product as by_formula
 
 from attention_zoo.ops.feature_product import launches, tiles, triton
 from attention_zoo.ops.feature_product.chunks import SCAN_BLOCK, Chunks, running_maximum, steps_of_a_part
 from attention_zoo.ops.feature_product.reference import Local
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-# Tiles of float32 have 32 or 64 rows: chunks of several tiles and a part of one, a tile and its neighbours, one row.
-LENGTHS = [150, 64, 63, 1]
 SQUARES = {"degree": 2, "bias": 1.0}
 FEATURES = {"degree": 1, "bias": 0.0}
 every_degree = pytest.mark.parametrize("given", [SQUARES, FEATURES], ids=["squares", "features"])
@@ -45,52 +44,18 @@ def exact(length, h=16, seed=1, **sizes):
     return [x * 3 / h**0.5 for x in inputs(length, r=h, h=16, seed=seed, **sizes)[:2]]
 
 
-def by_formula(
-    left,
-    right,
-    value,
-    query=None,
-    key=None,
-    log_scale=None,
-    of_weights=1.0,
-    of_totals=1.0,
-    *,
-    bias,
-    causal,
-    degree,
-    block_size=None,
-    local_degree=1,
-):
-    """Ones of weights and of totals change nothing: rounded they are the sums over products of features, whose terms
-    cancel, and two sums that cancel in the gradient.
-    """
-    terms = (left.abs() @ right.abs().mT) ** degree
-    weights = (left @ right.mT) ** degree + (of_weights - 1) * terms.detach()
-    if query is not None:
-        block = torch.arange(left.shape[2], device=left.device) // block_size
-        weights = torch.where(block[:, None] == block, (query @ key.mT) ** local_degree, weights)
-    if log_scale is not None:
-        running = log_scale.detach().cummax(-1).values
-        exponent = log_scale[:, :, None] - running[..., None]
-        # With the slope of an exponent of zero, which of `clamp` is torch's choice.
-        weights = weights * torch.where(exponent > 0, 0, exponent).exp()
-    weights = weights.tril() if causal else weights
-    total = bias + weights.sum(-1, keepdim=True)
-    total = of_totals * total + (1 - of_totals) * total.detach()
-    return torch.where(total != 0, weights @ value / total.masked_fill(total == 0, 1), 0)
-
-
 def by_kernels(left, right, value, query=None, key=None, log_scale=None, *, local_degree=1, **given):
     local = None if query is None else Local(query, key, local_degree)
     return triton.normalised_product(left, right, value, local=local, log_scale=log_scale, **given)[0]
 
 
+def assert_equals_formula(tensors, **given):
+    kernels, formula = (functools.partial(f, **given) for f in (by_kernels, by_formula))
+    operations.assert_equals_formula(kernels, formula, tensors, ones=operations.product_ones)
+
+
 def with_gradients(function, tensors, **given):
-    """The output, and the gradients of what there is."""
-    leaves = [None if x is None else x.detach().requires_grad_() for x in tensors]
-    out = function(*leaves, **given)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, [x for x in leaves if x is not None], d_out)]
+    return operations.with_gradients(functools.partial(function, **given), tensors)
 
 
 def assert_near(actual, expected, tolerance=None):
@@ -98,28 +63,7 @@ def assert_near(actual, expected, tolerance=None):
     closeness.assert_near(actual, expected, tolerance or of_float32(), smallest=0.3)
 
 
-def assert_equals_formula(tensors, tolerance=None, **given):
-    def exactly(*inputs):
-        *inputs, of_weights, of_totals = inputs
-        formula = functools.partial(by_formula, of_weights=of_weights, of_totals=of_totals)
-        return with_gradients(formula, inputs, **given)
-
-    doubles = [None if x is None else x.double() for x in tensors]
-    left, right, value = doubles[:3]
-    inputs = [*doubles, torch.ones_like(left @ right.mT), torch.ones_like(left[..., :1] @ value[..., :1, :])]
-    expected, rounding = closeness.with_rounding(exactly, inputs)
-    actual = with_gradients(by_kernels, tensors, **given)
-    closeness.assert_near(actual, expected, tolerance or of_float32(), besides=rounding)
-
-
 # --- What it computes -----------------------------------------------------------------------------
-
-
-@every_mask
-@every_degree
-@pytest.mark.parametrize("length", LENGTHS)
-def test_every_length(length, given, causal):
-    assert_equals_formula(of(given, length), causal=causal, block_size=64, **given)
 
 
 @every_degree
@@ -315,7 +259,7 @@ def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
     assert torch.equal(out[:, :, :80], expected[0][:, :, :80])
     assert torch.equal(of_queries[:, :, :80], expected[1][:, :, :80])
     leaves = [x.detach().requires_grad_() for x in tensors]
-    d_out = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    d_out = operations.direction(expected[0])
     d_out[:, :, 39] = wrong
     _, *of_keys = torch.autograd.grad(by_kernels(*leaves, **settings), leaves, d_out)
     for x, other in zip(of_keys, expected[2:], strict=True):
@@ -357,58 +301,6 @@ def test_gradients_through_denominators_of_keys_with_a_common_part(of_keys):
     assert_within((actual[0, 0] - expected).norm(dim=-1).div(expected.norm(dim=-1)).max(), 2e-2)
 
 
-# --- How tensors lie in memory --------------------------------------------------------------------
-
-
-def layouts(x):
-    """The same numbers at other places."""
-    yield "rows", x.transpose(1, 2).contiguous().transpose(1, 2)
-    yield "columns", x.mT.contiguous().mT
-    wide = x.new_zeros(*x.shape[:2], 2 * x.shape[2], 2 * x.shape[3])
-    wide[:, :, ::2, 1 : 1 + x.shape[3]] = x
-    yield "not aligned", wide[:, :, ::2, 1 : 1 + x.shape[3]]
-
-
-@every_mask
-@every_degree
-def test_any_strides(given, causal):
-    tensors = of(given, 20, heads=2)
-    if causal and given is SQUARES:
-        tensors += exact(20, heads=2)
-    settings = {**given, "causal": causal, "block_size": 16, "local_degree": 4}
-    expected = with_gradients(by_kernels, tensors, **settings)
-    for (name, *_), *changed in zip(layouts(tensors[0]), *map(layouts, tensors), strict=True):
-        actual = with_gradients(by_kernels, [x for _, x in changed], **settings)
-        assert all(map(torch.equal, actual, expected)), name
-
-
-@every_mask
-@every_degree
-def test_heads_and_batches_that_are_one_in_memory(given, causal):
-    one = of(given, 20, batch=1)
-    tensors = [x.expand(2, 2, -1, -1) for x in one]
-    assert_equals_formula(tensors, causal=causal, block_size=16, **given)
-
-
-@every_degree
-def test_the_gradient_of_a_sum_has_no_strides(given):
-    """That of every output is the same number in memory."""
-    tensors = [x.requires_grad_() for x in of(given, 40)]
-    doubles = [x.detach().double().requires_grad_() for x in tensors]
-    settings = {**given, "causal": True, "block_size": 16}
-    actual = torch.autograd.grad(by_kernels(*tensors, **settings).sum(), tensors)
-    assert_near(actual, torch.autograd.grad(by_formula(*doubles, **settings).sum(), doubles))
-
-
-def test_every_head_of_every_batch_has_its_own():
-    settings = {**SQUARES, "causal": True, "block_size": 16, "local_degree": 4}
-    tensors = [*inputs(20, batch=2, heads=2), *exact(20, batch=2, heads=2)]
-    together = with_gradients(by_kernels, tensors, **settings)
-    assert_equals_formula(tensors, **settings)
-    alone = by_kernels(*(x[1:, 1:] for x in tensors), **settings)
-    assert torch.equal(together[0][1:, 1:], alone)
-
-
 # --- Tiles of 16 bits ------------------------------------------------------------------------------
 
 
@@ -417,8 +309,7 @@ def larger_tiles(monkeypatch):
     """Those of bfloat16: the interpreter has room for them."""
     if HAS_GPU:
         pytest.skip("too large for float32")
-    rows = tuple(row._replace(bits=None) for row in tiles.ROWS if row.bits in (None, 16))
-    monkeypatch.setattr(tiles, "ROWS", rows)
+    use_tiles(monkeypatch, tiles, 16)
 
 
 @every_mask

@@ -3,21 +3,13 @@
 import pytest
 import torch
 from closeness import assert_near, assert_within
+from operations import softmax as with_all_scores
 
 from attention_zoo.ops import fused_softmax
 from attention_zoo.ops.fused_softmax import HIDDEN, attend, attend_with_column_norms, hidden_by, is_blind, merge
 
 BATCH, HEADS, H = 3, 2, 12
 LENGTHS = [(1, 1), (1, 7), (37, 37), (70, 515), (515, 3)]
-
-
-def with_all_scores(query, key, value, *, scale, causal=False, hidden=None):
-    """The output and the log-sum-exp of `attend` with all scores in memory."""
-    scores = (query @ key.mT * scale).masked_fill(torch.tensor(False) if hidden is None else hidden, HIDDEN)
-    if causal:
-        scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), HIDDEN)
-    lse = scores.logsumexp(-1)
-    return (scores.softmax(-1) @ value).masked_fill(is_blind(lse)[..., None], 0), lse
 
 
 def qkv(queries, keys, dtype=torch.float64, seed=0):

@@ -3,7 +3,8 @@
 import closeness
 import pytest
 import torch
-from test_fused_softmax import HEADS, masks, padding, qkv, with_all_scores, with_gradients
+from operations import softmax as with_all_scores
+from test_fused_softmax import HEADS, masks, padding, qkv, with_gradients
 
 from attention_zoo.ops.fused_softmax import HIDDEN, attend, hidden_by, is_blind
 from attention_zoo.skeinformer import geometric_mean, merge

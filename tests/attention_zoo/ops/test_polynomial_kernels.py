@@ -1,34 +1,29 @@
 """The kernels of polynomial attention against its formula in float64: interpreted, or compiled for a GPU."""
 
+import functools
 import importlib
 from types import SimpleNamespace
 
 import closeness
+import operations
 import pytest
 import torch
 from closeness import assert_within, of_float32
+from operations import DEVICE, HAS_GPU
+from operations import polynomial as by_formula
 
 import attention_zoo
 from attention_zoo.ops import launching
-from attention_zoo.ops.polynomial.tiles import ROWS
 
 pytest.importorskip("triton")
 polynomial = importlib.import_module("attention_zoo.ops.polynomial.triton")
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 BATCH, HEADS = 2, 2
 # One tile and its neighbours, several tiles and a part of one, for tiles of 32 to 128 rows.
 LENGTHS = [1, 64, 129]
 every_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """What is not written is seen."""
-    torch.manual_seed(0)
-    empty, fill = torch.empty, torch.no_grad()(torch.Tensor.fill_)
-    monkeypatch.setattr(torch, "empty", lambda *size, **given: fill(empty(*size, **given), torch.nan))
 
 
 @pytest.fixture(autouse=True)
@@ -59,23 +54,8 @@ def beside_a_large_one(tensors, size):
     return query, key, value
 
 
-def by_formula(query, key, value, ones=1.0, *, degree, scale=1.0, bias=1.0, causal=False, padding=None):
-    """`ones` times how the total changes: their rounding is that of two sums that cancel in the gradient."""
-    weights = (scale * (query @ key.mT)) ** degree
-    if causal:
-        weights = weights.tril()
-    if padding is not None:
-        weights = weights.masked_fill(padding[:, None, None], 0)
-    total = bias + weights.sum(-1, keepdim=True)
-    total = torch.where(total > 0, ones * total + (1 - ones) * total.detach(), torch.inf)
-    return weights @ value / total
-
-
-def with_gradients(function, tensors, *others, **given):
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    out = function(*leaves, *others, **given)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
+def with_gradients(function, tensors, **given):
+    return operations.with_gradients(functools.partial(function, **given), tensors)
 
 
 def assert_near(actual, expected, tolerance=None, **besides):
@@ -83,22 +63,17 @@ def assert_near(actual, expected, tolerance=None, **besides):
 
 
 def assert_equals_formula(tensors, **given):
-    def exactly(query, key, value, ones):
-        return with_gradients(by_formula, (query, key, value), ones, **given)
-
-    query, key, value = (x.double() for x in tensors)
-    inputs = query, key, value, torch.ones_like(query)
-    expected, rounding = closeness.with_rounding(exactly, inputs, tensors[0].dtype)
-    actual = with_gradients(polynomial.polynomial_attention, tensors, **given)
-    assert_near(actual, expected, None if tensors[0].dtype == torch.float32 else 1e-2, besides=rounding)
+    kernels, formula = (functools.partial(f, **given) for f in (polynomial.polynomial_attention, by_formula))
+    tolerance = 2 * of_float32() if tensors[0].dtype == torch.float32 else 1e-2
+    settings = {"ones": operations.polynomial_ones, "rounding": tensors[0].dtype}
+    operations.assert_equals_formula(kernels, formula, tensors, tolerance, **settings)
 
 
 def use_tiles(monkeypatch, arch, bits):
     """Those that numbers of so many bits get on that architecture."""
     monkeypatch.setattr(launching, "architecture", lambda device: arch)
     monkeypatch.setattr(polynomial, "loads_tiles", lambda x: arch >= 90 and bits == 16)
-    rows = tuple(row._replace(bits=None) for row in ROWS if row.bits in (None, bits))
-    monkeypatch.setattr(polynomial, "ROWS", rows)
+    operations.use_tiles(monkeypatch, polynomial, bits)
 
 
 # --- What it computes -----------------------------------------------------------------------------
@@ -132,15 +107,6 @@ def test_other_keys_than_queries(queries, keys):
 def test_every_head_dim(arch, bits, head_dim, causal, monkeypatch):
     use_tiles(monkeypatch, arch, bits)
     assert_equals_formula(qkv(36, head_dim=head_dim, dtype=dtype_of(bits), batch=1), degree=4, causal=causal)
-
-
-@pytest.mark.parametrize("arch", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("dtype", launching.DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_every_kernel_has_tiles_everywhere(head_dim, dtype, arch, monkeypatch):
-    monkeypatch.setattr(launching, "architecture", lambda device: arch)
-    for kernel in {row.kernel for row in ROWS}:
-        assert launching.configuration(ROWS, kernel, torch.ones(1, dtype=dtype), head_dim=head_dim)
 
 
 @every_mask
@@ -186,35 +152,6 @@ def test_a_vanished_denominator_leaves_no_gradient_behind():
     tensors = beside_a_large_one(qkv(3), 5e6)
     found = with_gradients(polynomial.polynomial_attention, tensors, degree=8, bias=0.0)
     assert all((x == 0).all() for x in found)
-
-
-@every_mask
-def test_strides_do_not_matter(causal):
-    """Heads side by side as models have them, rows apart, a start that no tile can begin at."""
-    drawn, other, third = (torch.randn(BATCH, 70, HEADS, 32, device=DEVICE).transpose(1, 2) for _ in range(3))
-    rows_apart = torch.randn(BATCH, HEADS, 140, 32, device=DEVICE)[:, :, ::2]
-    shifted = torch.randn(BATCH, HEADS, 70, 33, device=DEVICE)[..., 1:]
-    expanded = torch.randn(BATCH, 1, 70, 32, device=DEVICE).expand(-1, HEADS, -1, -1)
-    columns = torch.randn(BATCH, HEADS, 32, 70, device=DEVICE).mT
-    one_row = torch.randn(1, 1, 1, 33, device=DEVICE)[..., :32]  # contiguous, whatever its stride
-    orders = (
-        (drawn, other, third),
-        (rows_apart, shifted, drawn),
-        (shifted, expanded, columns),
-        (columns, drawn, expanded),
-    )
-    for tensors in (*orders, (one_row, one_row, one_row)):
-        assert_equals_formula(tensors, degree=4, scale=0.3, causal=causal)
-
-
-@every_mask
-def test_the_gradient_of_a_sum(causal):
-    """It is one number, expanded."""
-    found = []
-    for function, dtype in ((polynomial.polynomial_attention, torch.float32), (by_formula, torch.float64)):
-        leaves = [x.to(dtype).requires_grad_() for x in qkv(65)]
-        found.append(torch.autograd.grad(function(*leaves, degree=2, causal=causal).sum(), leaves))
-    assert_near(*found)
 
 
 @every_mask
@@ -352,97 +289,20 @@ def test_units_of_extreme_inputs_are_numbers(sizes):
         assert all(x.isfinite().all() for x in found)
 
 
-# --- Operators ------------------------------------------------------------------------------------
-
-
-@every_mask
-def test_the_operators_keep_pytorch_s_rules(causal):
-    query, key, value = (x[:1, :, :33].requires_grad_() for x in qkv(33))
-    norm = [x.requires_grad_() for x in parameters()]
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for weight, offset, eps in ((*norm, 1e-5), (None, None, None)):
-        given = query, key, value, weight, offset, None, eps, 2, 1.0, 1.0, causal
-        torch.library.opcheck(polynomial.attend, given, test_utils=tests)
-        with torch.no_grad():
-            out, *passed = polynomial.attend(*given)
-            saved = [None if x is None else x.detach() for x in (query, key, value, weight, offset)]
-            arguments = torch.ones_like(out), *saved, None, out, *passed, eps, 2, 1.0, 1.0, causal
-            torch.library.opcheck(polynomial.attend_backward, arguments, test_utils=tests)
-
-
-@every_mask
-def test_compiled_or_behind_a_checkpoint_it_is_the_same(causal):
-    def again(*tensors, **given):
-        return torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False, **given)
-
-    given = {"degree": 4, "scale": 0.3, "causal": causal, "padding": padding_masks(70)}
-    function = polynomial.polynomial_attention
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    expected, by_compiler, by_checkpoint = (with_gradients(f, qkv(70), **given) for f in (function, compiled, again))
-    assert_near(by_compiler, [x.double() for x in expected], 1e-6)
-    assert all(map(torch.equal, by_checkpoint, expected))
-
-
-def test_autocast_is_heeded():
-    tensors = qkv(40)
-    with torch.autocast(DEVICE, dtype=torch.float16):
-        out, *gradients = with_gradients(polynomial.polynomial_attention, tensors, degree=2)
-    expected = with_gradients(by_formula, [x.double() for x in tensors], degree=2)
-    assert out.dtype == torch.float16 and all(x.dtype == torch.float32 for x in gradients)
-    assert_near((out, *gradients), expected, 1e-2)
-
-
 # --- The mechanism --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def as_on_gpu(monkeypatch):
-    monkeypatch.setattr(launching, "on_gpu", lambda x: True)
-
-
-def mechanism(impl, causal=False, head_dim=32, dtype=torch.float32, **given):
-    common = {"head_dim": head_dim, "num_heads": HEADS, "causal": causal, "device": DEVICE, "dtype": dtype}
-    attention = attention_zoo.create("polynomial", impl=impl, **common, **given)
-    if given.get("qk_layernorm", True):
-        with torch.no_grad():
-            for parameter in attention.parameters():
-                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).to(
-                    parameter
-                )
-    return attention
-
-
-def outcomes(attention, tensors, padding=None):
-    leaves = [*(x.detach().requires_grad_() for x in tensors), *attention.parameters()]
-    out = attention(*leaves[:3], padding)
-    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, d_out)]
-
-
-@every_mask
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("given", [{}, {"degree": 2, "scale": 0.4, "bias": 0.5, "qk_layernorm": False}], ids=str)
-def test_the_mechanism_is_that_of_the_reference(given, padded, causal, as_on_gpu):
-    tensors, padding = qkv(66), padding_masks(66) if padded else None
-    fused = mechanism("fused", causal, **given)
-    actual = outcomes(fused, tensors, padding)
-    assert fused.executed == ("fused", "triton")
-    exact = mechanism("reference", causal, **given).double()
-    assert_near(actual, outcomes(exact, [x.double() for x in tensors], padding), 1e-5)
-
-
-@pytest.mark.parametrize("head_dim, dtype", [(32, torch.float64), (16, torch.float32)], ids=str)
-def test_what_the_kernels_do_not_take_goes_some_rows_at_a_time(head_dim, dtype, as_on_gpu):
-    tensors = [x.to(dtype) for x in qkv(40, head_dim=head_dim)]
-    fused = mechanism("fused", head_dim=head_dim, dtype=dtype)
-    actual = outcomes(fused, tensors)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "on_gpu"),
+    [(32, torch.float64, True), (16, torch.float32, True), (32, torch.float32, False)],
+    ids=str,
+)
+def test_what_the_kernels_do_not_take_goes_some_rows_at_a_time(head_dim, dtype, on_gpu, monkeypatch):
+    monkeypatch.setattr(launching, "on_gpu", lambda x: on_gpu)
+    tensors = qkv(40, head_dim=head_dim, dtype=dtype)
+    given = {"head_dim": head_dim, "num_heads": HEADS, "device": DEVICE}
+    fused = attention_zoo.create("polynomial", impl="fused", dtype=dtype, **given)
+    actual = with_gradients(fused, tensors)
     assert fused.executed == ("fused", "rows")
-    exact = mechanism("reference", head_dim=head_dim).double()
-    assert_near(actual, outcomes(exact, [x.double() for x in tensors]))
-
-
-def test_a_cpu_goes_some_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(launching, "on_gpu", lambda x: False)
-    fused = mechanism("fused")
-    fused(*qkv(5))
-    assert fused.executed == ("fused", "rows")
+    exact = attention_zoo.create("polynomial", impl="reference", dtype=torch.float64, **given)
+    assert_near(actual, with_gradients(exact, [x.double() for x in tensors]))

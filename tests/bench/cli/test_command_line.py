@@ -21,13 +21,6 @@ def planned(*overrides):
     return api.planned(Loader(), [*SIZES, *overrides])
 
 
-def test_one_value_of_a_list_is_a_list_of_one():
-    passes = ("forward", "[forward]", "forward,forward_backward", "[forward,forward_backward]")
-    sweeps = [planned(f"bench.passes={value}") for value in passes]
-    assert [len(sweep.cells) for sweep in sweeps] == [1, 1, 2, 2]
-    assert sweeps[0].sweep_id == sweeps[1].sweep_id and sweeps[2].sweep_id == sweeps[3].sweep_id
-
-
 def test_the_version_is_the_suites(capsys):
     with pytest.raises(SystemExit) as ended:
         app.run(["--version"])

@@ -33,15 +33,9 @@ def test_the_variants_are_listed(monkeypatch, capsys):
 
 MISTAKES = [
     ("figures --width tripple", "--width: width='tripple': must be single, double or inches from 2 to 20"),
-    ("figures --names short", "--names: invalid choice: 'short' (choose from"),
-    ("figures nosuch", "unrecognized arguments: nosuch"),
-    ("tables --formats xlsx", "--formats: 'xlsx': must be some of md, csv, tex"),
-    ("tables --table nosuch", "--table: invalid choice: 'nosuch' (choose from"),
     ("status --al --wach", "unrecognized arguments: --wach"),
     ("wait", "the following arguments are required: sweep"),
-    ("merge", "the following arguments are required: FROM, INTO"),
     ("ui --port abc", "--port: 'abc': must be a number from 1 to 65535"),
-    ("ui --results", "--results: expected one argument"),
     ("list foo", "list foo: must be `list` alone"),
     ("benhc", "benhc: must be one of bench, figures"),
 ]

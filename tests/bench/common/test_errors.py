@@ -1,7 +1,5 @@
 """What is said of an error, and what is never kept of it."""
 
-import time
-
 import pytest
 
 from bench.common.errors import LONGEST_LINE, is_secret, one_line, scrubbed
@@ -20,7 +18,6 @@ PRIVATE = [
     ("http://host/?n=1&api_key=abc", "http://host/?n=1&api_key=..."),
 ]
 HARMLESS = ["ada@host", "q @ k.mT", "http://host/@x", "/homes/x", "seq_len=64", "https://host/x?monkeys=3", ""]
-LONG = ["a" * 10**6, "://" * 10**5, "?" * 10**6, "&token" * 10**5, "/home/" * 10**5]
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +44,6 @@ def test_a_home_that_is_everything_is_none(monkeypatch):
     for home in ("/", ""):
         monkeypatch.setenv("HOME", home)
         assert scrubbed("/usr/lib/x.py / y") == "/usr/lib/x.py / y"
-
-
-@pytest.mark.parametrize("text", LONG)
-def test_it_takes_a_moment_whatever_the_text(text):
-    began = time.process_time()
-    scrubbed(text)
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """Whatever asks a command to end is answered from the first half second on: one line, 130, nothing begun."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from command import ROOT, environment
+from command import start
 
 from bench.common import signals
 from bench.execution.interrupts import Interrupts
@@ -37,25 +35,9 @@ def test_after_a_sweep_there_is_something_to_end():
 
 
 @pytest.mark.commands
-@pytest.mark.parametrize(
-    ("command", "number", "moment"),
-    [
-        (["bench"], signal.SIGINT, 0.5),
-        (["bench"], signal.SIGTERM, 1.0),
-        (["bench"], signal.SIGHUP, 2.0),
-        (["bench.cli.console", "bench"], signal.SIGINT, 1.0),
-    ],
-)
-def test_before_a_sweep_begins_a_signal_ends_the_command_in_one_line(command, number, moment, tmp_path):
-    typed = [f"results_dir={tmp_path / 'runs'}", "seq_len=64", "tracking=none"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command, *typed],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 0.5), (signal.SIGTERM, 1.0), (signal.SIGHUP, 2.0)])
+def test_before_a_sweep_begins_a_signal_ends_the_command_in_one_line(number, moment, tmp_path):
+    process = start(f"results_dir={tmp_path / 'runs'}", "seq_len=64", "tracking=none")
     time.sleep(moment)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)

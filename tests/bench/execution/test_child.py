@@ -1,4 +1,4 @@
-"""The child process: it ends well and obeys its limit. That it ends with its parent, test_sweep.py shows by kill -9."""
+"""The child process: it ends well and obeys its limit. That it ends with its parent, test_processes.py shows."""
 
 import subprocess
 import sys

@@ -57,10 +57,6 @@ def test_what_a_sweep_will_run_is_compiled_once(driver):
     assert [job["label"] for job in jobs if job["steps"]] == ["polysketch_random_r32", "performer", "linear", "flash"]
 
 
-def test_nothing_is_compiled_for_a_cpu():
-    assert not list(compile.jobs(api.planned(Loader(), ["attention=linear", "device=cpu", "tracking=none"]).cells))
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

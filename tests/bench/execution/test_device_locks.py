@@ -1,7 +1,6 @@
 """One cell at a time on a device, whoever started it; whoever dies makes room."""
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import TINY, bench, family, spans, start, wait_for
+from command import TINY, bench, family, start, wait_for
 
 from bench.common.errors import ConfigError
 from bench.execution import device_locks
@@ -21,19 +20,6 @@ from bench.plan.cell import Cell
 from bench.records.store import Store
 
 FAKES = {"ATTENTION_ZOO_PLUGINS": "fake_mechanisms"}
-
-
-@pytest.mark.commands
-def test_two_sweeps_with_folders_of_their_own_take_turns(tmp_path):
-    typed = ["attention=v_mean", "attention.name=fake_logged", "tracking=none", *TINY]
-    seeds = {"a": "0,1", "b": "2,3"}
-    both = [
-        start(*typed, f"seed={some}", f"results_dir={tmp_path / name}", FAKE_LOG=str(tmp_path / "log"), **FAKES)
-        for name, some in seeds.items()
-    ]
-    assert [process.communicate(timeout=200) and process.returncode for process in both] == [0, 0]
-    measured = spans(tmp_path / "log")
-    assert len(measured) == 4 and all(before[1] < after[0] for before, after in itertools.pairwise(measured))
 
 
 @pytest.mark.commands

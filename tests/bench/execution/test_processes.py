@@ -109,14 +109,6 @@ def test_how_a_child_ended_is_known(start):
 ESCAPES = "subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
 
 
-def test_what_left_the_session_ends_with_its_child(start):
-    child, grandchild = start(ESCAPES)
-    assert psutil.pid_exists(grandchild)
-    child.send_line(b"")
-    assert child.wait(10)
-    assert not psutil.pid_exists(grandchild)
-
-
 def test_a_child_that_heeds_no_signal_is_killed_with_all_it_started(start, monkeypatch):
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     child, grandchild = start(f"[signal.signal(15, signal.SIG_IGN), {ESCAPES}][1]", "time.sleep(600)")

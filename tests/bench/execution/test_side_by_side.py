@@ -11,7 +11,6 @@ import psutil
 import pytest
 from command import ROOT, TINY, bench, command, environment, fake_config_dir, family, start, wait_for
 
-from bench.common.errors import ConfigError
 from bench.execution.executors import devices
 from bench.execution.runner import Runner
 from bench.plan.cell import Cell
@@ -57,14 +56,6 @@ class Pretended(Runner):
 
 def pretended(tmp_path, deed=lambda cell, started, stop: started()):
     return Pretended(Store(tmp_path), deed=deed)
-
-
-def test_cores_are_dealt_out_in_sets(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 1, 2, 5, 4})
-    assert [worker.cores for worker in devices.cpu_workers(2)] == [(1, 2), (4, 5)]
-    assert [worker.cores for worker in devices.cpu_workers(None)] == [None]
-    with pytest.raises(ConfigError, match=r"^hydra.launcher.cores_per_worker=6: must be at most 5"):
-        devices.cpu_workers(6)
 
 
 ANY = {"cuda:0": {"cuda:0"}, "cuda:1": {"cuda:0", "cuda:1"}}
@@ -197,6 +188,7 @@ def test_two_workers_measure_at_once_each_on_a_core_of_its_own(tmp_path):
     assert len({each[2] for each in found}) == min(len(CORES), 6)
     records = Store(tmp_path / "runs").load()
     assert all(record.machine["beside_others"] and record.machine["cpu_count"] == 1 for record in records)
+    assert all(record.disturbed[-1] == "other cells, as asked" for record in records)
     # However many there are, together they may take what one alone may.
     share = psutil.virtual_memory().available / len(CORES)
     assert all(record.numerics["memory_limit_bytes"] < 1.5 * share for record in records)

@@ -74,18 +74,6 @@ def test_resume_measures_again_only_what_failed(endings):
     assert result.returncode == 1
 
 
-def test_a_finished_sweep_starts_no_process(tmp_path):
-    conf = fake_config_dir(tmp_path, ["fake_counted"])
-    counter = tmp_path / "counter"
-    arguments = ["--config-dir", str(conf), "attention=fake_counted", "seed=0,1", "tracking=none"]
-    arguments += [f"results_dir={tmp_path / 'runs'}", *TINY]
-    for _ in range(2):
-        result = bench(*arguments, FAKE_COUNTER=str(counter), **FAKES)
-        assert result.returncode == 0, result.stderr
-    assert len(set(counter.read_text().split())) == 2
-    assert "2 done already" in result.stderr
-
-
 def test_an_unsupported_cell_is_a_gap_in_a_sweep_and_an_error_alone(tmp_path):
     arguments = ["tracking=none", f"results_dir={tmp_path}", "causal=true", *TINY]
     mixed = bench("attention=linformer,v_mean", *arguments)

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from command import ROOT, environment
-from synthetic_records import everything
 
 from bench import measures
 from bench.common.errors import ConfigError
@@ -70,40 +69,6 @@ older = [dataclasses.replace(record, summary={}) for record in Store(sys.argv[1]
 print(*load(sys.argv[1]).metric, *tidy(older).metric)
 """
     assert python("-c", code, tmp_path / "runs") == "output_norm output_norm norm norm\n"
-
-
-@pytest.mark.commands
-def test_an_edit_of_a_benchmark_from_outside_measures_it_anew(tmp_path):
-    """Its file is part of the content id of its cells."""
-    code = """
-from bench.plan.cell import Variant, make_cell
-from bench.plan.config import check
-names = {"attention": {"name": "v_mean"}, "bench": {"name": "output_norm"}, "inputs": {"name": "gaussian"}}
-print(make_cell(check({**names, "tracking": {}}), Variant("v_mean", {"name": "v_mean"})).cell_id)
-"""
-    ids = []
-    for text in ("", "", "# edited\n"):
-        (tmp_path / "output_norm.py").write_text(OUTSIDE + text)
-        ids.append(python("-c", code, outside=tmp_path))
-    assert ids[0] == ids[1] != ids[2]
-
-
-@pytest.mark.commands
-def test_what_reading_records_loads(tmp_path):
-    for record in everything():
-        Store(tmp_path).write(record)
-    code = """
-import sys
-from analysis.frame import load
-from bench.records.store import Store
-from bench.records.summary import summarise
-from bench.records.table import crossovers, table
-frame, records = load(sys.argv[1]), Store(sys.argv[1]).load()
-table(records), crossovers(records), [summarise(record) for record in records]
-names = set(frame["bench"])
-print(sorted(names), [heavy for heavy in ("hydra", "omegaconf", "mlflow") if heavy in sys.modules])
-"""
-    assert python("-c", code, tmp_path) == f"{BENCHMARKS} []\n"
 
 
 def test_every_yaml_is_a_benchmark_whose_settings_come_back_from_a_record_as_they_went_in():

@@ -8,16 +8,15 @@ import re
 import cells
 import pytest
 import torch
-from wrong_mechanisms import IN_BFLOAT16, WRONG
+from wrong_mechanisms import WRONG
 from zoo_cases import CASES, VARIANTS, runs_here, takes_causal, variant
 
 import attention_zoo
+from attention_zoo.ops import fused_softmax
+from attention_zoo.ops.feature_product import blocks
 from attention_zoo.registry import _REGISTRY
 from bench import measures
-from bench.common.errors import IncorrectError, NonFiniteError
 from bench.execution.child import measure_cell
-from bench.measures.context import CellContext
-from bench.measures.timing import Pass
 
 COMPARE = measures.check({"name": "compare", "min_sample_ms": 0})
 
@@ -61,23 +60,13 @@ def test_a_wrong_mechanism_is_not_measured_and_the_reason_names_what_is_wrong(na
     assert result["reason"].startswith(name) and re.search(reason, result["reason"]), result["reason"]
 
 
-class Base(BaseException):
-    pass
-
-
 def odd(**methods):
     """A class of mechanisms that is right but for these methods."""
     right = attention_zoo.attention_class("v_mean")
     return type("Odd", (right,), {"info": dataclasses.replace(right.info, name="odd"), **methods})
 
 
-@pytest.mark.parametrize("passes", [["forward"], ["backward"]])
-def test_no_output_is_named(passes, measured):
-    result = measured(cell("odd", passes), odd(_attend=lambda self, query, key, value, padding: None))
-    assert result["status"] == "incorrect" and "output is NoneType, must be a tensor" in result["reason"]
-
-
-@pytest.mark.parametrize("ending", [Base("boo"), SystemExit(0), KeyboardInterrupt()])
+@pytest.mark.parametrize("ending", [BaseException("boo"), SystemExit(0), KeyboardInterrupt()])
 def test_whatever_a_mechanism_raises_is_named(ending, measured):
     def attend(self, query, key, value, padding):
         raise ending
@@ -112,27 +101,54 @@ def test_a_right_mechanism_is_measured(name, causal, dtype, measured):
             assert errors["gradient_whole"] <= max(1e-10, 4 * errors["gradient_allowed"])
 
 
-def test_a_rival_that_spoils_the_inputs_is_named(measured):
-    cls, settings, _ = WRONG["softmax_changes_query"]
-    against = [{"label": "rival", "attention": settings["attention"], "impl": "auto"}]
-    result = measured(cell("flash") | {"bench": {**COMPARE, "against": against}}, cls)
-    assert result["status"] == "incorrect" and result["reason"].startswith("rival: changed its input query")
+LINFORMER = {"name": "linformer", "projection_dim": 32}
+PERFORMER = {"name": "performer", "num_features": 32, "block_size": 32}
 
 
-def of_dtypes(name, dtypes, measured_pass="forward_backward", **changes):
-    """A comparison of one mechanism in several dtypes, the first being the cell's."""
-    own = cell(name, **changes)
-    entry = {"attention": own["attention"], "impl": "auto"}
-    against = [{"label": f"{name} {dtype}", **entry, "dtype": dtype} for dtype in dtypes[1:]]
-    bench = {**COMPARE, "measured_pass": measured_pass, "against": against}
-    return own | {"label": f"{name} {dtypes[0]}", "dtype": dtypes[0], "bench": bench}
+@pytest.mark.parametrize(
+    ("attention", "causal", "where", "name", "mistake"),
+    [
+        (PERFORMER, True, blocks.Sums, "advance", lambda right: lambda *args, **kwargs: None),
+        (LINFORMER, False, fused_softmax, "_backward", lambda right: lambda *args: [0 * x for x in right(*args)]),
+    ],
+)
+def test_a_mistake_in_a_fast_path_is_caught(attention, causal, where, name, mistake, measured, monkeypatch):
+    def fast(name):
+        return measured(cell(attention["name"], [name], attention=attention, causal=causal, impl="fused"))
+
+    assert fast("forward_backward")["status"] == "ok"
+    monkeypatch.setattr(where, name, mistake(vars(where)[name]))
+    assert fast("forward_backward")["status"] == "incorrect"
+    assert (fast("forward")["status"] == "ok") == (name == "_backward")
+
+
+RIVALS = {
+    "performer_all_zeros": r", .*output: relative error .* against float64",
+    "softmax_remembered": ", forward: other values",  # the signs of the values of every dtype turn
+    "softmax_changes_query": ": changed its input query$",
+}
+
+
+@pytest.mark.parametrize("dtypes", [["float32", "float32"], ["float32", "bfloat16"], ["bfloat16", "float32"]])
+@pytest.mark.parametrize("name, reason", RIVALS.items())
+def test_a_rival_that_is_wrong_is_named(name, reason, dtypes, measured):
+    """Beside one that is right, whichever of them has a dtype of its own."""
+    cls, settings, _ = WRONG[name]
+    against = [{"label": "rival", "attention": settings["attention"], "impl": "auto", "dtype": dtypes[1]}]
+    result = measured(cell("flash", dtype=dtypes[0]) | {"bench": {**COMPARE, "against": against}}, cls)
+    assert result["status"] == "incorrect" and "measurements" not in result
+    assert re.match(f"rival{reason}", result["reason"]), result["reason"]
 
 
 def test_a_comparison_between_dtypes_measures_each_in_its_own(measured):
-    name, dtypes = "polysketch", ["bfloat16", "float32", "float64"]
-    result = measured(of_dtypes(name, dtypes, causal=True))
+    labels = ["polysketch", "float32", "float64"]
+    alone = cell("polysketch", dtype="bfloat16", causal=True)
+    against = [
+        {"label": dtype, "attention": {"name": "polysketch"}, "impl": "auto", "dtype": dtype} for dtype in labels[1:]
+    ]
+    bench = {**COMPARE, "measured_pass": "forward_backward", "against": against}
+    result = measured(alone | {"bench": bench})
     assert result["status"] == "ok", result["reason"]
-    labels = [f"{name} {dtype}" for dtype in dtypes]
     assert list(result["measurements"]["samples"]) == list(result["numerics"]["implementations"]) == labels
     assert all(len(samples) == 6 for samples in result["measurements"]["samples"].values())
     # Each with its own dtype's rounding, and its own dtype's tolerance.
@@ -141,24 +157,7 @@ def test_a_comparison_between_dtypes_measures_each_in_its_own(measured):
         errors, allowed = ([one[key] for one in of_each] for key in (kind, f"{kind}_allowed"))
         assert errors == sorted(errors, reverse=True) and errors[0] > 100 * errors[1] > 10_000 * errors[2]
         assert allowed == sorted(allowed, reverse=True) and len(set(allowed)) == 3
-    alone = measured(cell(name, dtype="bfloat16", causal=True))
-    assert result["inputs_sha256"] == alone["inputs_sha256"]
-
-
-REASONS = {
-    "softmax_wrong": ", .*output: relative error .* against float64",
-    "softmax_remembers": ", forward: ",  # the signs of the values of every dtype turn
-    "softmax_spoils": ": changed its input query$",
-}
-
-
-@pytest.mark.parametrize("dtypes", [["float32", "bfloat16"], ["bfloat16", "float32"]])
-@pytest.mark.parametrize("name, reason", REASONS.items())
-def test_a_mechanism_that_is_wrong_in_one_dtype_only_is_refused(name, reason, dtypes, measured):
-    result = measured(of_dtypes(name, dtypes, "forward"), IN_BFLOAT16[name])
-    assert result["status"] == "incorrect" and "measurements" not in result
-    assert re.match(f"{name} bfloat16{reason}", result["reason"])
-    assert measured(cell(name))["status"] == "ok"
+    assert result["inputs_sha256"] == measured(alone)["inputs_sha256"]
 
 
 SHAPES = [(16, 1, 1, 8), (65, 2, 3, 16), (150, 3, 2, 16), (129, 1, 4, 64), (300, 2, 2, 32), (450, 2, 1, 64)]
@@ -172,34 +171,19 @@ def right_cells(name, seed):
         if takes_causal(info.name) if causal else info.bidirectional:
             sizes = {"seq_len": n, "batch_size": batch, "num_heads": heads, "head_dim": h, "seed": seed}
             dtype = str(dtype).removeprefix("torch.")
-            yield cell(name, attention=attention, causal=causal, dtype=dtype, **sizes)
-
-
-def require_right(config, folder):
-    """Raise what the check finds, without the time that measuring takes."""
-    context = CellContext(config, folder)
-    label, name = config["label"], "forward_backward"
-    try:
-        attention, inputs = context.attention(), context.inputs()
-        check = context.correctness_check(inputs)
-        check.check_before(label, attention, [name])
-        check.check_first(label, name, Pass(name, attention, inputs, check.gradient).run_unprepared())
-        check.finish()
-    except attention_zoo.UnsupportedError:
-        return
+            yield cell(name, ["forward_backward"], attention=attention, causal=causal, dtype=dtype, **sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_right_variant_is_turned_away(name, tmp_path):
+def test_no_right_variant_is_turned_away(name, measured):
     """`SEEDS=200 make test-slow` takes hours."""
     if not runs_here(variant(name)["name"]):
         pytest.skip("needs a package or a GPU")
     alarms = []
     for seed in range(int(os.environ.get("SEEDS", 2))):
         for config in right_cells(name, seed):
-            try:
-                require_right(config, tmp_path)
-            except (IncorrectError, NonFiniteError) as error:
-                alarms.append((config["seq_len"], config["dtype"], config["causal"], seed, str(error)))
+            result = measured(config | {"repeats": 1})
+            if result["status"] not in ("ok", "unsupported"):
+                alarms.append((config["seq_len"], config["dtype"], config["causal"], seed, result["reason"]))
     assert not alarms, alarms

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from cells import NoCheck, config, said
-from fake_gpu import CUDA, FakeGpu, FakeNvml
+from fake_gpu import CUDA, ENERGY, SAID, FakeGpu, FakeNvml
 
 from bench import measures
 from bench.execution.child import measure_cell
@@ -197,7 +197,9 @@ def test_the_state_of_the_device(gpu, monkeypatch):
     state = DeviceState(CUDA)
     state.note("start")
     assert state.moments == {"start": KNOWN | CLOCKS | OTHERS}
-    FakeNvml(gpu, monkeypatch, ("clocks", "throttled", "energy", "processes", "violations"))
+    FakeNvml(
+        gpu, monkeypatch, SAID.keys() - {"nvmlInit", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature"} | {ENERGY}
+    )
     assert DeviceState(CUDA).read() == KNOWN | dict.fromkeys(CLOCKS | OTHERS)
     assert reasons(0) == [] and reasons(0x1 | 0x80 | 0x8000) == ["idle", "power brake"]
 
@@ -221,13 +223,13 @@ def test_without_nvml_the_record_says_what_is_missing(gpu, monkeypatch):
     state.note("start"), cpu.note("start")
     assert list(state.moments) == ["missing"] and "pynvml" in state.moments["missing"] and cpu.moments == {}
     assert energy(CUDA, state, one_pass(Kernels(gpu, 1, 10 * US, 2 * US)), 1) is None
-    FakeNvml(gpu, monkeypatch, ("nvml",))
+    FakeNvml(gpu, monkeypatch, ("nvmlInit",))
     assert DeviceState(CUDA).moments == {"missing": "RuntimeError: Not Supported"}
 
 
 def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
     measured = one_pass(Kernels(gpu, 1, 10 * US, 2 * MS))
-    nvml = FakeNvml(gpu, monkeypatch, ("energy",))
+    nvml = FakeNvml(gpu, monkeypatch, (ENERGY,))
     assert energy(CUDA, DeviceState(CUDA), measured, 1) is None
     nvml.silent = ()
     assert energy(CUDA, DeviceState(CUDA), one_pass(measured.attention, "backward"), 1) is None
@@ -235,6 +237,6 @@ def test_energy_is_none_where_the_device_does_not_say(gpu, monkeypatch):
     assert LEAST_S <= used["seconds"] < LEAST_S + 0.2 and used["idle_w"] is None
     assert used["joules"] / used["calls"] == pytest.approx(0.8, rel=0.03)
     start = gpu.host
-    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 17)
+    monkeypatch.setattr(nvml, ENERGY, lambda handle: 17)
     assert energy(CUDA, DeviceState(CUDA), measured, 5) is None
     assert (gpu.host - start) / 1e9 == pytest.approx(LONGEST_S, rel=0.01)

@@ -40,7 +40,7 @@ def tensor_power(x, degree):
     return power
 
 
-GIVEN = [("gaussian", 4, True), ("srht", 8, False), ("learned", 4, False), ("learned", 8, True)]
+GIVEN = [("gaussian", 4, True), ("gaussian", 8, False), ("srht", 8, False), ("learned", 4, False), ("learned", 8, True)]
 
 
 @pytest.mark.parametrize("sketch, degree, per_head", GIVEN)
@@ -49,6 +49,8 @@ def test_errors_are_those_of_explicit_tensor_powers(sketch, degree, per_head, mo
     options = {"sketch": sketch, "degree": degree, "per_head": per_head, "sketch_size": 8, "scale": 0.7}
     bench = CellContext(repeats=1, seed=3, **options)
     result = measure(bench)
+    for which in ("kernel", "sketch"):  # a closed form is known for the first alone
+        assert (result[f"{which}_expected"] is None) == ((sketch, degree) != ("gaussian", 4))
     for sequence, head in itertools.product(range(2), range(3)):
         bench.made.resample(3 * 2 + sequence)
         q, k = (bench.made.layernorm(x) * 0.7**0.5 for x in bench.inputs()[:2])
@@ -140,24 +142,6 @@ def test_the_contrast_is_a_sketch_of_the_whole_degree():
     assert measure(measured)["negative_share"] == [(left @ right.mT < 0).double().mean((0, 2, 3)).tolist()]
 
 
-def test_the_sign_of_a_weight_is_a_coin_where_queries_are_orthogonal_to_keys():
-    halves = torch.randn(1, 1, 400, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    query, key = halves.clone(), halves.flip(2).clone()
-    query[..., 4:], key[..., :4] = 0, 0
-    bench = CellContext(inputs=(query, key, key), shape=(1, 1, 400, 8), repeats=200, qk_layernorm=False, sketch_size=32)
-    shares = np.array(measure(bench)["negative_share"])
-    assert abs(shares.mean() - 0.5) < 4 * shares.std() / len(shares) ** 0.5
-
-
-def test_what_is_sketched_is_what_the_norm_leaves():
-    large = tuple(100 * x for x in CellContext().inputs())  # the layer norm's eps is nothing to them
-    moved = tuple(3 * x + 1 for x in large)
-    benches = CellContext(inputs=large), CellContext(inputs=moved), CellContext(inputs=moved, qk_layernorm=False)
-    first, second, third = (measure(one)["kernel_error"] for one in benches)
-    np.testing.assert_allclose(first, second, rtol=1e-6)
-    assert not np.allclose(first, third, rtol=1e-2)
-
-
 def test_degree_2_is_its_own_sketch():
     result = measure(CellContext(degree=2, repeats=5))
     assert result["features"] is None and np.shape(result["kernel_error"]) == (2, 3)
@@ -165,23 +149,11 @@ def test_degree_2_is_its_own_sketch():
     assert result["negative_share"] is None and result["kernel_expected"] is None
 
 
-@pytest.mark.parametrize("given", [{"sketch": "srht"}, {"sketch": "learned"}, {"degree": 8}])
-def test_nothing_is_expected_where_no_closed_form_is_known(given):
-    result = measure(CellContext(sketch_size=8, repeats=1, **given))
-    assert result["kernel_expected"] is None and result["sketch_expected"] is None
-
-
 def test_computed_in_float64_whatever_the_cells_dtype_and_plain_json():
     bench = CellContext(dtype=torch.float32)
     result = measure(bench)
     assert result == measure(CellContext(inputs=tuple(x.double() for x in bench.inputs())))
     assert json.loads(json.dumps(result, allow_nan=False)) == result and result["features"] == 32
-
-
-def test_every_trial_is_a_draw_of_its_own():
-    contexts = CellContext(repeats=3, seed=0), CellContext(repeats=3, seed=1)
-    trials = [tuple(one) for context in contexts for one in measure(context)["sketch_error"]]
-    assert len(set(trials)) == 12 and contexts[0].seen == [(done, 6) for done in range(1, 7)]
 
 
 def test_what_is_no_error():

@@ -51,17 +51,6 @@ def itself(query, key, value, *seed):
 SOFTMAX = create("softmax", head_dim=8, num_heads=3)
 
 
-def test_diagonal_error_takes_the_largest_entry_of_each_head():
-    def diagonal(query, key, value, *seed):
-        blocks = torch.stack([torch.diag(torch.arange(1.0, 9) * (head + 1)) for head in range(3)]).double()
-        return torch.cat([blocks, torch.zeros(3, 56, 8)], 1).expand_as(value)
-
-    result, _, _ = measured(lambda *inputs: diagonal(*inputs) / 2, diagonal)
-    # diag(1, ..., 8) times the head's factor: the norm is 8, 16, 24, the Frobenius norm is not.
-    for name, expected in (("exact_norm", [8, 16, 24]), ("absolute", [4, 8, 12]), ("relative", [0.5] * 3)):
-        assert result[name] == [pytest.approx(expected, rel=1e-12)] * 2
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
 def test_the_exact_mechanism_has_no_error_beyond_rounding(dtype, bound):
     result, _, _ = measured(SOFTMAX, SOFTMAX, dtype=dtype)
@@ -78,29 +67,24 @@ def test_agrees_with_numpys_singular_values_of_a_dense_computation():
         exact = scores / scores.sum(1, keepdims=True) @ value[sequence, head]
         error = np.linalg.svd(0.1 * exact + 0.01 * query[sequence, head], compute_uv=False)[0]
         norm = np.linalg.svd(exact, compute_uv=False)[0]
-        assert result["absolute"][sequence][head] == pytest.approx(error, rel=1e-10)
-        assert result["relative"][sequence][head] == pytest.approx(error / norm, rel=1e-10)
+        for name, expected in (("absolute", error), ("exact_norm", norm), ("relative", error / norm)):
+            assert result[name][sequence][head] == pytest.approx(expected, rel=1e-10)
     # What draws nothing is measured once per sequence.
     assert len(result["absolute"]) == len(result["exact_norm"]) == 2 and context.attention().seeds == [0]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-300, 1e160])
-@pytest.mark.parametrize(("n", "h", "rank"), [(200, 16, None), (200, 16, 3), (16, 16, 1), (5, 16, None), (1, 1, None)])
+@pytest.mark.parametrize(
+    ("n", "h", "rank"), [(200, 16, None), (200, 16, 3), (16, 16, 1), (16, 16, 0), (5, 16, None), (1, 1, None)]
+)
 def test_the_gram_matrix_has_the_singular_values_of_the_matrix(n, h, rank, scale):
     generator = torch.Generator().manual_seed(n)
     matrices = torch.randn(1, 4, n, h, generator=generator, dtype=torch.float64)
-    if rank:
+    if rank is not None:
         matrices = matrices[..., :rank] @ torch.randn(1, 4, rank, h, generator=generator, dtype=torch.float64)
     expected = scale * torch.linalg.matrix_norm(matrices[0], ord=2)
     torch.testing.assert_close(spectral_norm("", scale * matrices), expected, rtol=1e-10, atol=0)
-
-
-def test_singular_values_that_are_equal_nearly_equal_or_zero():
-    orthogonal = torch.linalg.qr(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).double())[0]
-    nearly = orthogonal * torch.linspace(1, 1 + 1e-9, 8, dtype=torch.float64)
-    stacked = torch.stack([orthogonal, nearly, torch.zeros_like(nearly)])[None]
-    torch.testing.assert_close(spectral_norm("", stacked).tolist(), [1.0, 1 + 1e-9, 0.0], rtol=1e-12, atol=0)
 
 
 def test_every_trial_is_one_sequence_and_one_draw_of_its_own():

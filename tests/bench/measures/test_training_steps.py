@@ -16,7 +16,6 @@ from bench.execution.ranks import require_joint
 from bench.measures import train_step
 from bench.measures.context import CellContext
 from bench.measures.train_step import PARTS, Part, step_bytes
-from bench.records.outcomes import classify
 
 LENGTH, BATCH = 24, 6
 
@@ -126,11 +125,6 @@ def test_a_comparison_says_times_rates_and_the_ratio():
     assert measures.get("compare_train_step").headline(numbers).startswith("quick 3x")
 
 
-def compared(labels, tmp_path, repeats, **changes):
-    against = [{"label": label, "attention": {"name": "flash"}, **changes} for label in labels[1:]]
-    return measure("compare_train_step", tmp_path, own={"against": against}, label=labels[0], repeats=repeats)
-
-
 def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch):
     seen = {}
 
@@ -139,23 +133,18 @@ def test_every_entry_of_a_comparison_trains_its_own_model(tmp_path, monkeypatch)
         return trainer
 
     monkeypatch.setattr(train_step, "make_trainer", noted)
-    other = {"attention": {"name": "performer"}, "dtype": "bfloat16"}
-    measured = compared(("flash", "performer"), tmp_path, 2, **other)
+    other = {"label": "performer", "attention": {"name": "performer"}, "dtype": "bfloat16"}
+    measured = measure("compare_train_step", tmp_path, own={"against": [other]}, repeats=2)
     assert measured["labels"] == ["flash", "performer"] and list(measured["samples"]) == measured["labels"]
     names = {label: trainer.model.blocks[0].multihead.attention.info.name for label, trainer in seen.items()}
     assert names == {"flash": "flash", "performer": "performer"}
     assert [trainer.dtype for trainer in seen.values()] == [torch.float32, torch.bfloat16]
 
 
-def bound(tmp_path, limit, wanted=BATCH, **changes):
-    """With a limit in MiB."""
-    own = {"memory_limit": limit / 1024, "largest_limit": 64}
-    return measure("largest_batch", tmp_path, own=own, batch_size=wanted, **changes)
-
-
 @pytest.mark.parametrize("wanted, pieces", [(6, 1), pytest.param(96, 2, marks=pytest.mark.slow)])
 def test_the_largest_batch_is_the_last_below_the_limit_and_the_cells_own_in_the_fewest_pieces(tmp_path, wanted, pieces):
-    measured = bound(tmp_path, 1, wanted, training={"accumulate": pieces})
+    own = {"memory_limit": 1 / 1024, "largest_limit": 64}  # of a MiB
+    measured = measure("largest_batch", tmp_path, own=own, batch_size=wanted, training={"accumulate": pieces})
     tried = {int(size): peak for size, peak in measured["tried"].items()}
     assert list(tried.values()) == sorted(tried.values()) and list(tried) == sorted(tried)
     largest = measured["largest"]
@@ -179,12 +168,8 @@ def test_memory_that_runs_out_is_an_answer_and_the_limit_of_the_search_is_kept(t
     assert measure("largest_batch", tmp_path, own={"largest_limit": 3})["largest"] == 3
     limit = measured["tried"]["4"]
     assert measure("largest_batch", tmp_path, memory_limit=limit)["largest"] == 4
-
-
-def test_not_even_one_sequence_is_out_of_memory(tmp_path):
-    with pytest.raises(MemoryError, match=r"a step of 1 sequences takes \d+ bytes, the limit is 10485") as error:
-        bound(tmp_path, 0.01)
-    assert classify(error.value)[0] == "oom"
+    with pytest.raises(MemoryError, match=r"a step of 1 sequences takes \d+ bytes, the limit is 7"):
+        measure("largest_batch", tmp_path, memory_limit=7)
 
 
 def test_on_a_cpu_the_process_may_take_more_than_the_batch(tmp_path):

@@ -1,6 +1,7 @@
 """Inputs from models that were trained here: what their mechanisms are given, and the mechanisms themselves."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -271,8 +272,10 @@ def test_what_is_exact_has_the_trained_weights_that_it_shares(trained, tmp_path)
 # --- planning
 
 
-def test_a_plan_says_what_is_read(trained):
+def test_a_plan_says_what_is_read_without_a_model_that_is_built_and_without_transformers(trained, monkeypatch):
     inputs = {"name": "trained", "model": str(trained()), "weights": "pretrained", "layer": 0}
+    monkeypatch.setattr(models, "build", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert reading(trained()).config["inputs"] == inputs
     assert reading(trained(), inputs={"text": None, "window": None}).config["inputs"] == inputs
     assert bench.inputs.source(inputs) == Trained(str(trained()))
@@ -300,11 +303,6 @@ def test_the_code_of_a_cell_is_that_of_its_inputs_too(trained):
     assert not drawn & (own | {"bench/inputs/pretrained.py", "bench/tasks/__init__.py", "attention_zoo/polysketch.py"})
 
 
-def cut(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 def holding(**changes):
     """With other weights; None takes one away."""
 
@@ -329,26 +327,17 @@ def saying(of_cell=(), **changes):
 
 BROKEN = [
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors cannot be read: "),
-    (cut, "model.safetensors cannot be read: "),
+    (lambda folder: os.truncate(folder / "model.safetensors", 1000), "model.safetensors cannot be read: "),
     (holding(bias=torch.zeros(3)), "model.safetensors: bias is [3], must be [17] as config.json has it"),
     (holding(bias=None), "model.safetensors: bias is missing, must be [17] as config.json has it"),
-    (
-        saying(vocab_size="many"),
-        "config.json: vocab_size='many': must be an integer of at least 1",
-    ),
-    (
-        saying(cell=None),
-        "config.json: cell must be the configuration that bench=train left there",
-    ),
+    (saying(vocab_size="many"), "config.json: vocab_size='many': must be an integer of at least 1"),
+    (saying(cell=None), "config.json: cell must be the configuration that bench=train left there"),
     (saying({"seq_len": "long"}), "config.json: cell.seq_len must be what bench=train left there"),
     (saying({"attention": {}}), "config.json: cell.attention must be what bench=train left there"),
     (saying({"attention": {"name": "magic"}}), "attention='magic': unknown; known are"),
     (saying({"model": {"name": "oracle"}}), "model.name='oracle': must be one of"),
     (saying({"task": {"name": "chess"}}), "task.name='chess': must be one of"),
-    (
-        saying(vocab_size=5),
-        "model.safetensors: bias is [17], must be [5] as",
-    ),
+    (saying(vocab_size=5), "model.safetensors: bias is [17], must be [5] as"),
     (saying({"model": {"name": "transformer", "layers": 3}}), "model.safetensors: blocks.2."),
     (lambda folder: (folder / "config.json").write_text("{"), "cannot be read: "),
     (shutil.rmtree, "must be minilm, a directory, or repository[@revision]"),
@@ -362,7 +351,7 @@ UNFIT = [
     ({"inputs": {"weights": "new"}}, "inputs.weights='new': must be one of pretrained, initialised"),
     ({"inputs": {"text": "kjv"}}, "inputs.text='kjv': must be null: {} reads its own task's test split"),
     ({"inputs": {"window": 64}}, "inputs.window=64: must be null: {} reads its own task's test split"),
-    ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; trained takes model, weights, layer"),
+    ({"inputs": {"depth": 64}}, "inputs.depth=64: unknown; known are model, weights, layer"),
 ]
 
 
@@ -385,12 +374,6 @@ def test_cells_that_do_not_fit_the_model_are_one_line(changes, line, trained, tm
         check_inputs(reading(trained(), **changes).config, tmp_path)
     assert str(refused.value).startswith(line.format(trained())) and "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_planning_builds_no_model_and_needs_no_transformers(trained, monkeypatch):
-    monkeypatch.setattr(models, "build", None)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert reading(trained()).config["inputs"]["name"] == "trained"
 
 
 @pytest.mark.commands

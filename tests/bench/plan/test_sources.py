@@ -9,12 +9,9 @@ import pytest
 from command import HERE, ROOT, TINY, bench, fake_config_dir
 
 from bench import api
-from bench.execution import sweep
-from bench.execution.runner import Runner
 from bench.measures.context import CellContext
 from bench.plan import cell, sources
 from bench.plan.load import Loader
-from bench.records.record import Record
 from bench.records.store import Store
 
 LOADER = Loader()
@@ -88,14 +85,6 @@ def test_an_edit_changes_the_ids_of_the_cells_that_run_the_file(checkout, config
     assert {name for name in CELLS if before[name] != after[name]} == {"latency of informer", "error of informer"}
 
 
-def test_two_checkouts_agree(checkout, configs, tmp_path_factory, monkeypatch):
-    here = ids(configs)
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    shutil.copytree(checkout, elsewhere, dirs_exist_ok=True)
-    monkeypatch.setattr(sources, "_folder", lambda top: elsewhere if top in sources.PACKAGES else None)
-    assert ids(configs) == here
-
-
 @pytest.mark.parametrize("name", ["error of informer", "error of polysketch"])
 def test_the_exact_function_of_a_cell_is_among_the_code_that_is_hashed(name, configs, tmp_path):
     exact = CellContext(configs[name], tmp_path).exact()
@@ -147,24 +136,6 @@ def test_a_file_that_is_changed_or_gone_is_named(tmp_path):
     assert sources.changed(files) == "second.py"
     (tmp_path / "first.py").unlink()
     assert sources.changed(files) == "first.py"
-
-
-def test_what_was_incorrect_runs_again_when_the_gate_was_edited(checkout, tmp_path, monkeypatch):
-    def plan():
-        return api.planned(LOADER, ["attention=v_mean", "tracking=none", f"results_dir={tmp_path / 'runs'}", *TINY])
-
-    def record(cell, status="oom", **_):
-        times = dict.fromkeys(("started", "ended"), "2026-01-01T00:00:00+00:00") | {"duration_s": 1.0}
-        return Record(cell.cell_id[::-1], cell.cell_id, "", 1, status, cell.config, **times)
-
-    ran = []
-    monkeypatch.setattr(Runner, "run_cell", lambda self, cell, *args: ran.append(cell.cell_id) or record(cell))
-    (before,) = plan().cells
-    Store(tmp_path / "runs").write(record(before, "incorrect"))
-    assert [r.status for r in sweep.run_sweep(plan())] == ["incorrect"]
-    append(checkout / "bench" / "measures" / "correctness.py", "# edited\n")
-    assert [r.status for r in sweep.run_sweep(plan())] == ["oom"]
-    assert len(ran) == 1 and ran != [before.cell_id]
 
 
 REWRITING = """

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import re
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -48,13 +47,6 @@ def messages(capsys):
     return lines
 
 
-@pytest.fixture
-def results(tmp_path):
-    """A results folder of good records."""
-    write(tmp_path / "runs", good())
-    return tmp_path / "runs"
-
-
 def test_what_is_no_record_is_one_line_and_costs_no_other(tmp_path):
     store, neighbour = Store(tmp_path), base("a good one")
     store.write(neighbour)
@@ -67,23 +59,6 @@ def test_what_is_no_record_is_one_line_and_costs_no_other(tmp_path):
         reasons = [text.rpartition(": skipped, ")[2] for text in lines if f"{name}: skipped, " in text]
         assert any(message in reason for reason in reasons), (kind, message)
     assert all(text.startswith(str(store.records_dir)) for text in lines)
-
-
-def test_odd_records_change_no_figure_no_table_and_no_word(results, tmp_path, capsys):
-    write(tmp_path / "fine", good())
-    unreadable, nonsense = list(UNREADABLE)[::5], list(UNUSABLE.values())[::5]
-    for kind in unreadable:
-        spoil(Store(results), kind)
-    write(results, nonsense)
-    (fine, silence), (odd, lines) = (said(analysis.frame.load, folder) for folder in (tmp_path / "fine", results))
-    assert_plain(lines)
-    assert len(lines) == len(unreadable) + len(nonsense) and silence == []
-    assert fine.drop(columns="raw").equals(odd.drop(columns="raw"))
-    outputs = []
-    for folder in (tmp_path / "fine", results):
-        assert main(["table", "--results", str(folder)]) == main(["tables", "--results", str(folder)]) == 0
-        outputs.append(capsys.readouterr().out.replace(str(folder), ""))
-    assert outputs[0] == outputs[1] != ""
 
 
 def test_measurements_that_say_nothing_cost_no_other():
@@ -122,14 +97,15 @@ def test_what_a_benchmark_that_nobody_knows_has_measured_is_read(tmp_path):
 
 
 def test_values_that_nobody_expects_cost_no_figure(tmp_path):
-    assert_drawn(tmp_path, list(EXTREME.values()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TEXTS)
-def test_a_text_of_any_kind_costs_no_figure(kind, tmp_path):
-    loaded, frame = assert_drawn(tmp_path, strange(kind))
-    assert len(loaded) <= frame["cell_id"].nunique()
+    """Nor a table of good records, nor a word."""
+    write(tmp_path, EXTREME.values())
+    loaded, lines = said(Results(tmp_path).load)
+    assert len(loaded) == len(EXTREME) and lines == []
+    frame, lines = said(tidy, [*good(), *loaded])
+    assert all(text.startswith("skipped, ") for text in lines) and len(lines) <= len(EXTREME)
+    done, lines = said(lambda: dict(made(frame, FIGURES | TABLES, lambda name, one: "made")))
+    assert lines == [] and {name for name, one in done.items() if one != "made"} == set()
+    assert main(["table", "--results", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -144,22 +120,6 @@ def test_texts_of_all_kinds_are_shown_as_they_are(kind, tmp_path):
         assert text.replace("\n", "").isprintable()
         assert len({len(row.replace("\\|", "").split("|")) for row in text.split("\n")}) == 1
         text.encode()
-
-
-def assert_drawn(folder, records):
-    """That the records, read from files, cost no figure or table of good ones, nor a word; returns what was read."""
-    write(folder, records)
-    loaded, lines = said(Results(folder).load)
-    assert len(loaded) == len(records) and lines == []
-    frame, lines = said(tidy, [*good(), *loaded])
-    assert all(text.startswith("skipped, ") for text in lines) and len(lines) <= len(records)
-    # Those that read such records at all.
-    benches = {record.config["bench"]["name"] for record in records}
-    done, lines = said(lambda: dict(made(frame, FIGURES | TABLES, lambda name, one: "made")))
-    missing = {name: str(one) for name, one in done.items() if one != "made"}
-    assert lines == [] and not [name for name, one in missing.items() if benches & {*re.findall(r"bench=(\w+)", one)}]
-    assert main(["table", "--results", str(folder)]) == 0
-    return loaded, frame
 
 
 def test_figures_with_all_texts_can_be_written(tmp_path):
@@ -207,7 +167,9 @@ def test_the_mirror_holds_all_that_can_be_read(tmp_path):
             assert "measurements are not those of" in run.data.tags["reason"] and not run.data.metrics
 
 
-def test_odd_records_are_not_packed_and_are_named(results, tmp_path, capsys):
+def test_odd_records_are_not_packed_and_are_named(tmp_path, capsys):
+    results = tmp_path / "runs"
+    write(results, good())
     for kind in UNREADABLE:
         spoil(Store(results), kind)
     linked = next((results / "records").glob("*.json"))

@@ -1,8 +1,5 @@
 """Intervals against their coverage on known distributions, crossovers against closed forms."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -22,7 +19,7 @@ from bench.records.statistics import (
 @pytest.mark.parametrize("n", [6, 7, 20])
 def test_the_interval_covers_the_median(n):
     rng = np.random.default_rng(0)
-    found = [median_interval(rng.lognormal(1.0, 0.5, n), seed=trial) for trial in range(600)]
+    found = [median_interval(rng.lognormal(1.0, 0.5, n)) for _ in range(600)]
     covered = np.mean([one.low <= np.e <= one.high for one in found])
     # Binomial standard error 0.9 %; the plain percentile interval would have 88 % at n = 7.
     assert 0.925 <= covered <= 0.995
@@ -31,19 +28,12 @@ def test_the_interval_covers_the_median(n):
 def test_identical_contestants_tie_in_95_percent():
     rng = np.random.default_rng(1)
     verdicts = []
-    for trial in range(600):
+    for _ in range(600):
         drift = np.linspace(1, 3, 20)
         a, b = (drift * rng.lognormal(0, 0.03, 20) for _ in "ab")
-        verdicts.append(ratio_interval(a, b, seed=trial).verdict)
+        verdicts.append(ratio_interval(a, b).verdict)
     assert 0.925 <= verdicts.count("tie") / 600 <= 0.985
     assert verdicts.count("faster") > 0 and verdicts.count("slower") > 0
-
-
-def test_a_common_drift_cancels():
-    drift = np.geomspace(1, 50, 20)
-    found = ratio_interval(3 * drift, 2 * drift)
-    np.testing.assert_allclose([found.median, found.low, found.high], 1.5, rtol=1e-12)
-    assert found.verdict == "faster"
 
 
 def test_exchanging_the_two_inverts_the_ratio():
@@ -79,10 +69,10 @@ def test_the_interval_of_the_crossover_covers_it():
     lengths = [1024, 2048, 4096, 8192]
     rng = np.random.default_rng(3)
     hits = 0
-    for trial in range(60):
+    for _ in range(60):
         noise = rng.lognormal(0, 0.1, (2, len(lengths), 15))
         ratios = [n / 3000 * noise[0, i] / noise[1, i] for i, n in enumerate(lengths)]
-        found = crossover(lengths, ratios, seed=trial)
+        found = crossover(lengths, ratios)
         hits += found is not None and found.low <= 3000 <= found.high
     assert hits >= 51  # 57 expected, three binomial standard errors of 1.7 below
 
@@ -139,7 +129,7 @@ def test_the_exponent_of_a_power_law_is_exact():
 
 def test_the_interval_of_the_exponent_covers_it():
     rng, sizes = np.random.default_rng(5), [8, 16, 32, 64]
-    found = [power_law(sizes, [r**-0.5 * rng.lognormal(0, 0.2, 20) for r in sizes], seed=trial) for trial in range(200)]
+    found = [power_law(sizes, [r**-0.5 * rng.lognormal(0, 0.2, 20) for r in sizes]) for _ in range(200)]
     covered = np.mean([one.low <= -0.5 <= one.high for one in found])
     assert 0.9 <= covered <= 0.995  # 95 % expected, binomial standard error 1.5 %
 
@@ -150,18 +140,3 @@ def test_an_exponent_of_few_draws_has_a_range_and_of_two_none():
     assert (few.low, few.high) == pytest.approx(np.log([0.5 / 2.0, 0.8 / 1.0]) / np.log(4))
     two = power_law((8, 32), [small[:2], large[:2]])
     assert np.isnan([two.low, two.high]).all() and two.value < 0
-
-
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("bench.records.statistics", ("torch", "hydra", "mlflow", "pandas", "matplotlib")),
-        ("bench.tracking.mirror", ("torch", "mlflow", "pandas")),
-        ("analysis", ("torch", "bench.measures", "pandas", "matplotlib")),
-        ("analysis.__main__", ("torch", "bench.measures", "hydra", "mlflow")),
-    ],
-)
-def test_what_importing_loads(module, heavy):
-    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -86,20 +86,6 @@ def test_whole_numbers_and_fields_that_are_left_out_are_fine(tmp_path):
     assert Store(tmp_path).load() == [FINE]
 
 
-def test_lists_and_what_fits_stand_on_one_line(monkeypatch):
-    monkeypatch.setattr(store, "WIDTH", 30)
-    source = changed(measurements={"curve": {"first": [1, 2, 3, 4, 5, 6], "second": [[1, 2], [3, 4], [5, 6]]}, "n": {}})
-    lines = encode(source)[0].decode().splitlines()
-    start = lines.index(' "measurements": {')
-    assert lines[start + 1 : start + 6] == [
-        '  "curve": {',
-        '   "first": [1, 2, 3, 4, 5, 6],',
-        '   "second": [[1, 2], [3, 4], [5, 6]]',
-        "  },",
-        '  "n": {}',
-    ]
-
-
 def test_the_newest_outcome_stands_and_a_failed_attempt_replaces_none():
     ok, later = changed(), changed(record_id="1", ended="2026-01-02T00:00:00+00:00")
     crash = changed(record_id="2", status="crash", measurements={}, ended="2026-01-03T00:00:00+00:00")
@@ -154,8 +140,3 @@ def test_nothing_is_cleared_while_somebody_writes(tmp_path):
         os.close(writer)
     results.clear_leftovers()
     assert len(names(results.records_dir)) == 1
-
-
-def test_a_folder_that_is_not_there_has_no_leftovers(tmp_path):
-    Store(tmp_path / "new").clear_leftovers()
-    assert not os.path.exists(tmp_path / "new")

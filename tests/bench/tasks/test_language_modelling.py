@@ -10,7 +10,7 @@ from reading import minilm_tokenizer, needs_data
 from tokenizers import Tokenizer
 
 from bench.common.errors import ConfigError
-from bench.inputs import models, texts
+from bench.inputs import models
 from bench.tasks import SPLITS, corpus, open_task
 from bench.tasks.corpus import LocalText
 
@@ -217,17 +217,6 @@ def test_a_damaged_file_is_made_again(opened, cache, damage):
     assert {path: path.read_bytes() for path in cache.iterdir()} == contents
 
 
-def test_nothing_is_left_of_an_interrupted_text(opened, cache, monkeypatch):
-    def interrupted(self, split):
-        yield "some words\n"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LocalText, "pieces", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        opened()
-    assert list(cache.iterdir()) == []
-
-
 # --- the hub
 
 
@@ -343,9 +332,3 @@ def test_a_dataset_without_the_split_or_the_column_is_refused_whatever_may_be_re
     refused("task.text='org/name': must be a dataset with a split train: Bad", "org/name", fallback="pydoc")
     reached(column="content")
     refused("task.text='org/name': must be a dataset with a column text, it has ['content']", "org/name")
-
-
-@needs_data
-def test_the_bible_is_read_whole(opened):
-    task = opened("kjv", 512)
-    assert "".join(decoded(task.tokens[split]) for split in SPLITS) == "".join(texts.lines("kjv"))

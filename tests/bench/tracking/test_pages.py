@@ -113,16 +113,6 @@ def test_latency_memory_and_error_of_chosen_mechanisms_are_side_by_side_after_a_
     see(page, *MECHANISMS, "latency_ms/forward", "peak_mib/forward", "spectral_norm/relative")
 
 
-def test_the_lines_of_some_mechanisms_can_be_hidden_with_a_click_each(page, addresses):
-    page.goto(addresses["curves"])
-    see(page, *MECHANISMS, *OTHERS, "latency_ms/forward")
-    legend = page.get_by_text(re.compile(r"^linformer \(latency_ms"))
-    legend.first.wait_for()
-    for label in OTHERS:
-        page.locator(".ag-row", has_text=label).locator("label:has(.is-visibility-toggle-checkbox)").click()
-    legend.first.wait_for(state="detached")
-
-
 def test_a_sweep_shows_its_table_after_two_clicks(page, addresses):
     page.goto(addresses["runs"])
     page.get_by_text(re.compile(r"^sweep 555555: 37 cells")).click()

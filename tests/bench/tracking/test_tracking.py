@@ -5,11 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
-import multiprocessing
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import zlib
 from collections import Counter
@@ -21,7 +17,6 @@ import synthetic_records
 from bench.common.errors import bounded
 from bench.measures import flatten
 from bench.records.record import STATUSES
-from bench.records.store import Store
 from bench.records.summary import summarise
 from bench.tracking import views
 from bench.tracking.mirror import Mirror, TrackingError
@@ -97,19 +92,6 @@ def test_spectral_norm_is_the_mean_over_sequences_with_its_interval():
     assert "spectral_norm_low.relative" not in alone, "draws and heads of one sequence say nothing of others"
 
 
-def test_a_comparison_between_dtypes_is_mirrored_with_each_by_its_label(mirror, results_dir):
-    labels = ["flash dtype=float32", "flash dtype=bfloat16"]
-    against = [{"label": labels[1], "attention": {"name": "flash"}, "impl": "auto", "dtype": "bfloat16"}]
-    config = {"label": labels[0], "bench": {"name": "compare", "against": against}}
-    measured = compared(labels, [4e6] * 6, [2e6] * 6)
-    mirror.sync([a_record(config=config, measured=measured)])
-    (run,) = runs_of(results_dir)
-    assert run.data.metrics["latency_ms/flash dtype_float32"] == 4
-    assert run.data.metrics["latency_ms/flash dtype_bfloat16"] == 2
-    assert run.data.metrics["speedup/flash dtype_bfloat16"] == 2
-    assert run.data.params["dtype"] == "float32" and "'dtype': 'bfloat16'" in run.data.params["bench.against"]
-
-
 def test_a_record_comes_back_as_it_was(mirror, results_dir):
     times = {"started": "2026-01-02T03:04:05+00:00", "ended": "2026-01-02T03:04:07.250000+00:00"}
     loud = {"host_state": {"disturbed": ["other processes: 1.3 cores", "heat"]}}
@@ -161,20 +143,7 @@ def test_a_later_attempt_supersedes(mirror, results_dir):
     assert found == {first.record_id: "true", second.record_id: "false"}
 
 
-def test_a_torn_run_is_written_again_and_a_stranger_left_alone(mirror, results_dir):
-    experiment = mirror.create()
-    torn, elsewhere = a_record(1), a_record(2)
-    for record in (torn, elsewhere):
-        tags = {"kind": "cell", "record_id": record.record_id, "cell_id": record.cell_id}
-        client_of(results_dir).create_run(experiment, tags=tags)
-    assert mirror.sync([torn]) == 1
-    found = {run.data.tags["record_id"]: run for run in runs_of(results_dir)}
-    assert found[torn.record_id].info.status == "FINISHED"
-    assert found[torn.record_id].data.metrics
-    assert found[elsewhere.record_id].info.status == "RUNNING", "another folder's records may be mirrored here"
-
-
-def test_a_long_sweep_is_written_in_batches_and_read_in_pages(mirror, results_dir, monkeypatch):
+def test_a_long_sweep_with_torn_runs_is_written_in_batches_and_read_in_pages(mirror, results_dir, monkeypatch):
     measured = {f"quantity{index:04}": float(index) for index in range(2000)}
     records = [
         a_record(number, bench="training", measured=measured if number == 0 else {"loss": 1.0}) for number in range(7)
@@ -185,13 +154,15 @@ def test_a_long_sweep_is_written_in_batches_and_read_in_pages(mirror, results_di
     monkeypatch.setattr(
         type(client), "search_runs", lambda *args, **kwargs: search(*args, **kwargs | {"max_results": 2})
     )
-    for record in records[:3]:  # torn, and repaired while the pages are read
+    elsewhere = a_record(9)  # another folder's records may be mirrored here
+    for record in [*records[:3], elsewhere]:  # torn, and repaired while the pages are read
         client.create_run(experiment, tags={"kind": "cell", "record_id": record.record_id})
     assert mirror.sync(records) == 7
     assert mirror.sync(records) == 0
     monkeypatch.undo()
-    found = {run.data.tags["record_id"]: run.data.metrics for run in runs_of(results_dir)}
-    assert found == {record.record_id: summarise(record) for record in records}
+    found = {run.data.tags["record_id"]: (run.info.status, run.data.metrics) for run in runs_of(results_dir)}
+    written = {record.record_id: ("FINISHED", summarise(record)) for record in records}
+    assert found == written | {elsewhere.record_id: ("RUNNING", {})}
 
 
 def test_an_experiment_deleted_in_the_pages_comes_back(mirror, results_dir):
@@ -226,24 +197,21 @@ def test_nothing_that_a_user_may_name_breaks_the_mirror(mirror, results_dir):
 # --- summaries of sweeps ---------------------------------------------------------------------------------
 
 
-def test_a_sweep_has_one_curve_per_mechanism(mirror, results_dir):
-    each = itertools.product(["flash", "softmax"], [512, 1024, 2048])
-    records = [a_record(number, label=label, seq_len=n) for number, (label, n) in enumerate(each)]
+def test_a_sweep_has_one_curve_per_mechanism_and_axis_in_which_its_cells_differ(mirror, results_dir):
+    mechanisms = [("flash", "float32"), ("softmax", "float32"), ("softmax", "bfloat16")]
+    each = itertools.product(mechanisms, [512, 1024, 2048])
+    records = [
+        a_record(number, label=label, seq_len=n, config={"dtype": dtype})
+        for number, ((label, dtype), n) in enumerate(each)
+    ]
     records.append(a_record(99, label="softmax", seq_len=4096, status="oom"))
     mirror.summary(SWEEP, records, [], "")
     curves = {run.info.run_name: run.info.run_id for run in runs_of(results_dir, "curve")}
-    assert curves.keys() == {"flash", "softmax"}, "batch_size follows seq_len and is no axis of its own"
+    lines = {"flash", "softmax dtype=float32", "softmax dtype=bfloat16"}
+    assert curves.keys() == lines, "batch_size follows seq_len and is no axis of its own"
     for run_id in curves.values():
         points = client_of(results_dir).get_metric_history(run_id, "latency_us_per_token/forward")
         assert [(point.step, point.value) for point in points] == [(512, 0.5), (1024, 0.5), (2048, 0.5)]
-
-
-def test_cells_of_one_mechanism_that_differ_in_an_axis_are_on_lines_of_their_own(mirror, results_dir):
-    each = itertools.product((512, 1024), ("float32", "bfloat16"))
-    records = [a_record(number, seq_len=n, config={"dtype": dtype}) for number, (n, dtype) in enumerate(each)]
-    mirror.summary(SWEEP, records, [], "")
-    names = {run.info.run_name for run in runs_of(results_dir, "curve")}
-    assert names == {"flash dtype=float32", "flash dtype=bfloat16"}
 
 
 def test_a_summary_holds_figures_table_and_cells_and_is_rewritten_when_they_change(mirror, results_dir, tmp_path):
@@ -417,98 +385,3 @@ def test_without_mlflow(mirror, monkeypatch):
     monkeypatch.delattr("bench.tracking.runs")
     with pytest.raises(TrackingError, match="mlflow"):
         mirror.sync([a_record()])
-
-
-def run_python(code, *arguments):
-    """Run a script without the variables that turn telemetry off by themselves."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MLFLOW"))}
-    for name in ("CI", "GITHUB_ACTIONS", "DO_NOT_TRACK"):
-        environment.pop(name, None)
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.commands
-def test_it_is_quiet_and_stays_off_the_network(tmp_path):
-    Store(tmp_path).write(a_record())
-    code = """
-import os, sys, time
-from pathlib import Path
-from bench.records.store import Store
-from bench.tracking.mirror import Mirror
-
-def watch(event, arguments):
-    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect"):
-        os.write(1, f"{event} {arguments}\\n".encode())
-
-sys.addaudithook(watch)
-(record,) = Store(sys.argv[1]).load()
-mirror = Mirror(Path(sys.argv[1]))
-mirror.sync([record])
-mirror.summary("sweep", [record], [], "table")
-time.sleep(1)  # telemetry is sent from a thread
-"""
-    done = run_python(code, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def _sync(results_dir, records):
-    Mirror(results_dir).sync(records)
-
-
-@pytest.mark.commands
-def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    shares = [[a_record(10 * share + index) for index in range(3)] for share in range(4)]
-    processes = [spawn.Process(target=_sync, args=(tmp_path, share)) for share in shares]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * 4
-    found = Counter(run.data.tags["record_id"] for run in runs_of(tmp_path))
-    assert found == Counter(record.record_id for share in shares for record in share)
-    assert {run.info.status for run in runs_of(tmp_path)} == {"FINISHED"}
-
-
-@pytest.mark.commands
-def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
-    records = [a_record(number) for number in range(30)]
-    store = Store(tmp_path)
-    for record in records:
-        store.write(record)
-    code = """
-import itertools, os, signal, sys
-from sqlalchemy import Engine, event
-from bench.records.store import Store
-from bench.tracking.mirror import Mirror
-
-numbers = itertools.count()
-
-@event.listens_for(Engine, "before_cursor_execute")
-def kill(*_):
-    if next(numbers) == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
-"""
-
-    def kill_at(statement):
-        killed = run_python(code, tmp_path, statement)
-        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-
-    for statement in (100, 700):  # of the migration
-        kill_at(statement)
-        assert not (tmp_path / "mlflow.db").exists()
-    Mirror(tmp_path).create()
-    mirrored = [0]
-    for statement in (133, 170, 240, 300):  # of writing runs, some fifty for each two
-        kill_at(statement)
-        mirrored.append(len(runs_of(tmp_path)))
-    assert sorted(set(mirrored)) == mirrored, "every try gets further"
-    Mirror(tmp_path).sync(store.load())
-    runs = runs_of(tmp_path)
-    assert Counter(run.data.tags["record_id"] for run in runs) == Counter(record.record_id for record in records)
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert all(len(run.data.metrics) == 5 and len(run.data.params) == 9 for run in runs)
-    assert Mirror(tmp_path).sync(store.load()) == 0

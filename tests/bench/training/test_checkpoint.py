@@ -122,22 +122,15 @@ def test_a_sweep_removes_the_halves_that_killed_ones_left_and_nothing_else(tmp_p
     prepare_folder(str(tmp_path))
     path = saved(tmp_path / "training" / ("0" * 16), 1)
     halves = [path.with_name(f".{name}.0a1b2c3d.tmp") for name in (path.name, "model.safetensors", "config.json")]
-    others = [path.with_name(name) for name in (".mine.tmp", ".step-1.pt.0a1b2c3d.tmp", ".notes.0a1b2c3d.tmp")]
+    names = ("model.safetensors", "step-x.pt", ".mine.tmp", ".step-1.pt.0a1b2c3d.tmp", ".notes.0a1b2c3d.tmp")
+    others = [path.with_name(name) for name in names]
     for each in (*halves, *others):
         each.write_bytes(b"half")
-    os.mkfifo(pipe := path.with_name(f".{path.name}.ff.tmp"))
+    pipes = [path.with_name(name) for name in (f".{path.name}.ff.tmp", "step-0000000007.pt")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
     prepare_folder(str(tmp_path))
-    assert set(path.parent.iterdir()) == {path, pipe, *others}
+    assert set(path.parent.iterdir()) == {path, *pipes, *others}
     halves[0].write_bytes(b"half")
     checkpoint.clear(path.parent)
-    assert set(path.parent.iterdir()) == {pipe, *others}
-
-
-def test_other_files_are_left_alone(tmp_path):
-    others = [tmp_path / name for name in ("model.safetensors", "step-x.pt", ".mine.tmp")]
-    for other in others:
-        other.write_bytes(b"mine")
-    os.mkfifo(pipe := tmp_path / "step-0000000007.pt")
-    saved(tmp_path, 1, 2, 3)
-    checkpoint.clear(tmp_path)
-    assert set(tmp_path.iterdir()) == {*others, pipe}
+    assert set(path.parent.iterdir()) == {*pipes, *others}

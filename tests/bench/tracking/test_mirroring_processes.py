@@ -1,0 +1,108 @@
+"""Processes that write one mirror of records: quiet, killed at any point, and several at once."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from test_tracking import a_record, runs_of
+
+from bench.records.store import Store
+from bench.tracking.mirror import Mirror
+
+pytestmark = pytest.mark.commands
+
+
+def run_python(code, *arguments):
+    """Run a script without the variables that turn telemetry off by themselves."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MLFLOW"))}
+    for name in ("CI", "GITHUB_ACTIONS", "DO_NOT_TRACK"):
+        environment.pop(name, None)
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_it_is_quiet_and_stays_off_the_network(tmp_path):
+    Store(tmp_path).write(a_record())
+    code = """
+import os, sys, time
+from pathlib import Path
+from bench.records.store import Store
+from bench.tracking.mirror import Mirror
+
+def watch(event, arguments):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect"):
+        os.write(1, f"{event} {arguments}\\n".encode())
+
+sys.addaudithook(watch)
+(record,) = Store(sys.argv[1]).load()
+mirror = Mirror(Path(sys.argv[1]))
+mirror.sync([record])
+mirror.summary("sweep", [record], [], "table")
+time.sleep(1)  # telemetry is sent from a thread
+"""
+    done = run_python(code, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _sync(results_dir, records):
+    Mirror(results_dir).sync(records)
+
+
+def test_four_processes_may_start_on_a_store_that_does_not_exist(tmp_path):
+    spawn = multiprocessing.get_context("spawn")
+    shares = [[a_record(10 * share + index) for index in range(3)] for share in range(4)]
+    processes = [spawn.Process(target=_sync, args=(tmp_path, share)) for share in shares]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 4
+    found = Counter(run.data.tags["record_id"] for run in runs_of(tmp_path))
+    assert found == Counter(record.record_id for share in shares for record in share)
+    assert {run.info.status for run in runs_of(tmp_path)} == {"FINISHED"}
+
+
+def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
+    records = [a_record(number) for number in range(30)]
+    store = Store(tmp_path)
+    for record in records:
+        store.write(record)
+    code = """
+import itertools, os, signal, sys
+from sqlalchemy import Engine, event
+from bench.records.store import Store
+from bench.tracking.mirror import Mirror
+
+numbers = itertools.count()
+
+@event.listens_for(Engine, "before_cursor_execute")
+def kill(*_):
+    if next(numbers) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
+"""
+
+    def kill_at(statement):
+        killed = run_python(code, tmp_path, statement)
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+
+    for statement in (100, 700):  # of the migration
+        kill_at(statement)
+        assert not (tmp_path / "mlflow.db").exists()
+    Mirror(tmp_path).create()
+    mirrored = [0]
+    for statement in (133, 170, 240, 300):  # of writing runs, some fifty for each two
+        kill_at(statement)
+        mirrored.append(len(runs_of(tmp_path)))
+    assert sorted(set(mirrored)) == mirrored, "every try gets further"
+    Mirror(tmp_path).sync(store.load())
+    runs = runs_of(tmp_path)
+    assert Counter(run.data.tags["record_id"] for run in runs) == Counter(record.record_id for record in records)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert all(len(run.data.metrics) == 5 and len(run.data.params) == 9 for run in runs)
+    assert Mirror(tmp_path).sync(store.load()) == 0
