@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -42,7 +43,7 @@ class Settings:
 
 
 class Model(nn.Module):
-    """Embedded tokens with sinusoidal positions, blocks of layers, and logits; what these are, a subclass says.
+    """Embedded tokens, with sinusoidal positions or not, blocks of layers, and logits; a subclass says what these are.
 
     Args:
         attentions: the mechanism of each layer, all of the same heads.
@@ -50,9 +51,10 @@ class Model(nn.Module):
         vocabulary: tokens are 0 to `vocabulary - 1`.
         seq_len: the longest sequence.
         activation_checkpointing: compute each block again in the backward pass instead of keeping it.
+        sinusoidal: add sinusoidal positions to the embedded tokens.
     """
 
-    positions: Tensor
+    positions: Tensor | None
 
     def __init__(
         self,
@@ -62,12 +64,15 @@ class Model(nn.Module):
         vocabulary: int,
         seq_len: int,
         activation_checkpointing: bool = False,
+        sinusoidal: bool = True,
     ) -> None:
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
         self.width = attentions[0].num_heads * attentions[0].head_dim
         self.embedding = nn.Embedding(vocabulary, self.width)
-        self.register_buffer("positions", sinusoidal(seq_len, self.width), persistent=False)
+        self.seq_len = seq_len
+        positions = sinusoids(seq_len, self.width) if sinusoidal else None
+        self.register_buffer("positions", positions, persistent=False)
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, tokens: Tensor, asked: Tensor | None = None) -> Tensor:
@@ -76,9 +81,11 @@ class Model(nn.Module):
         With `asked`, `(batch, n)` bool, those where it is true, `(asked, vocabulary)`. More than `seq_len` tokens raise
         `ValueError`.
         """
-        n, longest = tokens.shape[1], len(self.positions)
-        require("seq_len", n, n <= longest, f"at most {longest}")
-        x = self.embedding(tokens) + self.positions[:n]
+        n = tokens.shape[1]
+        require("seq_len", n, n <= self.seq_len, f"at most {self.seq_len}")
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions[:n]
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.activation_checkpointing else block(x)
         return self.logits(x if asked is None else x[asked])
@@ -95,12 +102,16 @@ class MultiHead(nn.Module):
         attention: the mechanism, which says how many heads there are.
         bias: of both projections.
         rotary: turns queries and keys.
+        short_convolution: of query, key and value, how many tokens each is a sum of; 0 is none.
     """
 
-    def __init__(self, attention: Attention, *, bias: bool, rotary: Rotary | None = None) -> None:
+    def __init__(
+        self, attention: Attention, *, bias: bool, rotary: Rotary | None = None, short_convolution: int = 0
+    ) -> None:
         super().__init__()
         width = attention.num_heads * attention.head_dim
         self.query_key_value = nn.Linear(width, 3 * width, bias=bias)
+        self.short_convolution = ShortConvolution(3 * width, short_convolution) if short_convolution else nn.Identity()
         self.rotary = rotary
         self.attention = attention
         self.out = nn.Linear(width, width, bias=bias)
@@ -108,11 +119,30 @@ class MultiHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, n, width)` -> the same shape."""
         batch, n, width = x.shape
-        split = self.query_key_value(x).view(batch, n, 3, self.attention.num_heads, self.attention.head_dim)
+        split = self.short_convolution(self.query_key_value(x)).view(
+            batch, n, 3, self.attention.num_heads, self.attention.head_dim
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)
         return self.out(self.attention(query, key, value).transpose(1, 2).reshape(batch, n, width))
+
+
+class ShortConvolution(nn.Module):
+    """Each channel a weighted sum of its last few tokens: H3 (Fu et al. 2023), Hyena, Mamba and most linear attention.
+
+    With it a key knows the token before it, which attention alone needs a layer for. It begins as the identity.
+    """
+
+    def __init__(self, channels: int, kernel_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels, 1, kernel_size))
+        nn.init.ones_(self.weight[..., -1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, n, channels)` -> the same shape."""
+        channels, _, size = self.weight.shape
+        return F.conv1d(F.pad(x.mT, (size - 1, 0)), self.weight, groups=channels).mT
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
@@ -140,7 +170,7 @@ def before_logits(norm: nn.LayerNorm) -> nn.LayerNorm:
     return norm
 
 
-def sinusoidal(length: int, width: int) -> Tensor:
+def sinusoids(length: int, width: int) -> Tensor:
     """`(length, width)`: sine and cosine of `position / 10000^(2i / width)`, in turns (Vaswani et al. 2017, 3.5)."""
     angles = _angles(length, width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(torch.float32)

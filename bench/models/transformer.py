@@ -25,6 +25,8 @@ class TransformerSettings(Settings):
 
     layers: int = setting(12, minimum=1, maximum=1000)
     dropout: float = setting(0.0, minimum=0, maximum=1)  # of the outputs of attention and feed-forward layers
+    sinusoidal: bool = True  # positions added to the embeddings, as in the paper; false leaves the rotary ones
+    short_convolution: int = setting(0, minimum=0, maximum=64)  # of queries, keys and values, over so many tokens
     activation_checkpointing: bool = False  # computes each block again in the backward pass instead of keeping it
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
@@ -43,7 +45,7 @@ class TransformerSettings(Settings):
 
 
 class Transformer(Model):
-    """Pre-LN decoder: sinusoidal positions beside rotary ones, gated linear units, logits by the tied embedding.
+    """Pre-LN decoder: rotary positions (and sinusoidal ones), gated linear units, logits by the tied embedding.
 
     Its logits are of the token after each.
     """
@@ -54,10 +56,11 @@ class Transformer(Model):
         rotary = Rotary(seq_len, attentions[0].head_dim)
         super().__init__(
             attentions,
-            [Block(attention, rotary, settings.dropout) for attention in attentions],
+            [Block(attention, rotary, settings) for attention in attentions],
             vocabulary=vocabulary,
             seq_len=seq_len,
             activation_checkpointing=settings.activation_checkpointing,
+            sinusoidal=settings.sinusoidal,
         )
         self.norm = before_logits(nn.LayerNorm(self.width, eps=EPS))
         self.bias = nn.Parameter(torch.zeros(vocabulary))
@@ -70,14 +73,15 @@ class Transformer(Model):
 class Block(nn.Module):
     """A layer: attention, then a gated linear unit, each added to what it read through a layer norm."""
 
-    def __init__(self, attention: Attention, rotary: Rotary, dropout: float) -> None:
+    def __init__(self, attention: Attention, rotary: Rotary, settings: TransformerSettings) -> None:
         super().__init__()
-        self.multihead = MultiHead(attention, bias=False, rotary=rotary)
+        convolution = settings.short_convolution
+        self.multihead = MultiHead(attention, bias=False, rotary=rotary, short_convolution=convolution)
         width = self.multihead.out.out_features
         self.attention_norm = nn.LayerNorm(width, eps=EPS)
         self.feed_forward_norm = nn.LayerNorm(width, eps=EPS)
         self.feed_forward = GatedLinearUnit(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, n, width)` -> the same shape."""

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from model_cases import SEQ_LEN, VOCABULARY, config, made, tokens, turned
 from torch import nn
 
-from bench.models import build
-from bench.models.layers import Rotary, sinusoidal
+from bench.models import build, layers
+from bench.models.layers import Rotary
 
 SIZES = {"num_heads": 3, "head_dim": 8, "seq_len": 32}
 WIDTH = 24
@@ -34,19 +34,25 @@ def sinusoids(length, width):
     )
 
 
-def transformer(weights, read, heads=3, layers=2):
+def convolved(x, weight):
+    """Channel by channel the sum of the last few tokens, the last weight is that of the token itself."""
+    size = weight.shape[-1]
+    return sum(weight[:, 0, size - 1 - back] * F.pad(x, (0, 0, back, 0))[:, : x.shape[1]] for back in range(size))
+
+
+def transformer(weights, read, heads=3, layers=2, sinusoidal=True):
     """Logits of Transformer++ with softmax, by functions of PyTorch."""
     n, d = read.shape[1], WIDTH
 
     def norm(x, name):
         return F.layer_norm(x, (d,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
 
-    x = F.embedding(read, weights["embedding.weight"]) + sinusoids(n, d)
+    x = F.embedding(read, weights["embedding.weight"]) + (sinusoids(n, d) if sinusoidal else 0)
     for layer in (f"blocks.{i}" for i in range(layers)):
-        query, key, value = (
-            (norm(x, f"{layer}.attention_norm") @ matrix.T).view(-1, n, heads, d // heads).transpose(1, 2)
-            for matrix in weights[f"{layer}.multihead.query_key_value.weight"].split(d)
-        )
+        projected = norm(x, f"{layer}.attention_norm") @ weights[f"{layer}.multihead.query_key_value.weight"].T
+        if (short := weights.get(f"{layer}.multihead.short_convolution.weight")) is not None:
+            projected = convolved(projected, short)
+        query, key, value = (part.view(-1, n, heads, d // heads).transpose(1, 2) for part in projected.split(d, -1))
         out = F.scaled_dot_product_attention(turned(query), turned(key), value, is_causal=True)
         x = x + out.transpose(1, 2).reshape(-1, n, d) @ weights[f"{layer}.multihead.out.weight"].T
         value_gate = norm(x, f"{layer}.feed_forward_norm") @ weights[f"{layer}.feed_forward.value_gate.weight"].T
@@ -57,16 +63,24 @@ def transformer(weights, read, heads=3, layers=2):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_transformer_is_that_of_other_functions(training, dtype, tolerance):
-    dropout = 0.0 if training else 0.3
-    ours = awakened(build(config(settings={"dropout": dropout}, **SIZES), VOCABULARY)).to(dtype).train(training)
+@pytest.mark.parametrize(
+    "given", [{}, {"sinusoidal": False, "short_convolution": 4}], ids=["paper", "rotary-convolution"]
+)
+def test_a_transformer_is_that_of_other_functions(given, training, dtype, tolerance):
+    settings = {"dropout": 0.0 if training else 0.3, **given}
+    ours = awakened(build(config(settings=settings, **SIZES), VOCABULARY)).to(dtype).train(training)
     weights = {key: tensor.double() for key, tensor in ours.state_dict().items() if isinstance(tensor, torch.Tensor)}
     with torch.no_grad():
         for length in (1, 7, 32):
             read = tokens(length=length)
-            expected = transformer(weights, read)
+            expected = transformer(weights, read, sinusoidal=not given)
             scale = expected.abs().max()
             torch.testing.assert_close(ours(read).double() / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+def test_a_short_convolution_begins_as_the_identity():
+    plain, convolving = (made(settings={"short_convolution": size}, **SIZES) for size in (0, 4))
+    torch.testing.assert_close(convolving(tokens(length=32)), plain(tokens(length=32)))
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -155,7 +169,7 @@ def test_scores_depend_on_differences_only():
 def test_far_positions_are_as_exact_as_near_ones():
     """The fastest coordinate at position 32,767, against Python's own sine; in float32 the slower ones would be off."""
     far = 2**15 - 1
-    added, rotary = sinusoidal(far + 1, 8), Rotary(far + 1, 8)
+    added, rotary = layers.sinusoids(far + 1, 8), Rotary(far + 1, 8)
     for pair in range(4):
         angle = far / 10000 ** (2 * pair / 8)
         expected = torch.tensor([math.sin(angle), math.cos(angle)])

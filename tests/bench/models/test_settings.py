@@ -48,7 +48,7 @@ def test_sizes_are_those_of_the_papers():
     [
         ({}, "model.name=None: must be one of transformer, encoder"),
         ({"name": "bert"}, "model.name='bert': must be one of transformer, encoder"),
-        ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, activation_chec"),
+        ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, sinusoidal, short"),
         ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
         ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),
         ({"name": "encoder", "layers": 10**9}, "model.layers=1000000000: must be a number of at most 1000"),
