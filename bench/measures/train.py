@@ -149,7 +149,7 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
     """
     total = 0
     for layer in (module for module in trainer.model.modules() if isinstance(module, MultiHead)):
-        # A copy: what counts its calls is to count those of training.
+        # A copy: the weights that are trained keep their dtype.
         attention = copy.deepcopy(layer.attention).to(trainer.dtype).eval()
         shape = (1, attention.num_heads, seq_len, attention.head_dim)
         tokens = torch.zeros(shape, device=trainer.device, dtype=trainer.dtype)

@@ -15,7 +15,7 @@ FLOAT = 4
 def trained(tmp_path, seq_len=N, dtype="float32", causal=True, **attention):
     changes = {"model": {"name": "transformer" if causal else "encoder", "layers": LAYERS}, "batch_size": 4}
     changes |= {"task": {"name": "compression" if causal else "reversal"}, "num_heads": HEADS, "head_dim": H}
-    changes["training"] = {"steps": 1, "warmup": 0, "evaluation_examples": 4, "test_examples": 4}
+    changes["training"] = {"steps": 3, "warmup": 0, "evaluation_examples": 4, "test_examples": 4}
     cell = config(attention["name"], {"name": "train"}, seq_len=seq_len, dtype=dtype, causal=causal, **changes)
     return measures.get("train")().measure(CellContext({**cell, "attention": attention}, tmp_path))
 
@@ -62,11 +62,10 @@ def test_what_does_not_decode_has_none(causal, name, tmp_path):
 
 
 def test_measuring_it_leaves_training_as_it_was(tmp_path, monkeypatch):
-    # Its features are redrawn after so many calls, and those of training alone count.
-    redrawing = {"name": "performer", "redraw_interval": 2, "num_features": 4}
-    curve = trained(tmp_path, **redrawing)["test"]
+    sketch = {"name": "polysketch", "sketch": "learned", "sketch_size": 4, "dtype": "bfloat16"}
+    found = trained(tmp_path, **sketch)["test"]
     monkeypatch.setattr("bench.measures.train._state_bytes", lambda trainer, seq_len: 0)
-    assert trained(tmp_path, **redrawing)["test"] == curve
+    assert trained(tmp_path, **sketch)["test"] == found
 
 
 def test_a_record_of_before_has_none(tmp_path):
