@@ -21,6 +21,7 @@ from analysis.plots import (
     pareto,
     perplexity,
     quality_cost,
+    recall_state,
     roofline,
     scaling,
     skeinformer,
@@ -46,6 +47,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "learning": learning.figure,
     "copying_induction": learning.sudden,
     "recall": learning.recall,
+    "recall_state": recall_state.figure,
     "thesis": thesis.figure,
     "perplexity": perplexity.figure,
     "perplexity_by_position": perplexity.by_position,
@@ -57,7 +59,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "crossover": crossover.figure,
 }
 PARTS = {
-    **dict.fromkeys(("sketch_error", "learning", "copying_induction", "quality_cost"), ("inputs",)),
+    **dict.fromkeys(("sketch_error", "learning", "copying_induction", "quality_cost", "recall_state"), ("inputs",)),
     "crossover": ("pass", "causal"),
 }
 """Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""

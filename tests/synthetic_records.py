@@ -262,9 +262,16 @@ def train(
         "validation": found,
         "test": found[-1],
         **{"parameters": 12345, "vocabulary": 10, "source": text or "generated", "resumed_from": 0, "processes": 1},
+        "state_bytes": state_bytes(label, seq_len),
         "baselines": {"unigram": 2.9, "bigram": 2.2 + 1 / seq_len} if text else {},
     }
     return record(cell, measured, status)
+
+
+def state_bytes(label, seq_len):
+    """Of two layers: a cache that grows with the context, or so many features."""
+    exact = label in ("softmax", "flash", "polynomial_p4")
+    return int(2 * 4 * 12 * 64 * (2 * seq_len if exact else 65 * ATTENTIONS[label][1]))
 
 
 TASKS = {

@@ -1,5 +1,6 @@
 """Training a model on a task: its curve, and what it can in the end."""
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from attention_zoo import UnsupportedError
 from attention_zoo.branches import WithoutBranch, branches
 from bench import models, tasks
 from bench.measures import Benchmark, register
@@ -44,12 +46,14 @@ class Train(Benchmark):
             "test": the same at the end and "loss_by_position", "loss_by_unit" and of a text "parts", "branches": the
             same of a hybrid without one of them, by its name, "longer": the same at other lengths, by the length,
             "baselines": {"unigram", "bigram"} of a text,
-            "parameters", "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
+            "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where the mechanism
+            does not decode, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
         """
         trainer, keep = make_trainer(context), context.keep
+        state_bytes = _state_bytes(trainer, context.config["seq_len"])
         with torch.random.fork_rng():
             if keep:
                 checkpoint.resume(keep, trainer, context.say)
@@ -64,7 +68,8 @@ class Train(Benchmark):
             checkpoint.clear(keep)
         task = trainer.task
         curves = {"curve": trainer.curve, "seconds": trainer.seconds, "validation": trainer.evaluations, "test": test}
-        size = {"parameters": sum(p.numel() for p in trainer.model.parameters()), "vocabulary": task.vocabulary}
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        size = {"parameters": parameters, "state_bytes": state_bytes, "vocabulary": task.vocabulary}
         how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
         return {**curves, **more, "baselines": task.baselines(), **size, **how}
 
@@ -100,7 +105,7 @@ class Train(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; the curves; the speed.
+        """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; `state_bytes`; curves; speed.
 
         Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers. `raw` has what is at each position
         or evaluation, the value is the last of it.
@@ -114,6 +119,8 @@ class Train(Benchmark):
         last = float(raw[np.isfinite(raw)][-1])
         yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
         yield from _by_unit("loss", test)
+        if measurements.get("state_bytes") is not None:
+            yield Metric("state_bytes", measurements["state_bytes"], "bytes", shown=None)
         for kind, part in test.get("parts", {}).items():
             if part["answers"]:
                 yield Metric(f"loss_{kind}", part["loss"] / part["answers"], "nats", name=f"loss.{kind}", shown=None)
@@ -133,6 +140,25 @@ class Train(Benchmark):
             unit = "nats" if metric == "loss" else "1"
             yield Metric(name, float(raw[-1]), unit, raw=raw, name=tracked, shown=None)
         yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
+
+
+def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
+    """Bytes of the decoding state of all layers after so many tokens of one sequence, in the dtype of the products.
+
+    What is in it does not depend on the weights: it is known before training. None where a mechanism does not decode.
+    """
+    total = 0
+    for layer in (module for module in trainer.model.modules() if isinstance(module, MultiHead)):
+        # A copy: the weights that are trained keep their dtype.
+        attention = copy.deepcopy(layer.attention).to(trainer.dtype).eval()
+        shape = (1, attention.num_heads, seq_len, attention.head_dim)
+        tokens = torch.zeros(shape, device=trainer.device, dtype=trainer.dtype)
+        try:
+            with torch.no_grad():
+                total += attention.prefill(tokens, tokens, tokens)[1].num_bytes
+        except UnsupportedError:
+            return None
+    return total
 
 
 def _without_branches(trainer: Trainer) -> dict[str, Any]:

@@ -8,11 +8,17 @@ from bench.common.schema import named
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
 from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
 from bench.tasks.language_modelling import LanguageModelling
+from bench.tasks.mad import Compression, FuzzyRecall, Memorisation, NoisyRecall
 
 __all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "open_task", "settings"]
 
 TASKS: dict[str, type[Settings]] = {
-    task.name: task for task in (AssociativeRecall, InductionHeads, LanguageModelling, Reversal, SelectiveCopying)
+    task.name: task
+    for task in (
+        *(AssociativeRecall, InductionHeads, Reversal, SelectiveCopying),
+        *(Compression, FuzzyRecall, Memorisation, NoisyRecall),
+        LanguageModelling,
+    )
 }
 
 

@@ -1,0 +1,56 @@
+"""Recall over memory: how many answers a mechanism gives, and how many bytes it keeps of the past to give them."""
+
+import pandas as pd
+
+from analysis.controls import notes as diagnosed
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.training import PANEL, over_seeds, panels, trained_cells
+
+TASKS = ("associative_recall", "noisy_recall", "fuzzy_recall", "compression", "memorisation")
+_EXPLANATION = (
+    "Upper left is better. Right: answers of the test split, medians over seeds, bars from the least to the greatest. "
+    "State: what decoding keeps of all layers after n tokens of one sequence, padding and spare room included; what "
+    "does not decode is left out."
+)
+
+
+@layout.styled()
+def figure(frame: pd.DataFrame) -> Picture:
+    """Right answers over bytes of the decoding state, a panel for every task of recall and length.
+
+    A point for each mechanism; controls, which keep a window, themselves or a mean, are grey.
+    """
+    data, notes = trained_cells(frame, TASKS)
+    points = _points(data)
+    if points.empty:
+        raise MissingRecords("needs ok records of bench=train with state_bytes")
+    shown = data[data["series"].isin(points["series"])]
+    properties = style.of_series(shown)
+    # Without lines, variants of one mechanism look alike.
+    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    groups = panels(points)
+    drawn, axes = layout.grid(len(groups))
+    for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
+        layout.title(panel, f"{kind}, n = {seq_len:,}")
+        for _, row in rows.iterrows():
+            marks.point(panel, row, "bytes", properties[row["series"]], numbers[row["series"]], capsize=2)
+        marks.log_axis(panel.xaxis, "decoding state (bytes)")
+        panel.set_ylim(-3, 103)
+        panel.set_ylabel("right answers (%)")
+    names = {
+        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
+        for name, line in properties.items()
+    }
+    grey = "Grey: controls." if points["control"].any() else ""
+    return layout.finish(drawn, names, _EXPLANATION, grey, *diagnosed(shown), *notes, captions.conditions(shown))
+
+
+def _points(data: pd.DataFrame) -> pd.DataFrame:
+    """Right answers in percent (`value`, `low`, `high`) with the state's `bytes`, which is the same for all seeds."""
+    right = over_seeds(data, "token_accuracy")
+    right[["value", "low", "high"]] *= 100
+    states = over_seeds(data, "state_bytes")[[*PANEL, "series", "value"]].rename(columns={"value": "bytes"})
+    points = right.merge(states, on=[*PANEL, "series"])
+    return points.assign(bytes_low=points["bytes"], bytes_high=points["bytes"])

@@ -1,0 +1,223 @@
+"""Tasks of MAD, the mechanistic architecture design pipeline (Poli et al. 2024, arXiv 2403.17844, section 3, appendix B).
+
+The rules are those of its code, athms/mad-lab (`mad/data/instances.py`), in its baseline setting: every key that comes
+again is asked for. MAD's other two tasks are here too: in-context recall is `noisy_recall` with `task.noise=0`, and
+`selective_copying` is Mamba's. For all of them: MAD trains on every next token, here only what is asked counts; and
+MAD cuts off the last token, whose answer it is, while here `seq_len` tokens are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common.errors import ConfigError
+from bench.common.schema import setting
+from bench.tasks.base import IGNORED, Draws, Example
+from bench.tasks.generated import GeneratedSettings
+
+Ids = NDArray[np.int64]
+
+
+@dataclass
+class Mad(GeneratedSettings):
+    """What the four tasks share: a vocabulary, and examples to train on that end."""
+
+    vocabulary: int = setting(16, minimum=4)  # V
+    examples: int | None = setting(12800, minimum=1)  # MAD's; None: fresh ones without end
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        return self.vocabulary
+
+    def _require_even(self, config: Mapping[str, Any], least: int) -> None:
+        if config["seq_len"] % 2 or config["seq_len"] < least:
+            allowed = f"even and at least {least} for task.name={self.name}"
+            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}")
+
+
+@dataclass
+class NoisyRecall(Mad):
+    """Name the value of every key that comes again, among noise.
+
+    A sequence is slots of two tokens. A slot is noise with chance `noise`: two tokens uniform on the last `noise_tokens`
+    of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key, uniform on the
+    first half of the rest of the vocabulary, and its value, which was drawn uniformly from the second half when the
+    key came first; two keys may have the same one. The last slot's key is uniform on those that came. Where a key
+    comes again, its value is the target.
+
+    It differs from MAD (section 3.1, noisy in-context recall) in that the slot that is never noise is not the last:
+    there no key may have come at all, and MAD's code fails.
+    """
+
+    name: ClassVar[str] = "noisy_recall"
+
+    vocabulary: int = setting(32, minimum=5)  # V, noise included
+    noise_tokens: int = setting(16, minimum=1)
+    noise: float = setting(0.2, minimum=0, maximum=0.9999999)  # of the slots
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse a length that is odd or of one slot, and a vocabulary without two keys and two values."""
+        super().require_fits(config)
+        self._require_even(config, 4)
+        if self.vocabulary - self.noise_tokens < 4:
+            allowed = f"at least {self.noise_tokens + 4}, four more than task.noise_tokens={self.noise_tokens}"
+            raise ConfigError(f"task.vocabulary={self.vocabulary}: must be {allowed}")
+
+    def draw(self, draws: Draws, seq_len: int) -> Example:
+        """Tokens and targets."""
+        slots, rest = seq_len // 2, self.vocabulary - self.noise_tokens
+        is_noise = np.append(draws.uniform(slots - 1) < self.noise, False)
+        is_noise[draws.below(slots - 1, 1)] = False
+        keys, value_of = draws.below(rest // 2, slots), rest // 2 + draws.below(rest - rest // 2, rest // 2)
+        came = np.unique(keys[:-1][~is_noise[:-1]])
+        keys[-1:] = came[draws.below(len(came), 1)]
+        tokens = np.stack([keys, value_of[keys]], 1)
+        tokens[is_noise] = rest + draws.below(self.noise_tokens, 2 * slots).reshape(slots, 2)[is_noise]
+        comes_again = np.ones(slots, bool)
+        comes_again[is_noise] = False
+        places = np.flatnonzero(~is_noise)
+        comes_again[places[np.unique(keys[places], return_index=True)[1]]] = False
+        targets = np.full((slots, 2), IGNORED)
+        targets[comes_again, 0] = value_of[keys[comes_again]]
+        return tokens.reshape(-1), targets.reshape(-1)
+
+
+@dataclass
+class FuzzyRecall(Mad):
+    """Name the value of every key that comes again, where keys and values are of one to so many tokens.
+
+    The last of V tokens is padding; of the others the first half is of keys, the second of values. A key has 1 to
+    `key_tokens` tokens and a value 1 to `value_tokens`, each number as likely; its tokens differ, every such sequence as
+    likely. Keys and their values follow one another, and a key that comes again has the same value, whose every token
+    is asked for, each at the token before it. One pair is drawn first: it stands at the first place where a pair ends
+    from a uniform one on, and comes again at the end. There is padding on the left where the pairs are shorter than
+    the sequence.
+
+    It differs from MAD (section 3.1, fuzzy in-context recall) in that it is tested as it is trained (MAD's tests have
+    keys of `key_tokens` tokens only); a pair drawn first that found no place stands before the end (in MAD nothing
+    answers it then); and pairs go on as long as the longest fits (MAD pads a little more).
+    """
+
+    name: ClassVar[str] = "fuzzy_recall"
+
+    key_tokens: int = setting(3, minimum=1)
+    value_tokens: int = setting(3, minimum=1)
+
+    @property
+    def _halves(self) -> tuple[int, int]:
+        """Tokens of keys, and of values."""
+        return (self.vocabulary - 1) // 2, self.vocabulary // 2
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse keys or values longer than their half of the vocabulary, and a length without room for a pair twice."""
+        super().require_fits(config)
+        for name, half in zip(("key_tokens", "value_tokens"), self._halves, strict=True):
+            if getattr(self, name) > half:
+                allowed = f"at most {half}, half of task.vocabulary={self.vocabulary} less the padding"
+                raise ConfigError(f"task.{name}={getattr(self, name)}: must be {allowed}")
+        least = 2 * (self.key_tokens + self.value_tokens)
+        if config["seq_len"] < least:
+            allowed = f"at least {least}, twice task.key_tokens={self.key_tokens} and "
+            raise ConfigError(f"seq_len={config['seq_len']}: must be {allowed}task.value_tokens={self.value_tokens}")
+
+    def draw(self, draws: Draws, seq_len: int) -> Example:
+        """Tokens and targets."""
+        halves, count = self._halves, 1 + seq_len // 2
+        keys = _motifs(draws, count, 0, halves[0], self.key_tokens)
+        values = _motifs(draws, count, halves[0], halves[1], self.value_tokens)
+        probe, known = keys[0], {keys[0]: values[0]}
+        size, longest = len(keys[0]) + len(values[0]), self.key_tokens + self.value_tokens
+        place = int(draws.below(max(1, seq_len - 2 * size), 1)[0])
+        tokens: list[int] = []
+        targets: list[int] = []
+        shown: set[tuple[int, ...]] = set()
+
+        def add(key: tuple[int, ...]) -> None:
+            value = known[key]
+            asked = value if key in shown else (IGNORED,) * len(value)
+            tokens.extend(key + value)
+            targets.extend((IGNORED,) * (len(key) - 1) + asked + (IGNORED,))
+            shown.add(key)
+
+        for key, value in zip(keys[1:], values[1:], strict=True):
+            if len(tokens) >= place and probe not in shown:
+                add(probe)
+            if len(tokens) + longest + size * (1 + (probe not in shown)) > seq_len:
+                break
+            known.setdefault(key, value)
+            add(key)
+        if probe not in shown:
+            add(probe)
+        add(probe)
+        spare = seq_len - len(tokens)
+        return np.array([self.vocabulary - 1] * spare + tokens), np.array([IGNORED] * spare + targets)
+
+
+def _motifs(draws: Draws, count: int, first: int, bound: int, longest: int) -> list[tuple[int, ...]]:
+    """So many sequences of 1 to `longest` different tokens of `first` to `first + bound - 1`."""
+    sizes = 1 + draws.below(longest, count)
+    orders = first + draws.uniform(count * bound).reshape(count, bound).argsort(axis=1)[:, :longest]
+    return [tuple(order[:size]) for order, size in zip(orders.tolist(), sizes.tolist(), strict=True)]
+
+
+@dataclass
+class Compression(Mad):
+    """Name a sequence of tokens again, in order, when all of it has been read.
+
+    The first half of the sequence are tokens, independent and uniform on 0..V-2; the second half are markers V - 1, and
+    the target at the i-th of them is the i-th token.
+
+    It differs from MAD (section 3.1, compression), where an encoder's vector at one last marker goes with every
+    position through a network, and all that layer-to-layer attention could look back at is lost. Our models have
+    logits at positions, so the tokens are asked for at markers behind them: they have to be in what the mechanism
+    keeps of the past, its decoding state, not in one vector. Of softmax that state holds all tokens. MAD's n tokens are
+    n - 1 and a marker; here they are `seq_len` / 2.
+    """
+
+    name: ClassVar[str] = "compression"
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse an odd length."""
+        super().require_fits(config)
+        self._require_even(config, 2)
+
+    def draw(self, draws: Draws, seq_len: int) -> Example:
+        """Tokens and targets."""
+        half, marker = seq_len // 2, self.vocabulary - 1
+        data = draws.below(marker, half)
+        return np.append(data, np.full(half, marker)), np.append(np.full(half, IGNORED), data)
+
+
+@dataclass
+class Memorisation(Mad):
+    """Name the value of a key, where the two belong together in all examples: the weights have to know it.
+
+    The last of V tokens is a marker; of the others the first half are keys, and each has a value of its own in the
+    second, by a dictionary that is drawn from `dictionary` and is the same in every split. A sequence is keys,
+    independent and uniform, each with a marker behind it, where its value is the target. As in MAD (section 3.1,
+    memorization).
+    """
+
+    name: ClassVar[str] = "memorisation"
+
+    vocabulary: int = setting(256, minimum=4)  # V
+    examples: int | None = setting(256, minimum=1)  # MAD's; None: fresh ones without end
+    dictionary: int = setting(12345, minimum=0)  # the seed of the values, MAD's
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse an odd length."""
+        super().require_fits(config)
+        self._require_even(config, 2)
+
+    def draw(self, draws: Draws, seq_len: int) -> Example:
+        """Tokens and targets."""
+        count, values = (self.vocabulary - 1) // 2, self.vocabulary // 2
+        value_of = count + Draws(self.dictionary, "dictionary", 0).distinct(values, count)
+        tokens, targets = np.full(seq_len, self.vocabulary - 1), np.full(seq_len, IGNORED)
+        tokens[0::2] = draws.below(count, seq_len // 2)
+        targets[1::2] = value_of[tokens[0::2]]
+        return tokens, targets

@@ -1,0 +1,86 @@
+"""Right answers over the bytes of the decoding state, on synthetic records."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from drawn import caption, changed, legend, panels
+from matplotlib.colors import to_rgb
+from synthetic_records import state_bytes, train
+
+from analysis.frame import tidy
+from analysis.plots import recall_state
+from analysis.selection import MissingRecords
+
+TASK = {"task": "associative_recall"}
+LOSSES = {"softmax": 0.01, "performer": 0.4, "local": 1.2, "identity": 2.0}
+
+
+def runs(rng, **changes):
+    """Three seeds of each, whose losses are once, twice and three times the mechanism's."""
+    return [
+        train(label, n, seed, rng, final=loss * (1 + seed), **TASK | changes)
+        for (label, loss), n, seed in product(LOSSES.items(), (64, 128), range(3))
+    ]
+
+
+def points(axes):
+    """(bytes, right answers, lowest, highest) of each point, by its colour."""
+    found = {}
+    for line, _, (_, upright) in axes.containers:
+        ((x, low), (_, high)) = upright.get_segments()[0]
+        (y,) = line.get_ydata()
+        found[line.get_color()] = (x, y, low, high)
+    return found
+
+
+def test_every_mechanism_is_a_point_of_its_state_and_its_answers(rng):
+    figure = recall_state.figure(tidy(runs(rng)))
+    assert set(panels(figure)) == {"associative recall, n = 64", "associative recall, n = 128"}
+    handles = legend(figure)
+    assert list(handles) == ["1 identity", "2 local", "3 performer", "4 softmax"]
+    for n in (64, 128):
+        found = points(panels(figure)[f"associative recall, n = {n}"])
+        for number, label in enumerate(sorted(LOSSES), 1):
+            expected = [100 * np.exp(-LOSSES[label] * times) for times in (2, 3, 1)]
+            at = found[handles[f"{number} {label}"].get_color()]
+            np.testing.assert_allclose(at, [state_bytes(label, n), *expected])
+
+
+def test_controls_are_grey_and_nothing_else_is(rng):
+    for name, handle in legend(recall_state.figure(tidy(runs(rng)))).items():
+        colour = to_rgb(handle.get_color())
+        is_grey = len(set(colour)) == 1 and colour != (0, 0, 0)
+        assert is_grey == (name.split()[1] in ("local", "identity"))
+
+
+def test_the_caption_says_that_controls_are_grey_and_what_they_say_of_the_task(rng):
+    text = caption(recall_state.figure(tidy(runs(rng))))
+    assert "Grey: controls." in text and "Not diagnostic here: associative recall" in text
+    alone = [one for one in runs(rng) if one.config["label"] in ("softmax", "performer")]
+    assert "Grey" not in caption(recall_state.figure(tidy(alone)))
+
+
+def test_what_does_not_decode_is_no_point_and_no_other_task_is_shown(rng):
+    records = [
+        changed(one, measurements={"state_bytes": None}) if one.config["label"] == "performer" else one
+        for one in runs(rng)
+    ]
+    figure = recall_state.figure(tidy([*records, train("softmax", 64, 0, rng)]))
+    assert list(legend(figure)) == ["1 identity", "2 local", "3 softmax"]
+    assert len(panels(figure)) == 2
+
+
+def test_a_failed_run_is_no_point_and_is_named(rng):
+    records = [*runs(rng), *(train("flash", 64, seed, rng, "oom", **TASK) for seed in range(3))]
+    figure = recall_state.figure(tidy(records))
+    assert not any("flash" in name for name in legend(figure))
+    assert "flash, associative recall, n = 64 (3: oom)" in caption(figure)
+
+
+def test_without_states_it_is_said(rng):
+    records = [changed(one, measurements={"state_bytes": None}) for one in runs(rng)]
+    with pytest.raises(MissingRecords, match="state_bytes"):
+        recall_state.figure(tidy(records))
+    with pytest.raises(MissingRecords):
+        recall_state.figure(tidy([train("softmax", 64, 0, rng)]))
