@@ -44,10 +44,10 @@ class NoisyRecall(Mad):
     """Name the value of every key that comes again, among noise.
 
     A sequence is slots of two tokens. A slot is noise with chance `noise`: two tokens uniform on the last
-    `noise_tokens` of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key, uniform on the
-    first half of the rest of the vocabulary, and its value, which was drawn uniformly from the second half when the
-    key came first; two keys may have the same one. The last slot's key is uniform on those that came. Where a key
-    comes again, its value is the target.
+    `noise_tokens` of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key,
+    uniform on the first half of the rest of the vocabulary, and its value, which was drawn uniformly from the
+    second half when the key came first; two keys may have the same one. The last slot's key is uniform on those
+    that came. Where a key comes again, its value is the target.
 
     It differs from MAD (section 3.1, noisy in-context recall) in that the slot that is never noise is not the last:
     there no key may have come at all, and MAD's code fails.
@@ -92,10 +92,10 @@ class FuzzyRecall(Mad):
 
     The last of V tokens is padding; of the others the first half is of keys, the second of values. A key has 1 to
     `key_tokens` tokens and a value 1 to `value_tokens`, each number as likely; its tokens differ, every such
-    sequence as likely. Keys and their values follow one another, and a key that comes again has the same value, whose every token
-    is asked for, each at the token before it. One pair is drawn first: it stands at the first place where a pair ends
-    from a uniform one on, and comes again at the end. There is padding on the left where the pairs are shorter than
-    the sequence.
+    sequence as likely. Keys and their values follow one another, and a key that comes again has the same value,
+    whose every token is asked for, each at the token before it. One pair is drawn first: it stands at the first
+    place where a pair ends from a uniform one on, and comes again at the end. There is padding on the left where
+    the pairs are shorter than the sequence.
 
     It differs from MAD (section 3.1, fuzzy in-context recall) in that it is tested as it is trained (MAD's tests have
     keys of `key_tokens` tokens only); a pair drawn first that found no place stands before the end (in MAD nothing
