@@ -46,8 +46,8 @@ class Train(Benchmark):
             "test": the same at the end and "loss_by_position", "loss_by_unit" and of a text "parts", "branches": the
             same of a hybrid without one of them, by its name, "longer": the same at other lengths, by the length,
             "baselines": {"unigram", "bigram"} of a text,
-            "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where the mechanism
-            does not decode, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
+            "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where nothing
+            decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -105,7 +105,7 @@ class Train(Benchmark):
 
     @classmethod
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
-        """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies; `state_bytes`; curves; speed.
+        """Of the test split `loss` (nats, and `loss_by_position`), `perplexity`, accuracies, `state_bytes`, curves.
 
         Of a text also the `unigram_loss` and the `bigram_loss`, of the same answers. `raw` has what is at each position
         or evaluation, the value is the last of it.

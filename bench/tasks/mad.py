@@ -1,4 +1,4 @@
-"""Tasks of MAD, the mechanistic architecture design pipeline (Poli et al. 2024, arXiv 2403.17844, section 3, appendix B).
+"""Tasks of MAD, mechanistic architecture design (Poli et al. 2024, arXiv 2403.17844, section 3).
 
 The rules are those of its code, athms/mad-lab (`mad/data/instances.py`), in its baseline setting: every key that comes
 again is asked for. MAD's other two tasks are here too: in-context recall is `noisy_recall` with `task.noise=0`, and
@@ -43,11 +43,11 @@ class Mad(GeneratedSettings):
 class NoisyRecall(Mad):
     """Name the value of every key that comes again, among noise.
 
-    A sequence is slots of two tokens. A slot is noise with chance `noise`: two tokens uniform on the last `noise_tokens`
-    of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key, uniform on the
-    first half of the rest of the vocabulary, and its value, which was drawn uniformly from the second half when the
-    key came first; two keys may have the same one. The last slot's key is uniform on those that came. Where a key
-    comes again, its value is the target.
+    A sequence is slots of two tokens. A slot is noise with chance `noise`: two tokens uniform on the last
+    `noise_tokens` of the vocabulary; one slot, drawn before, never is, nor is the last. In the others stand a key,
+    uniform on the first half of the rest of the vocabulary, and its value, which was drawn uniformly from the
+    second half when the key came first; two keys may have the same one. The last slot's key is uniform on those
+    that came. Where a key comes again, its value is the target.
 
     It differs from MAD (section 3.1, noisy in-context recall) in that the slot that is never noise is not the last:
     there no key may have come at all, and MAD's code fails.
@@ -91,11 +91,11 @@ class FuzzyRecall(Mad):
     """Name the value of every key that comes again, where keys and values are of one to so many tokens.
 
     The last of V tokens is padding; of the others the first half is of keys, the second of values. A key has 1 to
-    `key_tokens` tokens and a value 1 to `value_tokens`, each number as likely; its tokens differ, every such sequence as
-    likely. Keys and their values follow one another, and a key that comes again has the same value, whose every token
-    is asked for, each at the token before it. One pair is drawn first: it stands at the first place where a pair ends
-    from a uniform one on, and comes again at the end. There is padding on the left where the pairs are shorter than
-    the sequence.
+    `key_tokens` tokens and a value 1 to `value_tokens`, each number as likely; its tokens differ, every such
+    sequence as likely. Keys and their values follow one another, and a key that comes again has the same value,
+    whose every token is asked for, each at the token before it. One pair is drawn first: it stands at the first
+    place where a pair ends from a uniform one on, and comes again at the end. There is padding on the left where
+    the pairs are shorter than the sequence.
 
     It differs from MAD (section 3.1, fuzzy in-context recall) in that it is tested as it is trained (MAD's tests have
     keys of `key_tokens` tokens only); a pair drawn first that found no place stands before the end (in MAD nothing
@@ -113,7 +113,7 @@ class FuzzyRecall(Mad):
         return (self.vocabulary - 1) // 2, self.vocabulary // 2
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse keys or values longer than their half of the vocabulary, and a length without room for a pair twice."""
+        """Refuse keys or values longer than their half, and a length without room for a pair twice."""
         super().require_fits(config)
         for name, half in zip(("key_tokens", "value_tokens"), self._halves, strict=True):
             if getattr(self, name) > half:

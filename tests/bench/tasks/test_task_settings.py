@@ -35,7 +35,9 @@ def test_the_papers_sizes_are_the_defaults():
     assert copying == {"name": "selective_copying", "num_tokens": 16, "alphabet": 16, "examples": 65536}
     assert recall == {"name": "associative_recall", "num_pairs": 4, "vocabulary": 8192, "examples": None}
     mad = {name: described(settings({"name": name})) for name in ("noisy_recall", "fuzzy_recall", "memorisation")}
-    assert mad["noisy_recall"].items() >= {"vocabulary": 32, "noise_tokens": 16, "noise": 0.2, "examples": 12800}.items()
+    assert (
+        mad["noisy_recall"].items() >= {"vocabulary": 32, "noise_tokens": 16, "noise": 0.2, "examples": 12800}.items()
+    )
     assert mad["fuzzy_recall"].items() >= {"vocabulary": 16, "key_tokens": 3, "value_tokens": 3}.items()
     assert mad["memorisation"].items() >= {"vocabulary": 256, "examples": 256}.items()
 
@@ -70,8 +72,14 @@ def text(**changes):
         (refused("noisy_recall", vocabulary=19), "task.vocabulary=19: must be at least 20, four more than task.noise_"),
         (refused("noisy_recall", noise=1), "task.noise=1.0: must be a number "),
         (refused("noisy_recall", noise_tokens=0), "task.noise_tokens=0: must be a number of at least 1"),
-        (refused("fuzzy_recall", seq_len=11), "seq_len=11: must be at least 12, twice task.key_tokens=3 and task.value"),
-        (refused("fuzzy_recall", key_tokens=8), "task.key_tokens=8: must be at most 7, half of task.vocabulary=16 less"),
+        (
+            refused("fuzzy_recall", seq_len=11),
+            "seq_len=11: must be at least 12, twice task.key_tokens=3 and task.value",
+        ),
+        (
+            refused("fuzzy_recall", key_tokens=8),
+            "task.key_tokens=8: must be at most 7, half of task.vocabulary=16 less",
+        ),
         (refused("fuzzy_recall", value_tokens=9), "task.value_tokens=9: must be at most 8, half of task.vocabulary=16"),
         (refused("compression", seq_len=31), "seq_len=31: must be even and at least 2 for task.name=compression"),
         (refused("compression", vocabulary=3), "task.vocabulary=3: must be a number of at least 4"),
