@@ -131,8 +131,10 @@ class LearnedSketch(Sketch):
 
     def forward_on_cpu(self, *inputs: Tensor) -> list[Tensor]:
         """`forward` of each input, each level by one operation."""
-        children = [child.forward_on_cpu(*inputs) for child in self.children_sketches if isinstance(child, LearnedSketch)]
-        return cpu.sketch_networks(list(zip(*(children or [inputs]), strict=True)), **self._stacked())
+        children = [
+            child.forward_on_cpu(*inputs) for child in self.children_sketches if isinstance(child, LearnedSketch)
+        ]
+        return cpu.sketch_networks(list(zip(*(children or [list(inputs)]), strict=True)), **self._stacked())
 
     def _stacked(self) -> dict[str, Any]:
         """The parameters of both networks."""

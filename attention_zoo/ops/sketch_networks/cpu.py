@@ -1,4 +1,4 @@
-"""The networks of one level of a learned sketch as fast as a CPU multiplies (PolySketchFormer, ICML version, Appendix D).
+"""The networks of a level of a learned sketch as fast as a CPU multiplies (PolySketchFormer, ICML version, Appendix D).
 
 Rows lie along the last dimension, some of them at a time, so that hidden units stay in the cache and no others are in
 memory; the backward pass computes them again. Both networks are one product where they read the same, and all heads are
@@ -119,7 +119,11 @@ class _Block:
         """The gradient of the columns; those of the layers are added up."""
         assert hidden.slopes is not None
         self.d_onto.baddbmm_(d_out, hidden.units.mT)
-        d_y = torch.bmm(self.onto.mT, d_out, out=hidden.units).mul_(hidden.slopes).view(len(self.into), -1, d_out.shape[2])
+        d_y = (
+            torch.bmm(self.onto.mT, d_out, out=hidden.units)
+            .mul_(hidden.slopes)
+            .view(len(self.into), -1, d_out.shape[2])
+        )
         self.d_into.baddbmm_(d_y, hidden.hats.mT)
         d_hats, hats = self.into[:, :, :-1].mT @ d_y, hidden.hats[:, :-1]
         along = (d_hats * hats).mean(1, keepdim=True)
@@ -142,12 +146,12 @@ def _normalise(x: Tensor, out: Tensor) -> Tensor:
 class _Networks:
     """Both networks of a level, tile by tile."""
 
-    def __init__(self, width: int, weights: Sequence[Tensor], distinct: int) -> None:
+    def __init__(self, weights: Sequence[Tensor], distinct: int) -> None:
         self.groups, self.r = weights[0].shape[0], weights[1].shape[2]
         self.root, self.distinct = math.sqrt(self.r), distinct
         memory = _Memory(weights[0])
-        self.first = _Block("first", *weights[:2], distinct == 1, memory)
-        self.second = _Block("second", *weights[2:], False, memory)
+        self.first = _Block("first", weights[0], weights[1], distinct == 1, memory)
+        self.second = _Block("second", weights[2], weights[3], False, memory)
 
     def tiles(self, rows: int) -> Iterator[slice]:
         """Some rows at a time."""
@@ -165,7 +169,11 @@ class _Networks:
     def from_groups(self, x: Tensor, like: Tensor) -> Tensor:
         """And back."""
         batch, heads = like.shape[:2]
-        return x.view(batch, heads, *like.shape[2:3], -1) if self.groups == 1 else x.unflatten(1, (batch, -1)).transpose(0, 1).contiguous()
+        return (
+            x.view(batch, heads, *like.shape[2:3], -1)
+            if self.groups == 1
+            else x.unflatten(1, (batch, -1)).transpose(0, 1).contiguous()
+        )
 
     def columns(self, inputs: Sequence[Tensor], rows: slice) -> Tensor:
         """Of these inputs by group, `(groups or 2 groups, width, rows)`."""
@@ -201,7 +209,7 @@ class _Networks:
 
 
 def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor]) -> list[Tensor]:
-    networks = _Networks(inputs[0].shape[-1], weights, distinct)
+    networks = _Networks(weights, distinct)
     with torch.autocast("cpu", enabled=False):
         return [networks.forward(inputs[i : i + distinct]) for i in range(0, len(inputs), distinct)]
 
@@ -209,7 +217,7 @@ def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor])
 def _backward(d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the inputs and of the weights."""
     distinct = len(inputs) // len(d_outs)
-    networks = _Networks(inputs[0].shape[-1], weights, distinct)
+    networks = _Networks(weights, distinct)
     with torch.autocast("cpu", enabled=False):
         d_inputs = [networks.backward(d_out, inputs[i * distinct :][:distinct]) for i, d_out in enumerate(d_outs)]
     return [*(d_x for some in d_inputs for d_x in some), *networks.first.gradients, *networks.second.gradients]
