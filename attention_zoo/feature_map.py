@@ -90,17 +90,30 @@ class FeatureMapAttention(Attention):
         )
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        local = self._local(query, key, padding)
+        return self._product(query, key, value, self._fused_features(query), padding, local)
+
+    def _product(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        features: Features,
+        padding: Tensor | None,
+        local: Local | None,
+    ) -> tuple[Tensor, str]:
+        """The result of the fast path, and its name, from what these features are made of."""
         return normalised_product(
             query,
             key,
             value,
-            features=self._fused_features(query),
+            features=features,
             padding=padding,
             bias=self.bias,
             causal=self.causal,
             block_size=self.block_size,
             degree=self.feature_degree,
-            local=self._local(query, key, padding),
+            local=local,
         )
 
     def _why_not_fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> str | None:

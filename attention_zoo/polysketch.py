@@ -17,11 +17,12 @@ from attention_zoo.ops import launching
 from attention_zoo.ops.decoding import tiles
 from attention_zoo.ops.decoding.states import BlockState, FeatureSums, KeyValueCache
 from attention_zoo.ops.draws import gaussian_matrix, sampled_hadamard
-from attention_zoo.ops.feature_product.blocks import Features
+from attention_zoo.ops.feature_product.blocks import AS_THEY_ARE, Features
 from attention_zoo.ops.feature_product.choice import is_quadratic
 from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.masking import zero_padding
 from attention_zoo.ops.random_features.tiles import why_unsupported as why_no_sketch
+from attention_zoo.ops.sketch_networks import cpu
 from attention_zoo.ops.sketch_networks.tiles import why_unsupported as why_no_networks
 from attention_zoo.registry import register
 
@@ -126,13 +127,23 @@ class LearnedSketch(Sketch):
         if not launching.on_gpu(x) or why_no_networks(x, self.sketch_size) is not None:
             return self(x)
         inputs = [child.forward_fused(x) for child in self.children_sketches if isinstance(child, LearnedSketch)] or [x]
+        return sketch_networks(*inputs, **self._stacked())
+
+    def forward_on_cpu(self, *inputs: Tensor) -> list[Tensor]:
+        """`forward` of each input, each level by one operation."""
+        children = [
+            child.forward_on_cpu(*inputs) for child in self.children_sketches if isinstance(child, LearnedSketch)
+        ]
+        return cpu.sketch_networks(list(zip(*(children or [list(inputs)]), strict=True)), **self._stacked())
+
+    def _stacked(self) -> dict[str, Any]:
+        """The parameters of both networks."""
         layers = zip(*(network.weights for network in self.networks), strict=True)
         norms = zip(*(network.layernorms for network in self.networks), strict=True)
-        return sketch_networks(
-            *inputs,
-            weights=[torch.stack(both) for both in layers],
-            norms=[(torch.stack([f.weight, g.weight]), torch.stack([f.bias, g.bias])) for f, g in norms],
-        )
+        return {
+            "weights": [torch.stack(both) for both in layers],
+            "norms": [(torch.stack([f.weight, g.weight]), torch.stack([f.bias, g.bias])) for f, g in norms],
+        }
 
 
 class SketchNetwork(nn.Module):
@@ -281,6 +292,14 @@ class Polysketch(FeatureMapAttention):
         if isinstance(self.sketch, LearnedSketch):
             return self.sketch.forward_fused(x if self.scale == 1 else x * math.sqrt(self.scale))
         return self.features(x)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> tuple[Tensor, str]:
+        if launching.on_gpu(query) or not isinstance(self.sketch, LearnedSketch):
+            return super()._fused(query, key, value, padding)
+        # Networks cost more than to keep r numbers of each token.
+        inputs = (x if self.scale == 1 else x * math.sqrt(self.scale) for x in (query, key))
+        left, right = self.sketch.forward_on_cpu(*inputs)
+        return self._product(left, right, value, AS_THEY_ARE, padding, self._local(query, key, padding))
 
     def _local_inputs(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = self.local_norms or (self.layernorm, self.layernorm)

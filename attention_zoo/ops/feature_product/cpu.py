@@ -82,7 +82,7 @@ def normalised_block_product(
         causal=causal,
         block_size=block_size,
         degree=degree,
-        inner=None if local is None else query.shape[3],
+        inner=None if local is None else local.query.shape[3],
     )
     chunk_size = form.block_size * max(1, CHUNK // (form.block_size * heads * one.shape[-1]))
     settings = Settings(

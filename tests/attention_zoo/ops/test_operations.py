@@ -21,6 +21,7 @@ from attention_zoo.ops.feature_product.reference import Local
 from attention_zoo.ops.fused_softmax import attend
 from attention_zoo.ops.polynomial import triton as polynomial
 from attention_zoo.ops.random_features import triton as random_features
+from attention_zoo.ops.sketch_networks import cpu as cpu_networks
 from attention_zoo.ops.sketch_networks import triton as networks
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -99,6 +100,15 @@ def of_sketch_networks(inputs, groups):
     return Operation(kernels, formula, inputs, parameters, compared={"tolerance": 1e-5})
 
 
+def of_cpu_networks(inputs, groups):
+    def kernels(*tensors):
+        rows, parameters = tensors[:inputs], tensors[inputs:]
+        norms = [tuple(parameters[4:6]), tuple(parameters[6:])]
+        return cpu_networks.sketch_networks([rows], weights=parameters[:4], norms=norms)[0]
+
+    return of_sketch_networks(inputs, groups)._replace(kernels=kernels)
+
+
 def of_polynomial(causal, *norm):
     """With a weight and a bias behind a layer norm."""
     given = {"degree": 4, "scale": 0.3, "causal": causal}
@@ -137,9 +147,14 @@ BY_TRITON = {
     "polynomial": of_polynomial(False),
     "causal polynomial behind a norm": of_polynomial(True, drawn(32, seed=4) + 1, drawn(32, seed=5)),
 }
-OPERATIONS = BY_TRITON | {"softmax": of_softmax(False), "causal softmax": of_softmax(True)}
+ON_CPU = {
+    "sketch networks on a cpu": of_cpu_networks(1, 1),
+    "sketch networks per head of two inputs on a cpu": of_cpu_networks(2, 2),
+}
+REGISTERED = BY_TRITON | ({} if HAS_GPU else ON_CPU)
+OPERATIONS = REGISTERED | {"softmax": of_softmax(False), "causal softmax": of_softmax(True)}
 every_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-by_triton = pytest.mark.parametrize("operation", BY_TRITON.values(), ids=BY_TRITON)
+registered = pytest.mark.parametrize("operation", REGISTERED.values(), ids=REGISTERED)
 
 
 @pytest.fixture(autouse=True)
@@ -186,7 +201,7 @@ def test_the_gradient_of_a_sum(operation):
     operation.assert_equals_formula(operation.rows(33), upstream=lambda out: out.new_ones(()).expand(out.shape))
 
 
-@by_triton
+@registered
 def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
     tensors = [*operation.rows(20, batch=1), *operation.parameters]
 
@@ -199,7 +214,7 @@ def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
     assert all(map(torch.equal, by_checkpoint, expected))
 
 
-@by_triton
+@registered
 def test_autocast_is_what_casting_is(operation):
     if operation.compared.get("ones") is operations.product_ones and not HAS_GPU:
         pytest.skip("in bfloat16, whose products are not interpreted")
@@ -219,7 +234,7 @@ class Called(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@by_triton
+@registered
 def test_operators_are_what_they_are_registered_as(operation):
     tensors = [*operation.rows(20, batch=1), *operation.parameters]
     with Called() as called:

@@ -1,0 +1,75 @@
+"""The networks of a learned sketch on a CPU, against their formula and, as part of a mechanism, its reference."""
+
+import operations
+import pytest
+import torch
+from small import maker, outcomes, padding_mask, sized
+from torch.autograd import gradcheck
+
+from attention_zoo.ops.sketch_networks import cpu as networks
+
+HEADS, H, N = 2, 8, 45
+qkv, create = sized(N, h=H, batch=3), maker("polysketch", head_dim=H, causal=True, sketch="learned", local=True)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles, and a part of one."""
+    monkeypatch.setattr(networks, "ENTRIES", 3000)
+
+
+def parameters(width, r, groups):
+    return [x.cpu().double() for x in operations.network_parameters(width, r, groups)]
+
+
+def as_operation(count):
+    """Of one or two inputs, the rest being parameters."""
+
+    def made(*tensors):
+        norms = [tuple(tensors[count + 4 : count + 6]), tuple(tensors[count + 6 :])]
+        return networks.sketch_networks([tensors[:count]], weights=tensors[count : count + 4], norms=norms)[0]
+
+    return made
+
+
+@pytest.mark.parametrize("groups", [1, HEADS], ids=["shared", "per_head"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one_input", "two_inputs"])
+def test_gradients_are_finite_differences(count, groups):
+    rows = [operations.drawn(1, HEADS, 3, 4, seed=seed).cpu().double() for seed in range(count)]
+    tensors = [x.requires_grad_() for x in (*rows, *parameters(4, 2, groups))]
+    assert gradcheck(as_operation(count), tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_the_formula_in_double_precision(rows):
+    x, given = operations.drawn(2, HEADS, rows, 16).cpu().double(), parameters(16, 16, 1)
+    expected = operations.sketch_networks([x], given)
+    torch.testing.assert_close(as_operation(1)(x, *given), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("r", [16, 32])
+@pytest.mark.parametrize("degree", [4, 8])
+@pytest.mark.parametrize("per_head", [False, True], ids=["shared", "per_head"])
+@pytest.mark.parametrize("qk_layernorm", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_a_mechanism_with_it_is_its_reference(r, degree, per_head, qk_layernorm, padded):
+    given = {"sketch_size": r, "degree": degree, "per_head": per_head, "qk_layernorm": qk_layernorm, "block_size": 8}
+    reference, fused = (create("polysketch", impl=impl, **given) for impl in ("reference", "fused"))
+    tensors, mask = qkv(N), padding_mask(N) if padded else None
+    tensors = [x.mT.contiguous().mT for x in tensors]
+    expected, actual = (outcomes(attention, tensors, mask) for attention in (reference, fused))
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12 * max(1, float(other.abs().max())))
+
+
+def test_a_row_of_equal_numbers_is_finite():
+    x = torch.full((1, 1, 3, 16), 5.0, dtype=torch.float64)
+    made = as_operation(1)(x, *parameters(16, 16, 1))
+    torch.testing.assert_close(made, operations.sketch_networks([x], parameters(16, 16, 1)))
+
+
+def test_bfloat16_is_that_of_float32_rounded():
+    x, given = operations.drawn(1, HEADS, 9, 16).cpu().bfloat16(), [p.float() for p in parameters(16, 16, 1)]
+    made = as_operation(1)(x, *given)
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made, as_operation(1)(x.float(), *given).bfloat16(), rtol=0, atol=0)
