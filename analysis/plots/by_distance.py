@@ -20,8 +20,8 @@ WIDE = 3.0
 _EXPLANATION = (
     "Test loss of each kind of token less that of the best negative control of the same seed: means over seeds, bars "
     "95 % intervals (Student's t); below 0 is better. Recalled: the last of a pair of tokens (or words of bytes) that "
-    "came earlier in the context and is rare in the training text, by the distance to its latest occurrence. Differences "
-    "times shares sum to that of the loss."
+    "came earlier in the context and is rare in the training text, by the distance to its latest occurrence. "
+    "Differences times shares sum to that of the loss."
 )
 
 
@@ -52,7 +52,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         panel.set_xticks(range(len(labels)), labels, fontsize=layout.SMALLEST)
         panel.grid(visible=False, axis="x")
         panel.set_xlabel("tokens back to what is repeated; share of tokens")
-        panel.set_ylabel(f"loss less that of {layout.shown(rows['against'].iloc[0])} (nats)")
+        panel.set_ylabel(f"loss less that of\n{layout.shown(rows['against'].iloc[0])} (nats)")
     legend = {name: line for name, line in properties.items() if name in set(found["series"])}
     return layout.finish(drawn, legend, *notes(data), _EXPLANATION, *more, captions.conditions(data))
 
@@ -73,7 +73,7 @@ def by_kind(data: pd.DataFrame) -> pd.DataFrame:
             continue
         shares = rows[rows["metric"].str.startswith(SHARE, na=False)].groupby("metric")["value"].first()
         for name, own in parts.items():
-            differences = (own - parts[anchor]).dropna(how="all")
+            differences = (own - parts[anchor]).dropna(how="all").dropna(how="all", axis=1)
             for token in sorted(differences, key=_distance) if name != anchor else ():
                 one = mean_interval(differences[token].dropna())
                 values = {"value": one.value, "low": one.low, "high": one.high}
@@ -85,11 +85,9 @@ def by_kind(data: pd.DataFrame) -> pd.DataFrame:
 def _parts(rows: pd.DataFrame) -> pd.DataFrame:
     """Of one series: the loss of each kind of token that there is, a row for each seed."""
     kinds = rows.loc[rows["metric"].str.startswith(SHARE, na=False), "metric"].str.removeprefix(SHARE)
-    return (
-        rows[rows["metric"].isin("loss_" + kinds)]
-        .assign(token=lambda own: own["metric"].str.removeprefix("loss_"))
-        .pivot_table(index="seed", columns="token", values="value")
-    )
+    found = rows[rows["metric"].isin("loss_" + kinds)]
+    tokens = found["metric"].str.removeprefix("loss_")
+    return found.assign(token=tokens).pivot_table(index="seed", columns="token", values="value")
 
 
 def _distance(token: str) -> float:

@@ -24,11 +24,10 @@ def figure(frame: pd.DataFrame) -> Picture:
     tested = {str(name): int(found[1]) for name in data["metric"].dropna().unique() if (found := _AT.fullmatch(name))}
     if not tested:
         raise MissingRecords("needs bench=train with training.test_lengths")
-    values = pd.concat([over_seeds(data, metric).assign(at=n) for metric, n in tested.items()])
-    own = over_seeds(data, BY_UNIT)
-    values = pd.concat([own.assign(at=own["seq_len"]), values])
-    longer = values[values["at"] != values["seq_len"]].set_index(PANEL + ["series"]).index
-    values = values[values.set_index(PANEL + ["series"]).index.isin(longer)]
+    longer = [over_seeds(data, metric).assign(at=n) for metric, n in tested.items()]
+    keys = [*PANEL, "series"]
+    own = over_seeds(data, BY_UNIT).merge(pd.concat(longer)[keys].drop_duplicates(), on=keys)
+    values = pd.concat([own.assign(at=own["seq_len"]), *longer])
     properties = {name: line for name, line in style.of_series(data).items() if name in set(values["series"])}
     groups = panels(values)
     drawn, axes = layout.grid(len(groups))
