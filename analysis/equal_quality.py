@@ -19,18 +19,18 @@ _SPEED = ["speed", "speed low", "speed high", "step", "timed"]
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     """The shortest length at which a whole training step is faster than softmax's best, at a loss as good or better.
 
-    `speed` is the time of the fastest exact softmax over the mechanism's, of the same model, task and batch, in the same
-    rounds where there are such (bench=compare_train_step), else of cells minutes apart (bench=train_step). `difference`
-    is the loss less softmax's, paired; its verdict is corrected for all comparisons of the task. `equal from`: `none up
-    to n` where each length says no, `unknown` where records are missing, a difference is undecided, or the task is not
-    diagnostic.
+    `speed` is the time of the fastest exact softmax over the mechanism's, of the same model, task and batch, in the
+    same rounds where there are such (bench=compare_train_step), else of cells minutes apart (bench=train_step). The
+    difference is the loss less softmax's, paired; its verdict is corrected for all comparisons of the task. `equal
+    from`: `none up to n` where each length says no, `unknown` where records are missing, a difference is undecided, or
+    the task is not diagnostic.
     """
     data, _ = trained_cells(frame)
     return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
 
 
 def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `table`, and the `kind` and `series` of trained cells `data`, and `is equal`: True, False, or None."""
+    """The rows of `table`, the `kind` and `series` of trained cells `data`, and `is equal`: True, False, or None."""
     speeds = _speeds(frame)
     parts = [_of_task(dict(own), speeds) for _, own in pd.Series(dict(panels(data))).groupby(level=0)]
     found = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], ignore_index=True)

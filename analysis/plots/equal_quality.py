@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -19,15 +18,15 @@ ROW = 0.34
 _EXPLANATION = (
     "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
     "intervals, in the same rounds{}. Middle: test loss less softmax's, paired by seed and stretch of the test split, "
-    "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or better, "
-    "hollow where not, ? where that is unknown (no records, undecided, or not diagnostic); under each name, the "
-    "shortest such length."
+    "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
+    "better, hollow where not, ? where that is unknown (no records, undecided, or not diagnostic); under each name, "
+    "the shortest such length."
 )
 
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Speed of a step, loss beside softmax's, and the shortest length that is faster and as good: a row for each task."""
+    """The shortest length that is faster than softmax and as good, with the speeds and losses: a row for each task."""
     data, more = trained_cells(frame)
     found = lengths(frame, data)
     properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
@@ -68,7 +67,7 @@ def _answers(axes: Axes, rows: pd.DataFrame, names: list[str], properties: dict[
         colour = properties[name]["color"]
         for row in rows[rows["series"] == name].to_dict("records"):
             look: dict[str, Any] = {"color": colour, "gid": "answer", "label": properties[name]["label"]}
-            if row["is equal"] is None or row["is equal"] is np.nan:
+            if pd.isna(row["is equal"]):
                 axes.text(row["n"], at, "?", ha="center", va="center", fontsize=8, color="black", gid="unknown")
                 continue
             fill = colour if row["is equal"] else "white"

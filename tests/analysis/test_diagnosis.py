@@ -7,6 +7,7 @@ from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, notes, paired
 from analysis.frame import tidy
 from analysis.training import trained_cells
 
+
 def only(records):
     ((_, found),) = diagnoses(trained_cells(tidy(records))[0]).items()
     return found

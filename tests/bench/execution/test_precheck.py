@@ -80,7 +80,11 @@ def test_a_constructor_that_takes_its_process_along_is_passed_over(ending, tmp_p
 @pytest.mark.parametrize(
     ("inputs", "changes", "line"),
     [
-        ({"text": "/no/such/text"}, {}, "inputs.text='/no/such/text': must be kjv, pydoc, sympy, a file, or a hub dataset"),
+        (
+            {"text": "/no/such/text"},
+            {},
+            "inputs.text='/no/such/text': must be kjv, pydoc, sympy, a file, or a hub dataset",
+        ),
         ({"text": "bytes"}, {}, "inputs.text='{}/bytes': cannot be read: 'utf-8' codec"),
         ({"text": "empty"}, {}, "batch_size=1: inputs.text='{}/empty' has only 0 tokens"),
         ({"text": "fifo"}, {}, "inputs.text='{}/fifo': must be kjv"),
