@@ -69,7 +69,7 @@ class Attribution:
     @property
     def sentence(self) -> str:
         """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats."""
-        said = []
+        said: list[str] = []
         for branch in BRANCHES:
             if one := self.of(branch):
                 low, high = one.difference.interval(LEVEL)

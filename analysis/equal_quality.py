@@ -1,5 +1,7 @@
 """From which length on is a mechanism faster than softmax at a loss as good? From records alone."""
 
+from typing import Any
+
 import pandas as pd
 
 from analysis.controls import BLIND, compared, diagnose, losses
@@ -52,7 +54,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
     }
     ps = dict(zip(pairs, corrected([*pairs.values()]), strict=True))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in (name for name in names if not is_softmax[name]):
         for key, own in by_length.items():
             row = {"task": key[0], "n": key[1], "attention": name, **_speed(own[own["series"] == name], speeds)}

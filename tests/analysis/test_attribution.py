@@ -50,8 +50,8 @@ def test_few_seeds_decide_nothing():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("block_size", 32), ("degree", 2), ("bias", 0.5), ("scale", 0.5), ("separate_norms", False), ("qk_layernorm", False),
-     ("sliding", True), ("weights", "softmax")],
+    [("block_size", 32), ("degree", 2), ("bias", 0.5), ("scale", 0.5), ("separate_norms", False),
+     ("qk_layernorm", False), ("sliding", True), ("weights", "softmax")],
 )  # fmt: skip
 def test_another_window_is_not_the_branch(key, value, monkeypatch):
     def partners():

@@ -1,7 +1,7 @@
 """What is said of a task by its controls, on simulated runs."""
 
 import pytest
-from synthetic_quality import LOSSES, run, runs
+from synthetic_quality import LOSSES, runs
 
 from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, notes, paired
 from analysis.frame import tidy

@@ -67,7 +67,7 @@ def test_the_best_softmax_is_the_one_of_the_same_rounds():
 
 def test_a_step_of_another_batch_or_text_is_no_step_of_this_model():
     for other in ({"batch_size": 2}, {"settings": {"text": "kjv"}}, {"layers": 12}):
-        found = runs(LOSSES, seq_len=128, text="sympy") + [timed(("flash", "performer"), 128, **other)]
+        found = [*runs(LOSSES, seq_len=128, text="sympy"), timed(("flash", "performer"), 128, **other)]
         assert answer(found) == "unknown at n = 128"
 
 
