@@ -168,10 +168,12 @@ def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 def _list(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    entries: dict[str, Callable[[pd.DataFrame], Any]] = {**FIGURES, **TABLES}
-    for name, state in made(frame, entries, lambda name, one: "ready"):
-        shows = (entries[name].__doc__ or "").partition("\n")[0].rstrip(".")
-        print(f"{name}: {shows}: {state}")
+    # A figure and a table may have one name.
+    kinds: tuple[dict[str, Callable[[pd.DataFrame], Any]], ...] = ({**FIGURES}, {**TABLES})
+    for entries in kinds:
+        for name, state in made(frame, entries, lambda name, one: "ready"):
+            shows = (entries[name].__doc__ or "").partition("\n")[0].rstrip(".")
+            print(f"{name}: {shows}: {state}")
     return 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.paired import BETTER, FEWEST_SEEDS, LEVEL, UNDECIDED, Array, Difference, corrected, difference, verdict
-from analysis.selection import MissingRecords
+from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
 BY_UNIT = "loss_by_unit"
@@ -40,9 +40,9 @@ class Diagnosis:
         return DIAGNOSTIC if self.is_diagnostic else BLIND
 
 
-def losses(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
-    """Of one task and length: for each series and seed the test losses by unit of replication."""
-    found = rows[(rows["metric"] == BY_UNIT) & (rows["status"] == "ok")]
+def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
+    """Of one task and length: for each series and seed the test losses by unit of replication, or another metric."""
+    found = rows[(rows["metric"] == metric) & (rows["status"] == "ok")]
     return {
         str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
         for name, of_series in found.groupby("series")
@@ -66,7 +66,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     negatives = [name for name in by_series if kinds["control"][name]]
     negative = _lowest(negatives, by_series)
     if positive is None or negative is None:
-        missing = "an exact softmax" if positive is None else "a control (local, identity)"
+        missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
     worst: tuple[float, str] | None = None
     for name in negatives:
@@ -101,12 +101,31 @@ def diagnoses(data: pd.DataFrame) -> dict[tuple[str, int], Diagnosis]:
 
 
 def notes(data: pd.DataFrame) -> list[str]:
-    """What a caption says before anything of it is read as a ranking."""
-    by_word: dict[str, list[str]] = {}
-    for (kind, n), one in diagnoses(data).items():
-        by_word.setdefault(one.word, []).append(f"{kind}, n = {n:,} ({one.sentence})")
-    order = [word for word in (BLIND, DIAGNOSTIC) if word in by_word]
-    return [f"{word[0].upper()}{word[1:]}: {'; '.join(by_word[word])}." for word in order]
+    """What a caption says before anything of it is read as a ranking: a sentence for each word, reasons named once."""
+    found = diagnoses(data)
+    by_reason: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for (kind, n), one in found.items():
+        by_reason.setdefault((one.word, one.sentence), {}).setdefault(kind, []).append(n)
+    sentences = []
+    for word in (BLIND, DIAGNOSTIC):
+        reasons = [
+            f"{_panels(tasks, len(by_reason) == 1 < len(found))} ({sentence})"
+            for (of_word, sentence), tasks in by_reason.items()
+            if of_word == word
+        ]
+        sentences += [f"{word[0].upper()}{word[1:]}: {'; '.join(reasons)}."] if reasons else []
+    return sentences
+
+
+def _panels(tasks: dict[str, list[int]], is_all: bool) -> str:
+    if is_all:
+        return "all that is shown"
+    return ", ".join(f"{kind}, n = {' and '.join(f'{n:,}' for n in lengths)}" for kind, lengths in tasks.items())
+
+
+def task_is(data: pd.DataFrame) -> dict[tuple[str, int], str]:
+    """For a table: the word of each task and length."""
+    return {key: one.word for key, one in diagnoses(data).items()}
 
 
 def paired(frame: pd.DataFrame) -> pd.DataFrame:
@@ -117,14 +136,27 @@ def paired(frame: pd.DataFrame) -> pd.DataFrame:
     training both; without a number more seeds alone would not.
     """
     data, _ = trained_cells(frame)
-    tables = [_paired(rows, key) for key, rows in panels(data)]
-    table = pd.DataFrame([row for rows in tables for row in rows])
+    tables = [with_disturbances(pd.DataFrame(comparisons(rows, key)), rows) for key, rows in panels(data)]
+    table = pd.concat([one for one in tables if len(one)] or [pd.DataFrame()], ignore_index=True)
     if table.empty:
-        raise MissingRecords("needs bench=train of a mechanism and a control with two seeds or more")
-    return table
+        raise MissingRecords(NEEDS)
+    return unless_quiet(table)
 
 
-def _paired(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
+NEEDS = "needs bench=train of a mechanism and a control with losses by unit and two seeds or more"
+
+
+def with_disturbances(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """A table of one task and length with the column `disturbed`, of its columns `attention` and `against`."""
+    causes = {name: disturbance(own) for name, own in rows.groupby("series")}
+    if table.empty:
+        return table
+    both = table[["attention", "against"]].map(causes.get).apply(lambda row: "; ".join(sorted({*row.dropna()})), axis=1)
+    return table.assign(disturbed=both.where(both != "", None))
+
+
+def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, object]]:
+    """The rows of `paired` of one task and length."""
     found, by_series = diagnose(rows), losses(rows)
     anchors = [name for name in (found.negative, found.positive) if name]
     pairs = [(name, anchor) for anchor in anchors for name in by_series if name != anchor]

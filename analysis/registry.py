@@ -12,10 +12,14 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
+from analysis import attribution, controls, equal_quality
 from analysis.frame import load
+from analysis.plots import attribution as branches
 from analysis.plots import (
+    by_distance,
     compare,
     crossover,
+    extrapolation,
     files,
     learning,
     pareto,
@@ -28,6 +32,8 @@ from analysis.plots import (
     sketch_error,
     thesis,
 )
+from analysis.plots import controls as differences
+from analysis.plots import equal_quality as faster
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables import costs, peers, trained
@@ -53,13 +59,20 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "perplexity_by_position": perplexity.by_position,
     "steps_per_second": scaling.steps_per_second,
     "quality_cost": quality_cost.figure,
+    "controls": differences.figure,
+    "attribution": branches.figure,
+    "loss_by_distance": by_distance.figure,
+    "extrapolation": extrapolation.figure,
+    "equal_quality": faster.figure,
     "pareto": pareto.figure,
     "roofline": roofline.figure,
     "compare": compare.figure,
     "crossover": crossover.figure,
 }
 PARTS = {
-    **dict.fromkeys(("sketch_error", "learning", "copying_induction", "quality_cost", "recall_state"), ("inputs",)),
+    **dict.fromkeys(
+        ("sketch_error", "learning", "copying_induction", "quality_cost", "recall_state", "controls"), ("inputs",)
+    ),
     "crossover": ("pass", "causal"),
 }
 """Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
@@ -72,6 +85,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "polysketchformer_table5": trained.solved,
     "skeinformer_table2": costs.largest_batches,
     "thesis_losses": trained.thesis,
+    "paired": controls.paired,
+    "attribution": attribution.table,
+    "equal_quality": equal_quality.table,
     "peers": peers.peers,
     "gate_cost": costs.gate_cost,
     "roofline_shares": roofline.table,

@@ -6,6 +6,7 @@ import json
 import os
 
 import numpy as np
+import synthetic_quality
 import synthetic_records as made
 
 from bench.records.disk import LARGEST, compress
@@ -42,7 +43,8 @@ def good():
     records += [made.latency("skeinformer", 1024, rng, causal=False, attention=attention)]
     records += [made.train("polynomial_p4", 16, of_seed, rng) for of_seed in (0, 1)]
     tasks = ("induction_heads", "associative_recall")
-    return records + [made.train("performer", 16, 0, rng, task=task) for task in tasks]
+    records += [made.train("performer", 16, 0, rng, task=task) for task in tasks]
+    return records + synthetic_quality.quality()
 
 
 def renamed(record, kind):

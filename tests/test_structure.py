@@ -31,7 +31,8 @@ ROOMS = {
     "what records say": r"bench\.records\.(archive|summary|table)",
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
-    "frame": r"analysis\.(controls|formats|frame|intervals|paired|published|selection|table|tables(\..*)?|training)",
+    "frame": r"analysis\.(formats|frame|intervals|paired|published|selection|table|tables(\..*)?|training"
+    r"|attribution|controls|equal_quality)",
     "plots": r"analysis\.plots(\..*)?",
     "analysis": r"analysis(\.(registry|__main__))?",
     "front doors": r"bench(\.(api|cli|compile|merge|status|__main__)(\..*)?)?",

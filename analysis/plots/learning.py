@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
+from analysis import controls
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
@@ -43,7 +44,7 @@ def figure(frame: pd.DataFrame) -> Picture:
             panel.set_ylabel(label)
         marks.value_axis(pair[0].yaxis, LOSS[1])
         pair[1].set_ylim(-3, 103)
-    return layout.finish(drawn, properties, _EXPLANATION, *notes, captions.conditions(data))
+    return layout.finish(drawn, properties, *controls.notes(data), _EXPLANATION, *notes, captions.conditions(data))
 
 
 @layout.styled()
@@ -65,7 +66,7 @@ def sudden(frame: pd.DataFrame) -> Picture:
     for panel in axes[-1]:
         panel.set_xlabel("step")
     explanation = f"Examples of the validation split of which every answer is right. {_SEEDS}"
-    return layout.finish(drawn, {}, explanation, *notes, captions.conditions(data))
+    return layout.finish(drawn, {}, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 
 def by_step(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -107,4 +108,4 @@ def recall(frame: pd.DataFrame) -> Picture:
         marks.over_lengths(panel, right, rows, properties, 100, "pairs", "pairs of key and value")
         panel.set_ylim(-3, 103)
         panel.set_ylabel("right answers (%)")
-    return layout.finish(drawn, properties, _RECALLED, *notes, captions.conditions(data))
+    return layout.finish(drawn, properties, *controls.notes(data), _RECALLED, *notes, captions.conditions(data))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import controls
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.training import over_seeds, panels, perplexity, trained_cells
@@ -45,7 +46,7 @@ def figure(frame: pd.DataFrame) -> Picture:
                 baselines[name] = line
         marks.value_axis(panel.yaxis, "test perplexity")
     grey = "Grey: n-grams with Kneser-Ney discounts, of the same training and test text." if baselines else ""
-    text = [_EXPLANATION, grey, _trained_on(data), *notes, captions.conditions(data)]
+    text = [*controls.notes(data), _EXPLANATION, grey, _trained_on(data), *notes, captions.conditions(data)]
     return layout.finish(drawn, properties | baselines, *text)
 
 
@@ -63,7 +64,8 @@ def by_position(frame: pd.DataFrame) -> Picture:
             marks.curves(panel, perplexity(pd.DataFrame(binned)), properties[name])
         marks.log_axis(panel.xaxis, "position (tokens before it, and itself)")
         marks.value_axis(panel.yaxis, "test perplexity")
-    return layout.finish(drawn, properties, _BY_POSITION, _trained_on(data), *notes, captions.conditions(data))
+    text = [*controls.notes(data), _BY_POSITION, _trained_on(data), *notes, captions.conditions(data)]
+    return layout.finish(drawn, properties, *text)
 
 
 def _binned(losses: np.ndarray) -> pd.Series:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis import intervals
+from analysis import controls, intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.selection import newest
@@ -50,7 +50,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     }
     timed = points.dropna(subset=["interval"])
     explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
-    return layout.finish(drawn, names, explanation, *notes, captions.conditions(data))
+    return layout.finish(drawn, names, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:

@@ -53,14 +53,19 @@ _LINES = ("-", "--", ":", "-.")
 
 
 def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Line2D properties for each `series` of a frame, in the order that was asked for (`place`), else by name."""
+    """Line2D properties for each `series` of a frame, in the order that was asked for (`place`), else by name.
+
+    Controls are the last.
+    """
     by_mechanism = _of_mechanisms(set(frame["mechanism"].dropna()))
     properties: dict[str, dict[str, Any]] = {}
     for mechanism, variants in frame.groupby("mechanism")["series"].unique().items():
         for i, name in enumerate(sorted(variants)):
             properties[name] = line(name, *by_mechanism[mechanism], i)
-    places = frame.groupby("series")["place"].min()
-    return {name: properties[name] for name in sorted(properties, key=lambda name: (places[name], name))}
+    by_series = frame.groupby("series")
+    places, controls = by_series["place"].min(), by_series["control"].any()
+    order = sorted(properties, key=lambda name: (places[name], controls[name], name))
+    return {name: properties[name] for name in order}
 
 
 def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:

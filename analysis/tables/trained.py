@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from analysis import controls
 from analysis.published import beside
 from analysis.selection import disturbance, series, unless_quiet
 from analysis.training import PANEL, over_seeds, perplexity, trained_cells
@@ -64,7 +65,9 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
     cells = data.drop_duplicates("cell_id")
     first = cells.assign(name=series(cells)).drop_duplicates(keys).set_index(keys)
     ok = (cells["status"] == "ok").groupby([cells[key] for key in keys])
-    columns = {"attention": first["name"], "layers": first["layers"]} if sizes else {}
+    words = controls.task_is(data)
+    columns = {"task is": pd.Series([words[key[:2]] for key in first.index], index=first.index)}
+    columns |= {"attention": first["name"], "layers": first["layers"]} if sizes else {}
     columns |= {"heads": first["num_heads"], "head dim": first["head_dim"]} if sizes else {}
     columns |= {"dtype": first["dtype"], "learning rate": first["rate"], "best of": first["rates"]}
     columns |= {"seeds": ok.sum(), "failed": ok.size() - ok.sum()}
@@ -73,4 +76,7 @@ def _rows(data: pd.DataFrame, metrics: Mapping[str, tuple[str, float]], sizes: b
         columns |= {f"{word}{name}": factor * values[of] for word, of in SPREAD.items()}
     columns |= {"disturbed": pd.Series({key: disturbance(own) for key, own in cells.groupby(keys)}, dtype=object)}
     table = unless_quiet(pd.DataFrame(columns)).reset_index(names=["task", "n", "series"])
-    return table.drop(columns="series") if sizes else table.rename(columns={"series": "attention"})
+    if sizes:
+        return table.drop(columns="series")
+    first = ["task", "n", "task is"]
+    return table[[*first, *table.columns.difference(first, sort=False)]].rename(columns={"series": "attention"})

@@ -52,3 +52,12 @@ def changed(record, config=(), measurements=(), **fields):
     """The record with other entries in its config and its measurements, and other fields."""
     config, measurements = {**record.config, **dict(config)}, {**record.measurements, **dict(measurements)}
     return dataclasses.replace(record, config=config, measurements=measurements, **fields)
+
+
+def bars_of_rows(axes):
+    """Row -> (value, low, high) of each point with a horizontal bar."""
+    found = {}
+    for line, _, (bars,) in axes.containers:
+        ((x,), (y,)), (segment,) = line.get_data(), bars.get_segments()
+        found[round(y)] = (x, segment[0][0], segment[1][0])
+    return found

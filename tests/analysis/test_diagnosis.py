@@ -1,31 +1,11 @@
 """What is said of a task by its controls, on simulated runs."""
 
-import dataclasses
-
-import numpy as np
 import pytest
-from synthetic_records import train
+from synthetic_quality import LOSSES, runs
 
 from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, notes, paired
 from analysis.frame import tidy
 from analysis.training import trained_cells
-
-LM = {"task": "language_modelling"}
-LOSSES = {"softmax": 1.9, "local": 2.0, "identity": 2.4, "performer": 1.95, "polysketch_random_r32": 2.0}
-
-
-def run(label, seed, loss, noise=0.003, seq_len=64, text="kjv"):
-    """A run whose test has a loss by unit: the text's and the seed's part are shared by all mechanisms."""
-    rng = np.random.default_rng([seed, *label.encode()])
-    units = np.random.default_rng(0).normal(0, 0.2, 32) + np.random.default_rng(seed).normal(0, 0.05)
-    one = train(label, seq_len, seed, rng, settings={"text": text}, **LM)
-    by_unit = loss + units + noise * rng.normal() + noise * rng.normal(size=32)
-    test = {**one.measurements["test"], "loss": float(by_unit.mean()), "loss_by_unit": by_unit.tolist()}
-    return dataclasses.replace(one, measurements={**one.measurements, "test": test})
-
-
-def runs(losses=LOSSES, seeds=5, **changes):
-    return [run(label, seed, loss, **changes) for label, loss in losses.items() for seed in range(seeds)]
 
 
 def only(records):
@@ -76,6 +56,6 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
 
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():
-    table = paired(tidy(runs(LOSSES | {"performer": 1.97}, noise=0.06))).set_index(["attention", "against"])
+    table = paired(tidy(runs(LOSSES | {"performer": 1.97}, noise=0.03))).set_index(["attention", "against"])
     row = table.loc[("performer", "local")]
     assert row["verdict"] == "undecided" and row["seeds needed"] > 5 and row["hours needed"] > 0

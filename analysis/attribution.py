@@ -1,0 +1,166 @@
+"""What each branch of a hybrid is worth: its loss without the branch, less its loss.
+
+In two ways. A trained model is tested without the weights of a branch, nothing retrained (`bench.measures.train`): what
+it owes to the branch as it is. And the other branch is trained alone, with the same norms, scale and bias: what the
+branch earns that the other could not have learned instead.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.controls import compared, losses, with_disturbances
+from analysis.paired import EQUIVALENT, LEVEL, UNDECIDED, WORSE, Array, Difference, corrected, verdict
+from analysis.selection import MissingRecords, unless_quiet
+from analysis.training import panels, trained_cells
+
+BRANCHES = {"window": "sketch", "sketch": "window"}
+"""Of a hybrid, and the other of each."""
+REMOVED, NUMERATOR, ALONE = "removed", "removed from the sum over values only", "the other trained alone"
+EARNS = {WORSE: "earns", EQUIVALENT: "earns nothing", UNDECIDED: "undecided"}
+"""What a branch does, by the verdict on the hybrid without it; where that is better, it costs."""
+NEEDS = "needs bench=train of a hybrid with losses by unit, without its branches too, and two seeds or more"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What one branch of one hybrid is worth, in one way."""
+
+    branch: str
+    how: str
+    against: str
+    """The series that was trained alone; the hybrid's own where nothing was."""
+    loss: float
+    """Without the branch: the mean over seeds and units."""
+    difference: Difference
+    """To the whole; above 0 the branch earns."""
+    word: str
+    """`earns`, `earns nothing`, `costs` or `undecided`."""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the branches of a hybrid of one task and length are worth."""
+
+    kind: str
+    n: int
+    hybrid: str
+    loss: float
+    """The mean over seeds and units, in nats."""
+    parts: tuple[Worth, ...]
+
+    def of(self, branch: str) -> Worth | None:
+        """What decides: how much the hybrid gains over the other branch trained alone, or else over its removal."""
+        own = {one.how: one for one in self.parts if one.branch == branch}
+        return own.get(ALONE) or own.get(REMOVED)
+
+    @property
+    def owner(self) -> str:
+        """Whose work the loss is: `window`, `sketch`, `both`, `neither` or `undecided`."""
+        words = {branch: one.word for branch in BRANCHES if (one := self.of(branch))}
+        if len(words) < len(BRANCHES) or UNDECIDED in words.values():
+            return UNDECIDED
+        earning = [branch for branch, word in words.items() if word == EARNS[WORSE]]
+        return {0: "neither", 1: "".join(earning), 2: "both"}[len(earning)]
+
+    @property
+    def sentence(self) -> str:
+        """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats."""
+        said: list[str] = []
+        for branch in BRANCHES:
+            if one := self.of(branch):
+                low, high = one.difference.interval(LEVEL)
+                verb = "" if said else "earns "
+                said.append(f"the {branch} {verb}{one.difference.value:.2f} [{low:.2f}, {high:.2f}]")
+        return ", ".join(said)
+
+
+def attributions(data: pd.DataFrame) -> list[Attribution]:
+    """Of every hybrid among trained cells (`analysis.training.trained_cells`) whose branches were removed."""
+    return [one for (kind, n), rows in panels(data) for one in _of_panel(rows, kind, n)]
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What each branch of a hybrid is worth: its loss without the branch less its loss, and whose work that loss is.
+
+    Above 0 nats the branch earns. `how`: `removed` from the trained model, from numerator and denominator, nothing
+    retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides where
+    it is there. Verdicts are corrected over the comparisons of a hybrid (Holm).
+    """
+    data, _ = trained_cells(frame)
+    found = attributions(data)
+    if not found:
+        raise MissingRecords(NEEDS)
+    by_panel = dict(panels(data))
+    tables = [with_disturbances(pd.DataFrame(_rows(one)), by_panel[one.kind, one.n]) for one in found]
+    return unless_quiet(pd.concat(tables, ignore_index=True))
+
+
+def _rows(one: Attribution) -> Iterator[dict[str, Any]]:
+    for part in one.parts:
+        low, high = part.difference.interval(LEVEL)
+        yield {
+            **{"task": one.kind, "n": one.n, "attention": one.hybrid, "loss (nats)": one.loss, "branch": part.branch},
+            **{"how": part.how, "against": part.against, "loss without (nats)": part.loss},
+            **{"worth (nats)": part.difference.value, "low": low, "high": high, "the branch": part.word},
+            **{"seeds": part.difference.seeds, "units": part.difference.units, "work of": one.owner},
+        }
+
+
+def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
+    whole = losses(rows)
+    known = rows.drop_duplicates("series").set_index("series")
+    for name in whole:
+        parts = list(_without(rows[rows["series"] == name], name))
+        for branch, other in BRANCHES.items():
+            alone = [
+                (branch, ALONE, series, whole[series]) for series in whole if _is_branch(known, series, name, other)
+            ]
+            parts += alone[:1] if parts else []
+        pairs = [(part, compared(part[-1], whole[name])) for part in parts]
+        both = [(part, one) for part, one in pairs if one is not None]
+        ps = corrected([one for _, one in both])
+        worth = [
+            Worth(branch, how, against, _mean(own), one, EARNS.get(verdict(one, p), "costs"))
+            for ((branch, how, against, own), one), p in zip(both, ps, strict=True)
+        ]
+        if worth:
+            yield Attribution(kind, n, name, _mean(whole[name]), tuple(worth))
+
+
+def _mean(by_seed: dict[int, Array]) -> float:
+    return float(sum(own.mean() for own in by_seed.values()) / len(by_seed))
+
+
+def _without(rows: pd.DataFrame, name: str) -> Iterator[tuple[str, str, str, dict[int, Array]]]:
+    for branch in BRANCHES:
+        for how, suffix in ((REMOVED, ""), (NUMERATOR, "_numerator")):
+            own = losses(rows, f"loss_without_{branch}{suffix}_by_unit").get(name)
+            if own:
+                yield branch, how, name, own
+
+
+def _is_branch(known: pd.DataFrame, series: str, hybrid: str, branch: str) -> bool:
+    """Whether a series is the branch of a hybrid and nothing else, of a model of as many layers."""
+    own, whole = (json.loads(known["hyperparameters"][name]) for name in (series, hybrid))
+    if known["layers"][series] != known["layers"][hybrid]:
+        return False
+    if branch == "sketch":
+        apart = ("local", "block_size")  # without a window the block is no part of the function
+        return (
+            known["mechanism"][series] == known["mechanism"][hybrid] == "polysketch"
+            and not own.get("local")
+            and {k: v for k, v in own.items() if k not in apart} == {k: v for k, v in whole.items() if k not in apart}
+        )
+    if known["mechanism"][series] != "local" or own.get("weights") != "polynomial" or own.get("sliding"):
+        return False
+    norm = own.get("qk_layernorm") in (None, True)
+    scale = 1.0 if own.get("scale") is None else own["scale"]
+    separate = bool(own.get("separate_norms")) and norm
+    ours = (own.get("block_size"), own.get("degree"), own.get("bias"), scale, norm, separate)
+    norms = bool(whole.get("qk_layernorm"))
+    theirs = (whole.get("block_size"), whole.get("degree"), whole.get("bias"), whole.get("scale"), norms)
+    return ours == (*theirs, norms and whole.get("sketch") == "learned")

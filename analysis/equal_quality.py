@@ -1,0 +1,141 @@
+"""From which length on is a mechanism faster than softmax at a loss as good? From records alone."""
+
+from typing import Any
+
+import pandas as pd
+
+from analysis.controls import BLIND, compared, diagnose, losses
+from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, corrected, verdict
+from analysis.selection import MissingRecords, disturbance, newest, settle, unless_quiet
+from analysis.training import panels, trained_cells, work
+from bench.records.statistics import ratio_interval
+
+UNKNOWN = "unknown"
+INTERLEAVED, APART = "interleaved", "minutes apart"
+NEEDS = "needs bench=train of softmax and another mechanism with losses by unit and two seeds or more"
+# What makes a step of training what it is, apart from the machine.
+STEP = ["mechanism", "hyperparameters", "impl", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "work"]
+_SPEED = ["speed", "speed low", "speed high", "step", "timed"]
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The shortest length at which a whole training step is faster than softmax's best, at a loss as good or better.
+
+    `speed` is the time of the fastest exact softmax over the mechanism's, of the same model, task and batch, in the
+    same rounds where there are such (bench=compare_train_step), else of cells minutes apart (bench=train_step). The
+    difference is the loss less softmax's, paired; its verdict is corrected for all comparisons of the task. `equal
+    from`: `none up to n` where each length says no, `unknown` where records are missing, a difference is undecided, or
+    the task is not diagnostic.
+    """
+    data, _ = trained_cells(frame)
+    return unless_quiet(lengths(frame, data).drop(columns=["kind", "series", "is equal"]))
+
+
+def lengths(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `table`, the `kind` and `series` of trained cells `data`, and `is equal`: True, False, or None."""
+    speeds = _speeds(frame)
+    parts = [_of_task(dict(own), speeds) for _, own in pd.Series(dict(panels(data))).groupby(level=0)]
+    found = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], ignore_index=True)
+    if found.empty:
+        raise MissingRecords(NEEDS)
+    return found
+
+
+def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFrame) -> pd.DataFrame:
+    """All lengths of a task, by the mechanism."""
+    found = {key: diagnose(rows) for key, rows in by_length.items()}
+    known = {key: losses(rows) for key, rows in by_length.items() if found[key].positive}
+    names = sorted({name for own in known.values() for name in own})
+    is_softmax = {name: _is_softmax(by_length[key])[name] for key, own in known.items() for name in own}
+    pairs = {
+        (key, name): one
+        for key, own in known.items()
+        for name in own
+        if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
+    }
+    ps = dict(zip(pairs, corrected([*pairs.values()]), strict=True))
+    rows: list[dict[str, Any]] = []
+    for name in (name for name in names if not is_softmax[name]):
+        for key, own in by_length.items():
+            row = {"task": key[0], "n": key[1], "attention": name, **_speed(own[own["series"] == name], speeds)}
+            if one := pairs.get((key, name)):
+                low, high = one.interval()
+                word = verdict(one, ps[key, name]) if found[key].is_diagnostic else BLIND
+                row |= {"difference (nats)": one.value, "low": low, "high": high, "loss is": word}
+            is_equal = _is_equal(row["step"], row.get("loss is"))
+            rows.append(row | {"kind": key[0], "series": name, "is equal": is_equal})
+        lines = rows[-len(by_length) :]
+        answer = _answer({row["n"]: row["is equal"] for row in lines})
+        for row in lines:
+            row["equal from"] = answer
+    columns = [*["task", "n", "attention", "equal from"], *_SPEED, "difference (nats)", "low", "high", "loss is"]
+    return pd.DataFrame(rows, columns=[*columns, "kind", "series", "is equal", "disturbed"] if rows else None)
+
+
+def _is_equal(step: object, loss: object) -> bool | None:
+    """Whether faster and as good; one that says no is enough, and None where that cannot be known."""
+    is_faster = None if step is None else step == "faster"
+    is_good = None if loss in (None, UNDECIDED, BLIND) else loss in (BETTER, EQUIVALENT)
+    if False in (is_faster, is_good):
+        return False
+    return None if None in (is_faster, is_good) else True
+
+
+def _answer(by_length: dict[int, bool | None]) -> str:
+    unknown = [n for n, is_equal in sorted(by_length.items()) if is_equal is None]
+    equal = [n for n, is_equal in by_length.items() if is_equal]
+    at = " and ".join(f"{n:,}" for n in unknown if not equal or n < min(equal))
+    if equal:
+        return f"{min(equal):,}" + (f" ({UNKNOWN} at {at})" if at else "")
+    return f"{UNKNOWN} at n = {at}" if at else f"none up to n = {max(by_length):,}"
+
+
+def _is_softmax(rows: pd.DataFrame) -> pd.Series:
+    return (rows["exact"] & (rows["function"] == "softmax")).groupby(rows["series"]).any()
+
+
+def _speed(own: pd.DataFrame, speeds: pd.DataFrame) -> dict[str, object]:
+    """Of one series and length, by what its step is made of."""
+    found = own.head(1).merge(speeds, on=STEP, suffixes=("", "_of_step")) if len(own) else own
+    if found.empty:
+        return {**dict.fromkeys(_SPEED), "disturbed": disturbance(own)}
+    both = found[["disturbance_of_step"]].set_axis(["disturbance"], axis=1)
+    return {**found.iloc[0][_SPEED], "disturbed": disturbance(pd.concat([own[["disturbance"]], both]))}
+
+
+def _speeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each step over the best exact softmax's, by `STEP`: of the same rounds where there are such."""
+    steps = frame[frame["bench"].isin(("compare_train_step", "train_step")) & (frame["metric"] == "step_time")]
+    if steps.empty:
+        return pd.DataFrame(columns=[*STEP, *_SPEED, "disturbance"])
+    steps = steps.assign(work=work(steps))
+    facets = ("dtype", "causal", "inputs", "settings", "seed", "num_heads", "head_dim")
+    parts = [_over_best(settle(rows, facets)[0], str(bench)) for bench, rows in steps.groupby("bench")]
+    return pd.concat(parts).drop_duplicates(STEP)
+
+
+def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
+    """The best of the same rounds (a cell), or of cells of the same model, task and batch."""
+    is_apart = bench == "train_step"
+    where = [name for name in STEP if name not in ("mechanism", "hyperparameters", "impl", "dtype")]
+    steps = newest(steps, STEP)[0] if is_apart else steps.sort_values("ended", ascending=False, kind="stable")
+    own = where if is_apart else ["cell_id"]
+    rows = []
+    for _, group in steps.groupby(own, sort=False):
+        exact = group[group["exact"] & (group["function"] == "softmax")]
+        if len(exact):
+            best = exact.loc[exact["value"].idxmin()]
+            others = group.drop(index=exact.index)
+            rows += [{**row, **_ratio(best, row, is_apart)} for row in others.to_dict("records")]
+    return pd.DataFrame(rows, columns=[*steps.columns, *_SPEED])[[*STEP, *_SPEED, "disturbance"]]
+
+
+def _ratio(best: pd.Series, row: dict[str, object], is_apart: bool) -> dict[str, object]:
+    if not is_apart:
+        ratio = ratio_interval(best["raw"], row["raw"])  # type: ignore[arg-type]
+        numbers = (ratio.median, ratio.low, ratio.high, ratio.verdict)
+    else:
+        value, low, high = (float(str(row[name])) for name in ("value", "low", "high"))
+        ends = best["low"] / high, best["high"] / low
+        numbers = (best["value"] / value, *ends, "faster" if ends[0] > 1 else "slower" if ends[1] < 1 else "tie")
+    return dict(zip(_SPEED, (*numbers, APART if is_apart else INTERLEAVED), strict=True))

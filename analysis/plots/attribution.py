@@ -1,0 +1,70 @@
+"""What a hybrid owes to its window and to its sketch."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.attribution import ALONE, NEEDS, NUMERATOR, REMOVED, Attribution, attributions
+from analysis.controls import notes
+from analysis.paired import MARGIN
+from analysis.plots import captions, layout, style
+from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.training import trained_cells
+
+HOWS: dict[str, dict[str, Any]] = {
+    REMOVED: {"color": style.PALETTE[0], "marker": "o", "markerfacecolor": style.PALETTE[0], "linestyle": "none"},
+    NUMERATOR: {"color": style.PALETTE[0], "marker": "o", "markerfacecolor": "white", "linestyle": "none"},
+    ALONE: {"color": style.PALETTE[1], "marker": "D", "markerfacecolor": style.PALETTE[1], "linestyle": "none"},
+}
+_EXPLANATION = (
+    "Test loss without a branch less that of the whole hybrid, paired by seed and stretch of the test split, with 95 % "
+    "intervals over both: right of 0 the branch earns. Removed: from the trained model, nothing retrained, from "
+    "numerator and denominator or from the sum over values only. The other trained alone: with the same norms, scale "
+    "and bias; it decides where it is there. Words: verdicts corrected for the comparisons of a hybrid (Holm); grey: "
+    f"within {MARGIN} nats, nothing."
+)
+
+
+@layout.styled()
+def figure(frame: pd.DataFrame) -> Picture:
+    """What each branch of a hybrid is worth, removed and trained alone: a panel for every hybrid, task and length."""
+    data, more = trained_cells(frame)
+    found = attributions(data)
+    if not found:
+        raise MissingRecords(NEEDS)
+    heights = [1.25 + ROW * len(one.parts) for one in found]
+    drawn, axes = layout.panels(len(found), 1, share_y=False, heights=heights, width=6.5)
+    for panel, one in zip(axes[:, 0], found, strict=True):
+        _draw(panel, one)
+    hows = {how: {**look, "label": how} for how, look in HOWS.items() if any(_has(one, how) for one in found)}
+    shown = data[data["series"].isin([name for one in found for name in (one.hybrid, *_partners(one))])]
+    return layout.finish(drawn, hows, *notes(data), _EXPLANATION, *more, captions.conditions(shown))
+
+
+def _has(one: Attribution, how: str) -> bool:
+    return any(part.how == how for part in one.parts)
+
+
+def _partners(one: Attribution) -> list[str]:
+    return [part.against for part in one.parts]
+
+
+def _draw(axes: Axes, one: Attribution) -> None:
+    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
+    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    parts = sorted(one.parts, key=lambda part: part.branch, reverse=True)
+    for at, part in enumerate(parts):
+        look = {**HOWS[part.how], "markersize": 5, "label": part.how}
+        bar(axes, part.difference.value, *part.difference.interval(), at, look)
+    names = [f"{layout.shown(part.against)} alone" if part.how == ALONE else f"no {part.branch}" for part in parts]
+    names_of_rows(axes, names)
+    difference_axis(axes, "loss less the hybrid's (nats)")
+    for at, part in enumerate(parts):
+        word(axes, part.word, at)
+    said = layout.fitted(one.sentence, 0.65 * layout.picture(axes).panel_width, layout.SMALLEST)
+    lines = said.count("\n") + 1
+    axes.text(0.5, 1.02, said, transform=axes.transAxes, ha="center", va="bottom", fontsize=layout.SMALLEST)
+    layout.title(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", 5 + 10 * lines)

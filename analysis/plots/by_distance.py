@@ -1,0 +1,101 @@
+"""Where the loss is: by how far back what a token repeats stands, and of the rest."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+
+from analysis.controls import diagnose, notes
+from analysis.plots import captions, layout, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.training import PANEL, panels, trained_cells
+from bench.records.statistics import mean_interval
+
+SHARE = "share_"
+NEEDS = "needs bench=train of a language model and a control with losses by kind of token"
+WIDE = 3.0
+"""Inches that a panel of kinds needs."""
+_EXPLANATION = (
+    "Test loss of each kind of token less that of the best negative control of the same seed: means over seeds, bars "
+    "95 % intervals (Student's t); below 0 is better. Recalled: the last of a pair of tokens (or words of bytes) that "
+    "came earlier in the context and is rare in the training text, by the distance to its latest occurrence. "
+    "Differences times shares sum to that of the loss."
+)
+
+
+@layout.styled()
+def figure(frame: pd.DataFrame) -> Picture:
+    """Loss by the distance of what a token repeats, less that of the best negative control."""
+    data, more = trained_cells(frame)
+    properties = style.of_series(data)
+    found = by_kind(data)
+    if found.empty:
+        raise MissingRecords(NEEDS)
+    groups = list(found.groupby(PANEL))
+    columns = layout.beside(min(2, len(groups)), WIDE)
+    drawn, axes = layout.panels(math.ceil(len(groups) / columns), columns, share_y=False, width=4.2, least=WIDE)
+    for unused in axes.flat[len(groups) :]:
+        unused.remove()
+    for panel, ((kind, n), rows) in zip(axes.flat, groups, strict=False):
+        layout.title(panel, f"{kind}, n = {n:,}")
+        panel.axhline(0, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
+        of_kinds = rows.drop_duplicates("token").reset_index(drop=True)
+        names = sorted(rows["series"].unique(), key=[*properties].index)
+        for place, name in enumerate(names):
+            own = rows[rows["series"] == name].set_index("token").reindex(of_kinds["token"])
+            at = np.arange(len(own)) + 0.7 * ((place + 0.5) / len(names) - 0.5)
+            ends = np.vstack([own["value"] - own["low"], own["high"] - own["value"]])
+            panel.errorbar(at, own["value"], yerr=ends, capsize=2, **{**properties[name], "linestyle": "none"})
+        labels = [f"{_shown(token)}\n{100 * share:.2g} %" for token, share in of_kinds[["token", "share"]].to_numpy()]
+        panel.set_xticks(range(len(labels)), labels, fontsize=layout.SMALLEST)
+        panel.grid(visible=False, axis="x")
+        panel.set_xlabel("tokens back to what is repeated; share of tokens")
+        panel.set_ylabel(f"loss less that of\n{layout.shown(rows['against'].iloc[0])} (nats)")
+    legend = {name: line for name, line in properties.items() if name in set(found["series"])}
+    return layout.finish(drawn, legend, *notes(data), _EXPLANATION, *more, captions.conditions(data))
+
+
+def by_kind(data: pd.DataFrame) -> pd.DataFrame:
+    """Of trained cells: differences of the loss of each kind of token to the best negative control of the task.
+
+    Returns:
+        `kind`, `seq_len`, `series`, `against`, `token` (nearest first), `share` of the tokens, `value` with `low` and
+        `high`: the mean over the seeds that both have, in nats. The values of a series times the shares sum to the
+        difference of the losses.
+    """
+    tables = []
+    for (kind, n), rows in panels(data[data["inputs"] == "language_modelling"]):
+        anchor = diagnose(rows).negative
+        parts = {str(name): _parts(own) for name, own in rows.groupby("series")}
+        if anchor is None or parts[anchor].empty:
+            continue
+        shares = rows[rows["metric"].str.startswith(SHARE, na=False)].groupby("metric")["value"].first()
+        for name, own in parts.items():
+            differences = (own - parts[anchor]).dropna(how="all").dropna(how="all", axis=1)
+            for token in sorted(differences, key=_distance) if name != anchor else ():
+                one = mean_interval(differences[token].dropna())
+                values = {"value": one.value, "low": one.low, "high": one.high}
+                place = {"kind": kind, "seq_len": n, "series": name, "against": anchor}
+                tables.append({**place, "token": token, "share": shares[f"{SHARE}{token}"], **values})
+    return pd.DataFrame(tables)
+
+
+def _parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of one series: the loss of each kind of token that there is, a row for each seed."""
+    kinds = rows.loc[rows["metric"].str.startswith(SHARE, na=False), "metric"].str.removeprefix(SHARE)
+    found = rows[rows["metric"].isin("loss_" + kinds)]
+    tokens = found["metric"].str.removeprefix("loss_")
+    return found.assign(token=tokens).pivot_table(index="seed", columns="token", values="value")
+
+
+def _distance(token: str) -> float:
+    """Of `recalled_64_127`, the least; what repeats nothing is the last."""
+    numbers = re.findall(r"\d+", token)
+    return 0.0 if "below" in token else float(numbers[0]) if numbers else math.inf
+
+
+def _shown(token: str) -> str:
+    """`recalled_64_127` as `64-127`."""
+    return re.sub(r"(\d)_(\d)", r"\1-\2", token.removeprefix("recalled_")).replace("_", " ")

@@ -1,0 +1,117 @@
+"""Differences to the controls: what a mechanism has learned that a window or exact softmax has not, and the reverse."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+
+from analysis.controls import NEEDS, Diagnosis, comparisons, diagnose, notes
+from analysis.paired import MARGIN, UNDECIDED
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.selection import MissingRecords
+from analysis.training import panels, trained_cells
+
+ROW, NAMED = 0.2, 2.6
+"""Inches: of a mechanism's row, and of a panel with names beside it."""
+LINEAR = 0.1
+"""Nats up to which an axis of differences is linear, where it is not so all along."""
+FAR = 0.4
+"""Nats above which it is not."""
+_EXPLANATION = (
+    "Test loss less that of the best negative control and less softmax's, paired by seed and stretch of the test "
+    "split, with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
+    f"and length (Holm); grey: within {MARGIN} nats, as good as."
+)
+_SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
+
+
+@layout.styled()
+def figure(frame: pd.DataFrame) -> Picture:
+    """Loss less that of the best negative control and less softmax's: a row of two panels for every task and length."""
+    data, more = trained_cells(frame)
+    properties = style.of_series(data)
+    groups = []
+    for (kind, n), rows in panels(data):
+        table = pd.DataFrame(comparisons(rows, (kind, n)))
+        if len(table):
+            groups.append((f"{kind}, n = {n:,}", diagnose(rows), table))
+    if not groups:
+        raise MissingRecords(NEEDS)
+    heights = [0.75 + ROW * (1 + table["attention"].nunique()) for _, _, table in groups]
+    drawn, axes = layout.panels(len(groups), 2, share_y=True, heights=heights, width=4.2, least=NAMED)
+    for pair, (name, found, table) in zip(axes, groups, strict=True):
+        order = _order(table, found)
+        for panel, anchor in zip(pair, (found.negative, found.positive), strict=True):
+            layout.title(panel, f"{name}: {found.word}")
+            _draw(panel, table[table["against"] == anchor], anchor, order, properties)
+    is_far = any(axes.get_xscale() == "symlog" for axes in drawn.axes)
+    text = [*notes(data), _EXPLANATION + _SYMLOG * is_far, *more, captions.conditions(data)]
+    return layout.finish(drawn, {}, *text)
+
+
+def _order(table: pd.DataFrame, found: Diagnosis) -> list[str]:
+    """The names from the lowest loss to the highest: by the difference to one control, which is 0 itself."""
+    anchor = found.negative or found.positive
+    values = table[table["against"] == anchor].set_index("attention")["difference (nats)"]
+    return sorted([*values.index, str(anchor)], key=lambda name: values.get(name, 0.0))
+
+
+def _draw(
+    axes: Axes, rows: pd.DataFrame, anchor: str | None, order: list[str], properties: dict[str, dict[str, Any]]
+) -> None:
+    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
+    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    for row in rows.to_dict("records"):
+        at = order.index(row["attention"])
+        bar(axes, row["difference (nats)"], row["low"], row["high"], at, properties[row["attention"]])
+    names_of_rows(axes, [layout.shown(name) for name in order])
+    difference_axis(axes, f"loss less that of {layout.shown(anchor)} (nats)" if anchor else "")
+    for row in rows.to_dict("records"):
+        needed = row["seeds needed"]
+        more = f" ({needed:.0f} seeds)" if row["verdict"] == UNDECIDED and pd.notna(needed) else ""
+        word(axes, f"{row['verdict']}{more}", order.index(row["attention"]))
+    if anchor in order:
+        word(axes, "the control", order.index(anchor))
+    elif anchor is None:
+        word(axes, "no control has losses by unit", 0)
+
+
+def bar(axes: Axes, value: float, low: float, high: float, at: float, look: dict[str, Any]) -> None:
+    """A difference at the height of its row, with its interval."""
+    look = {**look, "linestyle": "none"}
+    axes.errorbar(value, at, xerr=[[value - low], [high - value]], capsize=2, elinewidth=1.1, **look)
+
+
+def names_of_rows(axes: Axes, names: list[str]) -> None:
+    """Rows from above, as many as names, which stand beside the first panel of a row."""
+    axes.set_yticks(range(len(names)), [layout.fitted(name, 1.3, layout.SMALLEST) for name in names])
+    axes.tick_params(axis="y", length=0, labelsize=layout.SMALLEST)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def word(axes: Axes, text: str, at: float) -> None:
+    """At the right end of a row, where `difference_axis` leaves room."""
+    look: dict[str, Any] = {"fontsize": layout.SMALLEST, "va": "center", "ha": "right", "color": "black"}
+    axes.text(0.995, at, text, transform=axes.get_yaxis_transform(), bbox={**marks.BOX, "pad": 0.3}, **look)
+
+
+def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
+    """From the differences that are drawn, with room at the right; logarithmic on both sides where some are large."""
+    low, high = axes.dataLim.intervalx
+    low, high = min(low, -2 * MARGIN), max(high, 2 * MARGIN)
+    axes.set_xlabel(label)
+    if max(-low, high) <= FAR:
+        axes.set_xlim(low - 0.05 * (high - low), high + room / (1 - room) * (high - low))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        return
+    axes.set_xscale("symlog", linthresh=LINEAR, linscale=1)
+    scale = axes.xaxis.get_transform()
+    left, right = scale.transform(np.array([low, high]))
+    edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
+    axes.set_xlim(*scale.inverted().transform(np.array(edges)))
+    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

@@ -1,0 +1,77 @@
+"""Faster than softmax and as good: speeds of a training step and differences of losses over the context length."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.controls import notes
+from analysis.equal_quality import lengths
+from analysis.paired import MARGIN
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.controls import NAMED, names_of_rows
+from analysis.plots.layout import Picture
+from analysis.training import trained_cells
+
+ROW = 0.34
+"""Inches of a mechanism's row."""
+_EXPLANATION = (
+    "Left: time of a whole training step of the fastest exact softmax over theirs (above 1: faster), with 95 % "
+    "intervals, in the same rounds{}. Middle: test loss less softmax's, paired by seed and stretch of the test split, "
+    "with 95 % intervals over both; grey: within {} nats, as good as. Right: filled where faster and as good or "
+    "better, hollow where not, ? where that is unknown (no records, undecided, or not diagnostic); under each name, "
+    "the shortest such length."
+)
+
+
+@layout.styled()
+def figure(frame: pd.DataFrame) -> Picture:
+    """The shortest length that is faster than softmax and as good, with the speeds and losses: a row for each task."""
+    data, more = trained_cells(frame)
+    found = lengths(frame, data)
+    properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
+    tasks = list(found.groupby("kind"))
+    heights = [max(layout.PANEL[1], 0.7 + ROW * rows["series"].nunique()) for _, rows in tasks]
+    drawn, axes = layout.panels(len(tasks), 3, share_y=False, heights=heights, least=NAMED)
+    for (speed, loss, both), (kind, rows) in zip(axes, tasks, strict=True):
+        for panel in (speed, loss, both):
+            layout.title(panel, str(kind))
+        speed.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
+        loss.axhspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
+        loss.axhline(0, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
+        for name, own in rows.groupby("series"):
+            _line(speed, own, ("speed", "speed low", "speed high"), properties[name])
+            _line(loss, own, ("difference (nats)", "low", "high"), properties[name])
+        _answers(both, rows, [name for name in properties if name in set(rows["series"])], properties)
+        for panel in (speed, loss, both):
+            marks.length_axis(panel, rows["n"])
+        marks.value_axis(speed.yaxis, "speed over softmax's best")
+        loss.set_ylabel("loss less softmax's (nats)")
+    apart = ", or of cells minutes apart" if (found["timed"] == "minutes apart").any() else ""
+    text = [*notes(data), _EXPLANATION.format(apart, MARGIN), *more, captions.conditions(data)]
+    return layout.finish(drawn, properties, *text)
+
+
+def _line(axes: Axes, rows: pd.DataFrame, columns: tuple[str, str, str], look: dict[str, Any]) -> None:
+    rows = rows.dropna(subset=columns[0]).assign(
+        **dict(zip(("value", "low", "high"), (rows[c] for c in columns), strict=True))
+    )
+    if len(rows):
+        marks.errorbar(axes, rows.astype({"value": float, "low": float, "high": float}), "n", look)
+
+
+def _answers(axes: Axes, rows: pd.DataFrame, names: list[str], properties: dict[str, dict[str, Any]]) -> None:
+    """A row for each mechanism: whether it is faster and as good, length by length."""
+    answers = rows.drop_duplicates("series").set_index("series")["equal from"]
+    for at, name in enumerate(names):
+        colour = properties[name]["color"]
+        for row in rows[rows["series"] == name].to_dict("records"):
+            look: dict[str, Any] = {"color": colour, "gid": "answer", "label": properties[name]["label"]}
+            if pd.isna(row["is equal"]):
+                axes.text(row["n"], at, "?", ha="center", va="center", fontsize=8, color="black", gid="unknown")
+                continue
+            fill = colour if row["is equal"] else "white"
+            axes.plot([row["n"]], [at], marker="o", markersize=6, linestyle="none", markerfacecolor=fill, **look)
+    names_of_rows(axes, [""] * len(names))
+    words = [f"{layout.fitted(layout.shown(name), 1.3, layout.SMALLEST)}\n{answers[name]}" for name in names]
+    axes.set_yticks(range(len(names)), words, fontsize=layout.SMALLEST)

@@ -1,0 +1,87 @@
+"""A hybrid's loss is attributed to the branch whose work it is, where the truth is planted."""
+
+import pytest
+from drawn import caption, panels, words
+from synthetic_quality import ATTENTIONS, HYBRID, hybrid, runs
+
+from analysis.attribution import ALONE, REMOVED, attributions, table
+from analysis.frame import tidy
+from analysis.plots import attribution
+from analysis.selection import MissingRecords
+from analysis.training import trained_cells
+
+SILENT = {"polysketch_learned_r64", "local_polynomial_norms"}
+
+
+def only(records):
+    (found,) = attributions(trained_cells(tidy(records))[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("window", "sketch", "owner"), [(0.4, 0.0, "window"), (0.0, 0.4, "sketch"), (0.2, 0.2, "both"), (0, 0, "neither")]
+)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_hybrid_is_the_work_of_the_branch_that_earns(window, sketch, owner, is_alone):
+    """Whether its branches were trained alone or only removed."""
+    records = [one for one in hybrid(window, sketch) if is_alone or one.config["label"] not in SILENT]
+    found = only(records)
+    assert found.owner == owner and found.hybrid == HYBRID
+    for branch, worth in (("window", window), ("sketch", sketch)):
+        assert found.of(branch).how == (ALONE if is_alone else REMOVED)
+        assert found.of(branch).difference.value == pytest.approx(worth, abs=0.01)
+    assert found.sentence.startswith(f"the window earns {found.of('window').difference.value:.2f} [")
+
+
+def test_what_decides_is_the_other_branch_trained_alone():
+    """A model may lean on a sketch that it could have done without."""
+    records = hybrid(0.4, 0.0)
+    for one in records:
+        for found in [one.measurements.get("branches", {}).get("sketch")] if one.config["label"] == HYBRID else []:
+            found["loss_by_unit"] = [loss + 0.5 for loss in found["loss_by_unit"]]
+    found = only(records)
+    by_how = {part.how: part.word for part in found.parts if part.branch == "sketch"}
+    assert by_how[REMOVED] == "earns" and by_how[ALONE] == "earns nothing" and found.owner == "window"
+
+
+def test_few_seeds_decide_nothing():
+    assert only(hybrid(0.4, 0.0, seeds=3)).owner == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("block_size", 32), ("degree", 2), ("bias", 0.5), ("scale", 0.5), ("separate_norms", False),
+     ("qk_layernorm", False), ("sliding", True), ("weights", "softmax")],
+)  # fmt: skip
+def test_another_window_is_not_the_branch(key, value, monkeypatch):
+    def partners():
+        return {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts} - {HYBRID}
+
+    assert partners() == SILENT
+    monkeypatch.setitem(ATTENTIONS["local_polynomial_norms"], key, value)
+    assert partners() == {"polysketch_learned_r64"}
+
+
+@pytest.mark.parametrize(("key", "value", "is_same"), [("sketch_size", 32, False), ("block_size", 16, True)])
+def test_another_sketch_is_not_the_branch_and_its_block_is_nothing_without_a_window(key, value, is_same, monkeypatch):
+    monkeypatch.setitem(ATTENTIONS["polysketch_learned_r64"], key, value)
+    found = {part.against for part in only(hybrid(0.4, 0.0, seeds=2)).parts}
+    assert ("polysketch_learned_r64" in found) == is_same
+
+
+def test_the_table_and_the_figure_say_the_same():
+    frame = tidy(hybrid(0.4, 0.0))
+    rows = table(frame)
+    assert set(rows["work of"]) == {"window"} and len(rows) == 6
+    assert (rows["low"] < rows["worth (nats)"]).all() and (rows["worth (nats)"] < rows["high"]).all()
+    whole = rows["loss without (nats)"] - rows["loss (nats)"]
+    assert rows["worth (nats)"].tolist() == pytest.approx(whole.tolist())
+    figure = attribution.figure(frame)
+    ((title, panel),) = panels(figure).items()
+    assert title.startswith(HYBRID) and sum(word == "earns" for word in words(panel)) == 4
+    assert "the window earns 0.40 [" in " ".join(words(panel)) and "Diagnostic: " in caption(figure)
+
+
+def test_without_a_hybrid_it_says_what_is_missing():
+    with pytest.raises(MissingRecords, match="hybrid"):
+        table(tidy(runs()))

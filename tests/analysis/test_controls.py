@@ -1,0 +1,141 @@
+"""Figures of quality say whether a task is diagnostic, draw its controls, and split losses that sum to the whole."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from drawn import bars_of_rows, caption, changed, legend, marked, panels, words
+from synthetic_quality import LOSSES, SHARES, quality, run, runs
+from synthetic_records import train, trained
+
+from analysis.controls import BLIND, DIAGNOSTIC, notes
+from analysis.frame import tidy
+from analysis.paired import MARGIN
+from analysis.plots import by_distance, controls, extrapolation, learning, perplexity
+from analysis.registry import FIGURES, TABLES
+from analysis.selection import MissingRecords
+from analysis.training import trained_cells
+
+QUALITY = ("learning", "copying_induction", "recall", "perplexity", "perplexity_by_position", "quality_cost")
+RANKED = ("trained", "polysketchformer_tables2_3", "polysketchformer_table5", "thesis_losses")
+
+
+@pytest.mark.parametrize("name", QUALITY)
+def test_what_no_control_was_trained_for_is_not_diagnostic_in_one_short_sentence(name, rng):
+    text = caption(FIGURES[name](tidy(trained(rng))))
+    assert text.startswith("Not diagnostic here: all that is shown (a control (local, identity) with losses by unit")
+    assert text.count("with losses by unit") == 1
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_tables_say_it_before_anything_that_reads_as_a_ranking(name, rng):
+    table = TABLES[name](tidy(trained(rng)))
+    own = table[table["seeds"].notna()]
+    assert set(own["task is"]) == {BLIND}
+    names = list(table)
+    assert names.index("task is") < names.index("attention") or names.index("task is") < names.index("seeds")
+    if name == "trained":
+        assert set(TABLES[name](tidy(runs()))["task is"]) == {DIAGNOSTIC}
+
+
+def test_reasons_that_differ_are_named_each_with_its_panels():
+    few = runs({label: loss for label, loss in LOSSES.items() if label not in ("local", "identity")}, text="pydoc")
+    longer = [changed(one, {"seq_len": 128}, cell_id=one.cell_id[::-1]) for one in few]
+    first, second = notes(trained_cells(tidy([*runs(), *few, *longer]))[0])
+    assert first == (
+        "Not diagnostic here: language modelling, pydoc, n = 64 and 128 (a control (local, identity) with losses by "
+        "unit is missing)."
+    )
+    assert second.startswith("Diagnostic: language modelling, kjv, n = 64 (softmax against local: ")
+
+
+def test_controls_are_grey_and_the_last_of_the_legend():
+    figure = learning.figure(tidy(runs()))
+    assert list(legend(figure)) == ["performer", "polysketch_random_r32", "softmax", "identity", "local"]
+    for name in ("identity", "local"):
+        colour = legend(figure)[name].get_color()
+        assert colour[1:3] == colour[3:5] == colour[5:7]
+
+
+def test_differences_to_the_controls_have_their_intervals_and_verdicts():
+    frame = tidy(runs())
+    figure = controls.figure(frame)
+    left, right = figure.axes
+    assert left.get_title() == "language modelling, kjv, n = 64: diagnostic"
+    assert [axes.get_xlabel() for axes in (left, right)] == [
+        f"loss less that of {n} (nats)" for n in ("local", "softmax")
+    ]
+    table = TABLES["paired"](frame)
+    for panel, anchor in ((left, "local"), (right, "softmax")):
+        rows = table[table["against"] == anchor].set_index("attention")
+        drawn = bars_of_rows(panel)
+        names = [text.get_text() for text in left.get_yticklabels()]
+        assert {names[at] for at in drawn} == set(rows.index)
+        for at, (value, low, high) in drawn.items():
+            expected = rows.loc[names[at], ["difference (nats)", "low", "high"]].astype(float)
+            np.testing.assert_allclose([value, low, high], expected)
+        assert sorted(words(panel)) == sorted([*rows["verdict"], "the control"])
+        (band,) = [patch for patch in panel.patches if patch.get_gid() == "margin"]
+        assert (band.get_x(), band.get_x() + band.get_width()) == (-MARGIN, MARGIN)
+    blind = controls.figure(tidy(runs(LOSSES | {"local": 1.8})))
+    assert blind.axes[0].get_title().endswith(": not diagnostic here") and BLIND in words(blind.axes[0])
+
+
+def test_a_task_without_a_control_is_compared_with_softmax_alone():
+    figure = controls.figure(tidy(runs({"softmax": 1.9, "performer": 1.9})))
+    assert words(figure.axes[0]) == ["no control has losses by unit"]
+    assert words(figure.axes[1]) == ["not diagnostic here", "the control"]
+
+
+def test_parts_times_shares_sum_to_the_loss():
+    kinds = {"recalled_below_64": -0.3, "recalled_64_127": -0.5}
+    losses = {"softmax": 1.9, "local": 2.0, "performer": 2.1}
+    records = [
+        run(label, seed, loss, kinds={kind: place * extra for kind, extra in kinds.items()})
+        for place, (label, loss) in enumerate(losses.items())
+        for seed in range(3)
+    ]
+    frame = tidy(records)
+    data, _ = trained_cells(frame)
+    found = by_distance.by_kind(data)
+    assert list(found.loc[found["series"] == "softmax", "token"]) == [*kinds, "other"], "none of what never comes"
+    assert set(found["against"]) == {"local"} and set(found["series"]) == {"softmax", "performer"}
+    mean = frame[frame["metric"] == "loss"].groupby("attention")["value"].mean()
+    for name, rows in found.groupby("series"):
+        assert (rows["value"] * rows["share"]).sum() == pytest.approx(mean[name] - mean["local"], abs=1e-9)
+    softmax = found[found["series"] == "softmax"].set_index("token")
+    expected = mean["softmax"] - mean["local"] + 0.3
+    assert softmax.loc["recalled_below_64", "value"] == pytest.approx(expected, abs=1e-9)
+    (panel,) = by_distance.figure(frame).axes
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["below 64\n20 %", "64-127\n10 %", "other\n70 %"]
+    assert set(SHARES) - set(softmax.index) == {"recalled_128_255"}
+
+
+def test_without_kinds_or_a_control_it_says_what_is_missing():
+    for records in (runs(), [run("softmax", seed, 1.9, kinds={"recalled_below_64": 1}) for seed in range(2)]):
+        with pytest.raises(MissingRecords, match="losses by kind of token"):
+            by_distance.figure(tidy(records))
+
+
+def test_losses_at_longer_contexts_stand_beside_that_of_the_trained_one(rng):
+    records = [run("softmax", seed, 1.9, longer={128: 2.1 + seed / 10, 256: 2.5}) for seed in range(3)]
+    records += [run("performer", 0, 1.9), train("local", 64, 0, rng, task="language_modelling")]
+    figure = extrapolation.figure(tidy(records))
+    ((title, panel),) = panels(figure).items()
+    assert title == "language modelling, kjv, trained at n = 64" and list(legend(figure)) == ["softmax"]
+    (container,) = panel.containers
+    x, y = container[0].get_data()
+    expected = [
+        np.median([one.measurements["test"]["loss"] for one in records[:3]]),
+        *(np.median([one.measurements["longer"][n]["loss"] for one in records[:3]]) for n in ("128", "256")),
+    ]
+    assert list(x) == [64, 128, 256] and list(y) == pytest.approx(expected)
+    (line,) = marked(panel, "trained")
+    assert set(line.get_xdata()) == {64}
+    with pytest.raises(MissingRecords, match="test_lengths"):
+        extrapolation.figure(tidy(runs()))
+
+
+def test_a_table_of_pairs_says_what_was_disturbed():
+    assert "disturbed" not in TABLES["paired"](tidy(quality()))
+    assert isinstance(TABLES["paired"](tidy(quality())), pd.DataFrame)
+    assert "Diagnostic" in caption(perplexity.figure(tidy(runs())))
