@@ -60,7 +60,7 @@ class Config:
     timeout: float = setting(600.0, above=0, maximum=YEAR_S)  # seconds, without those in which Triton compiles
     rerun: str = setting("failed", choices=("failed", "disturbed", "all"))  # beside what is missing
     results_dir: str = "runs"
-    size: str = setting("laptop", choices=("laptop", "paper"))  # of an experiment
+    size: str = setting("laptop", choices=("minutes", "laptop", "night", "paper"))  # of an experiment
     max_cells: int = setting(10_000, minimum=1)  # a command that asks for more is refused
     dry_run: bool = False  # say what there is to measure and how long it may take, and do nothing
 
