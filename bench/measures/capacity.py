@@ -23,7 +23,7 @@ from bench.records.metrics import Metric, fraction, mean
 KINDS = ("gaussian", "orthonormal")
 CHECKED = 256  # tokens of the inputs on which steps are checked, the last STEPS of them
 STEPS = 8
-FORKED_BYTES = 2**27  # of states that are read side by side
+FORKED_BYTES = 2**24  # of states that are read side by side; tensors of more a CPU allocates afresh at every step
 FINEST = 64  # the search ends within one pair, or this fraction of the pairs
 
 
