@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.frame import load
 from analysis.plots import (
+    capacity,
     compare,
     crossover,
     files,
@@ -29,6 +30,7 @@ from analysis.plots import (
 )
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
+from analysis.tables import capacity as capacities
 from analysis.tables import costs, peers, trained
 from bench.common.errors import one_line
 from bench.records import own
@@ -55,6 +57,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "roofline": roofline.figure,
     "compare": compare.figure,
     "crossover": crossover.figure,
+    "capacity": capacity.figure,
 }
 PARTS = {
     **dict.fromkeys(("sketch_error", "learning", "copying_induction", "quality_cost"), ("inputs",)),
@@ -74,6 +77,8 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "gate_cost": costs.gate_cost,
     "roofline_shares": roofline.table,
     "sketch_error_exponents": sketch_error.exponents,
+    "capacity": capacities.table,
+    "capacity_and_recall": capacities.capacity_and_recall,
 }
 
 
