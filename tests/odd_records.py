@@ -23,6 +23,7 @@ def one_of_each(seed, n=2048, mechanism="flash"):
         "memory": made.memory("flash", n),
         "decode": made.decode("flash", n, rng),
         "spectral_norm": made.spectral("skeinformer", 1024, n // 16, rng),
+        "capacity": made.capacity("performer", n // 16, 12, rng),
         "sketch_error": made.sketch_error("gaussian", 4, n // 32, rng),
         "flops": made.flops("softmax", n, n * 10**6),
         "compare": made.compare(LABELS, n, rng),
