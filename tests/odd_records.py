@@ -233,6 +233,11 @@ NEARLY = {
         "no bytes": ("bytes", 0),
         "times of a nanosecond": ("samples", [1.0] * 20),
     },
+    "capacity": {
+        "a negative state": ("state_bytes", [-1.0] * 5),
+        "other draws": ("capacity", [1.0]),
+        "no pairs": ("right", {"1": []}),
+    },
     "decode": {"a negative state": ("state_bytes", -1)},
     "train_step": {"a peak of text": ("peak_bytes", "12")},
     "largest_batch": {"no accumulation": ("accumulation", ...)},

@@ -329,7 +329,9 @@ def trained(rng):
     return records
 
 
-def capacity(label, head_dim, pairs, rng, status="ok", keys="gaussian", draws=5, most=2048, state_bytes=None, **changes):
+def capacity(
+    label, head_dim, pairs, rng, status="ok", keys="gaussian", draws=5, most=2048, state_bytes=None, **changes
+):
     """A synthetic capacity record: so many pairs in the mean, of a cache in as many bytes, of sums in a square of h."""
     bench = {"name": "capacity", "keys": keys, "key_scale": 1.0, "share": 0.9, "reads": 128, "memory_limit": None}
     shape = {"batch_size": 1, "num_heads": 4, "head_dim": head_dim, "repeats": draws}

@@ -34,7 +34,9 @@ def capacities(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data, older = newest(settled[settled["metric"] == "capacity"], _KEYS)
     for metric in ("state_bytes", "capacity_per_byte", "reached"):
         own = settled[settled["metric"] == metric].set_index("cell_id")
-        ends = {metric: "value"} | ({f"{metric}_low": "low", f"{metric}_high": "high"} if metric == "state_bytes" else {})
+        ends = {metric: "value"} | (
+            {f"{metric}_low": "low", f"{metric}_high": "high"} if metric == "state_bytes" else {}
+        )
         data = data.assign(**{name: data["cell_id"].map(own[of]) for name, of in ends.items()})
     return data.sort_values(["keys", "head_dim", "series"]), [*notes, *older]
 
@@ -84,8 +86,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
     """Spearman's rank correlation and its 95 % bootstrap percentile interval over the pairs of numbers.
 
-    NaN where one of the two is the same everywhere; the interval is NaN of fewer than `FEWEST` pairs. Resamples in which
-    one is the same everywhere have no correlation and are left out.
+    NaN where one of the two is the same everywhere; the interval is NaN of fewer than `FEWEST` pairs. Resamples in
+    which one is the same everywhere have no correlation and are left out.
     """
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan, math.nan, math.nan
@@ -100,7 +102,7 @@ def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[f
 
 
 def matched(frame: pd.DataFrame) -> pd.DataFrame:
-    """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism of a task, a length and a kind of keys.
+    """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism, task, length and kind of keys.
 
     The same mechanism with the same hyperparameters; of several head_dims that of the model, else the nearest. Recall
     is the median over seeds of the right answers of the test split.
@@ -130,12 +132,20 @@ def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
     """Whether capacity without training foretells trained recall: Spearman's correlation over mechanisms.
 
     A row for each task, length and kind of keys. The interval is a bootstrap over mechanisms: it says what others
-    would do, as far as these are a sample of them. One that contains 0 says that nothing is foretold as far as is known.
+    would do, as far as these are a sample of them. One that contains 0: nothing is foretold, as far as is known.
     """
     rows = []
     for (task, n, keys), group in matched(frame).groupby(["task", "n", "keys"], sort=False):
         value, low, high = correlation(group["pairs"].to_numpy(float), group["recall"].to_numpy(float))
-        row = {"task": task, "n": n, "keys": keys, "mechanisms": len(group), "Spearman": value, "low": low, "high": high}
+        row = {
+            "task": task,
+            "n": n,
+            "keys": keys,
+            "mechanisms": len(group),
+            "Spearman": value,
+            "low": low,
+            "high": high,
+        }
         dims = ", ".join(str(each) for each in sorted(set(group["head_dim"])))
         row |= {"head dim of the capacity": dims, "of": ", ".join(sorted(group["series"]))}
         causes = {cause for text in group["disturbed"].dropna() for cause in text.split("; ")}

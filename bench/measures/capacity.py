@@ -99,7 +99,7 @@ class Capacity(Benchmark):
     def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
         """Of one head, means over draws: `capacity`, `state_bytes`, `capacity_per_byte`; `right_at_N` of N pairs.
 
-        `reached` is the share of draws that recalled as many pairs as were tried, so that the capacity is at least that.
+        `reached` is the share of draws that recalled as many pairs as were tried: their capacity is at least that.
         """
         pairs, size = measurements["capacity"], measurements["state_bytes"]
         yield mean("capacity", pairs, name="capacity.pairs")

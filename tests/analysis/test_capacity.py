@@ -44,7 +44,11 @@ def test_the_most_pairs_are_the_inverse_of_the_bits():
 
 def test_the_table_has_the_numbers_of_the_records(rng):
     records = [capacity("performer", h, 12, rng, draws=3, state_bytes=[512.0] * 3) for h in (32, 64)]
-    records += [capacity("softmax", 32, 9e9, rng), capacity("identity", 32, 0, rng), capacity("flash", 32, 1, rng, "oom")]
+    records += [
+        capacity("softmax", 32, 9e9, rng),
+        capacity("identity", 32, 0, rng),
+        capacity("flash", 32, 1, rng, "oom"),
+    ]
     table = tables.table(tidy(records)).set_index(["attention", "head dim"])
     for record, h in zip(records[:2], (32, 64), strict=True):
         row = table.loc[("performer", h)]
@@ -126,7 +130,7 @@ def test_only_the_same_mechanism_with_the_same_hyperparameters_is_matched_and_th
     softmax = found.set_index("series").loc["softmax"]
     # Of the model's head_dim.
     assert softmax["head_dim"] == 64 and softmax["pairs"] == np.mean(records[0].measurements["capacity"])
-    far = [record for record in records if not (record is records[0])]
+    far = [record for record in records if record is not records[0]]
     softmax = tables.matched(tidy(far)).set_index("series").loc["softmax"]
     assert softmax["head_dim"] in (16, 256)
     with pytest.raises(MissingRecords, match="of one mechanism"):

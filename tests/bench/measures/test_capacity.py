@@ -295,7 +295,7 @@ def test_what_cannot_be_measured_is_unsupported():
         found("softmax", causal=False)
     with pytest.raises(UnsupportedError, match="informer cannot decode"):
         found("informer", causal=False)
-    with pytest.raises(UnsupportedError, match="^seq_len=3: must be at least 4$"):
+    with pytest.raises(UnsupportedError, match=r"^seq_len=3: must be at least 4$"):
         found(seq_len=3)
     assert found(seq_len=4)["most"] == 4
 
