@@ -13,8 +13,8 @@ LEAST = 0.5  # pairs at the foot of a panel: bars that reach zero end there
 _EXPLANATION = (
     "Upper left is better. Pairs: the most of which {share} are right, mean over draws, bars {bars}; ↑: at least as "
     "many as were tried. Black: no state of so few bytes holds more, log2 m! - 1 bits for m = {part} of the pairs (by "
-    "the counting of Jelassi et al. 2024, section 2; Arora et al. 2024 have bits in proportion to the pairs). Dotted: a "
-    "cache that keeps each pair."
+    "the counting of Jelassi et al. 2024, section 2; Arora et al. 2024 have bits in proportion to the pairs). Dotted: "
+    "a cache that keeps each pair."
 )
 
 
