@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ ACCURACY = "token_accuracy"
 """What trained recall is: the share of all answers that are right."""
 RESAMPLES = 2000
 FEWEST = 4
-"""Mechanisms without which there is no interval of a correlation."""
+"""Mechanisms without which there is no correlation to speak of: of two it is 1 or -1 whatever they are."""
 _KEYS = ["series", "keys", "head_dim"]
 
 
@@ -86,14 +87,12 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
     """Spearman's rank correlation and its 95 % bootstrap percentile interval over the pairs of numbers.
 
-    NaN where one of the two is the same everywhere; the interval is NaN of fewer than `FEWEST` pairs. Resamples in
-    which one is the same everywhere have no correlation and are left out.
+    NaN of fewer than `FEWEST` pairs, and where one of the two is the same everywhere. Resamples in which it is have no
+    correlation and are left out.
     """
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+    if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan, math.nan, math.nan
     value = float(spearmanr(first, second).statistic)
-    if len(first) < FEWEST:
-        return value, math.nan, math.nan
     drawn = np.random.default_rng(seed).integers(len(first), size=(RESAMPLES, len(first)))
     resampled = [(first[rows], second[rows]) for rows in drawn]
     known = [spearmanr(a, b).statistic for a, b in resampled if np.ptp(a) > 0 and np.ptp(b) > 0]
@@ -104,7 +103,7 @@ def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[f
 def matched(frame: pd.DataFrame) -> pd.DataFrame:
     """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism, task, length and kind of keys.
 
-    The same mechanism with the same hyperparameters; of several head_dims that of the model, else the nearest. Recall
+    The same mechanism with the same hyperparameters, as far as both records have them; of several head_dims that of the model, else the nearest. Recall
     is the median over seeds of the right answers of the test split.
     """
     capacity, _ = capacities(frame)
@@ -113,7 +112,7 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
     for (kind, n), of_task in panels(over_seeds(trained, ACCURACY)):
         for keys, of_keys in capacity.groupby("keys"):
             for one in of_task.itertuples():
-                same = of_keys["hyperparameters"] == one.hyperparameters
+                same = of_keys["hyperparameters"].map(partial(_alike, one.hyperparameters)).astype(bool)
                 own = of_keys[same & (of_keys["mechanism"] == one.mechanism)]
                 if own.empty:
                     continue
@@ -126,6 +125,12 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
     if not rows:
         raise MissingRecords("needs bench=capacity and bench=train with task=associative_recall of one mechanism")
     return pd.DataFrame(rows)
+
+
+def _alike(first: str, second: str) -> bool:
+    """Whether hyperparameters (JSON) agree; those that one record lacks are newer than it."""
+    own, theirs = json.loads(first), json.loads(second)
+    return all(own[key] == theirs[key] for key in own.keys() & theirs.keys())
 
 
 def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
