@@ -17,6 +17,7 @@ from analysis.frame import load
 from analysis.plots import attribution as branches
 from analysis.plots import (
     by_distance,
+    capacity,
     compare,
     crossover,
     extrapolation,
@@ -36,6 +37,7 @@ from analysis.plots import controls as differences
 from analysis.plots import equal_quality as faster
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
+from analysis.tables import capacity as capacities
 from analysis.tables import costs, peers, trained
 from bench.common.errors import one_line
 from bench.records import own
@@ -68,6 +70,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "roofline": roofline.figure,
     "compare": compare.figure,
     "crossover": crossover.figure,
+    "capacity": capacity.figure,
 }
 PARTS = {
     **dict.fromkeys(
@@ -92,6 +95,8 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "gate_cost": costs.gate_cost,
     "roofline_shares": roofline.table,
     "sketch_error_exponents": sketch_error.exponents,
+    "capacity": capacities.table,
+    "capacity_and_recall": capacities.capacity_and_recall,
 }
 
 

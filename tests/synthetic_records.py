@@ -336,6 +336,21 @@ def trained(rng):
     return records
 
 
+def capacity(
+    label, head_dim, pairs, rng, status="ok", keys="gaussian", draws=5, most=2048, state_bytes=None, **changes
+):
+    """A synthetic capacity record: so many pairs in the mean, of a cache in as many bytes, of sums in a square of h."""
+    bench = {"name": "capacity", "keys": keys, "key_scale": 1.0, "share": 0.9, "reads": 128, "memory_limit": None}
+    shape = {"batch_size": 1, "num_heads": 4, "head_dim": head_dim, "repeats": draws}
+    cell = config(label, bench, most, **{**shape, **changes})
+    found = np.minimum(most, np.round(pairs * rng.lognormal(0, 0.1, draws))).tolist()
+    grows = ATTENTIONS[label][2] > 0
+    size = state_bytes or [8.0 * head_dim * max(1, each) if grows else 4.0 * head_dim**2 for each in found]
+    right = {str(n): [float(n <= each) for each in found] for n in (1, 2, 4, 8, 16, 32, 64)}
+    measured = {"right": right, "capacity": found, "state_bytes": size, "most": most, "features": None}
+    return record(cell, measured, status)
+
+
 def compare_train_step(labels, seq_len, rng, status="ok", rounds=20, **changes):
     """A synthetic compare_train_step record: all labels share the drift of each round."""
     source = compare(labels, seq_len, rng, rounds=rounds)
@@ -388,6 +403,10 @@ def everything(seed=0):
         status = "oom" if (label, n) == ("linformer", 4096) else "ok"
         records.append(roofline(label, n, rng, status, batch_size=1, causal=causal))
     records += trained(rng)
+    known = {"softmax": 9e9, "polynomial_p4": 900, "polysketch_learned_local_r64": 90, "performer": 12, "identity": 0}
+    for (label, pairs), head_dim in product(known.items(), (32, 64)):
+        records += [capacity(label, head_dim, pairs, rng, keys=keys) for keys in ("gaussian", "orthonormal")]
+    records.append(capacity("flash", 64, 1, rng, "timeout"))
     records += [largest_batch("flash", n) for n in (1024, 8192)] + [largest_batch("softmax", 8192, "oom")]
     for n in LENGTHS:
         status = "oom" if n == 32768 else "ok"

@@ -96,7 +96,9 @@ def test_every_pass_is_a_cell():
 @pytest.mark.parametrize("name", ["latncy", None, [], "context", "../latency"])
 def test_a_name_that_is_no_benchmarks_is_refused(name):
     assert measures.find(name) is None
-    with pytest.raises(ConfigError, match=r"^bench=.*: must be one of compare, compare_train_step, decode, flops, "):
+    with pytest.raises(
+        ConfigError, match=r"^bench=.*: must be one of capacity, compare, compare_train_step, decode, flops, "
+    ):
         measures.check({"name": name})
 
 

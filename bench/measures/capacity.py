@@ -1,0 +1,243 @@
+"""Recall without training: how many random pairs of key and value a state holds, and in how many bytes."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention_zoo import Attention, UnsupportedError
+from attention_zoo.ops.decoding.states import State
+from bench.common.schema import setting
+from bench.measures import Benchmark, register
+from bench.measures.context import CellContext, num_features
+from bench.measures.decode import LastSteps
+from bench.measures.progress import Point
+from bench.measures.reference import require_finite
+from bench.records.metrics import Metric, fraction, mean
+
+KINDS = ("gaussian", "orthonormal")
+CHECKED = 256  # tokens of the inputs on which steps are checked, the last STEPS of them
+STEPS = 8
+FORKED_BYTES = 2**24  # of states that are read side by side; tensors of more a CPU allocates afresh at every step
+FINEST = 64  # the search ends within one pair, or this fraction of the pairs
+
+
+@register
+@dataclass
+class Capacity(Benchmark):
+    """The most pairs of which a state gives back nine in ten, of at most seq_len; `repeats` draws; causal only.
+
+    Keys are drawn, `gaussian` or `orthonormal` (then no more than head_dim of them); both have an expected square of
+    `key_scale^2 head_dim`. Values are uniform on the unit sphere: the nearest of them to an output is then the same by
+    product, by angle and by distance, so that a mechanism whose outputs are short (a bias in the denominator) or have
+    the mean of all values in them is not judged by the length of values, and no distance has to be chosen.
+    """
+
+    name: ClassVar[str] = "capacity"
+    replicates: ClassVar[str] = "draws"  # of pairs, and of the mechanism's own features; heads of a draw share these
+    headline_format: ClassVar[str] = "{capacity} pairs in {state_bytes}, {capacity_per_byte}"
+
+    keys: str = setting("gaussian", choices=KINDS)
+    key_scale: float = setting(1.0, above=0)
+    share: float = setting(0.9, above=0, maximum=1)  # that must be right
+    reads: int = setting(128, minimum=1, condition=False)  # pairs that are read back of each draw and head, at most
+
+    def measure(self, context: CellContext) -> dict[str, Any]:
+        """Right answers by the number of pairs, doubled until no draw has enough, then the capacity of each draw.
+
+        The capacity is where the first failure of the doubling is bisected: exact below `FINEST` pairs, else within a
+        part of so many. With more pairs a draw keeps the ones it had. Inputs serve the check of the steps alone, and
+        trained ones give the mechanism its weights.
+
+        Returns:
+            `right`: for each number of pairs the share of right answers of each draw. For each draw, of one head:
+            `capacity`, 0 where not even one pair is recalled; `state_bytes` of the state that holds so many (at least
+            one); `most`: the pairs that were tried at most; `features`: the size d of the mechanism, or None.
+
+        Raises:
+            UnsupportedError: the mechanism does not decode, or not with `causal=false`; seq_len is below 4.
+            IncorrectError: its steps do not give the last rows of the forward pass.
+            NonFiniteError: NaN or infinity in what was read.
+        """
+        config = context.config
+        most = config["seq_len"] if self.keys == "gaussian" else min(config["seq_len"], config["head_dim"])
+        attention = context.attention(max_seq_len=config["seq_len"] + 1)  # the one that reads
+        with torch.no_grad():
+            _check(context, attention)
+            draws = [self._drawn(context, attention, number, most) for number in range(config["repeats"])]
+            right: dict[int, list[float]] = {}
+            for count in doubled(most):
+                right[count] = [draw.right(count) for draw in draws]
+                context.progress(len(right), len(doubled(most)), f"{count} pairs")
+                if max(right[count]) < self.share:
+                    break
+            capacity = [draw.capacity(self.share, most) for draw in draws]
+            size = [draw.state_bytes(max(1, count)) for draw, count in zip(draws, capacity, strict=True)]
+        shares = {str(count): of_draws for count, of_draws in right.items()}
+        found = {"right": shares, "capacity": capacity, "state_bytes": size}
+        return {**found, "most": most, "features": num_features(attention)}
+
+    def _drawn(self, context: CellContext, attention: Attention, number: int, most: int) -> "Draw":
+        config = context.config
+        # Multiplied, so that cells that differ in their seed alone share no draw either.
+        seed = config["seed"] * config["repeats"] + number
+        generator = torch.Generator().manual_seed(seed)
+        size = config["batch_size"], config["num_heads"], most, config["head_dim"]
+        key = drawn_keys(self.keys, size, generator) * self.key_scale
+        value = F.normalize(torch.randn(size, generator=generator, dtype=torch.float64), dim=-1)
+        order = torch.rand(most, generator=generator).to(context.device)
+        is_drawn = attention.info.random and config["label"] not in context.trained
+        key, value = (x.to(context.device, context.dtype) for x in (key, value))
+        return Draw(attention, seed if is_drawn else None, key, value, order, self.reads)
+
+    @classmethod
+    def quantities(cls, measurements: Mapping[str, Any]) -> Iterator[Metric]:
+        """Of one head, means over draws: `capacity`, `state_bytes`, `capacity_per_byte`; `right_at_N` of N pairs.
+
+        `reached` is the share of draws that recalled as many pairs as were tried: their capacity is at least that.
+        """
+        pairs, size = measurements["capacity"], measurements["state_bytes"]
+        yield mean("capacity", pairs, name="capacity.pairs")
+        yield dataclasses.replace(
+            mean("state_bytes", size, name="capacity.state_kib", shown=("KiB", 2.0**-10)), unit="bytes"
+        )
+        per_byte = [one / of for one, of in zip(pairs, size, strict=True)]
+        yield mean("capacity_per_byte", per_byte, name="capacity.per_kib", shown=("/KiB", 2.0**10))
+        reached = sum(one >= measurements["most"] for one in pairs) / len(pairs)
+        yield fraction("reached", reached, name="capacity.reached_pct")
+        for count, shares in measurements["right"].items():
+            yield mean(f"right_at_{count}", shares, name=f"capacity.right_at_{count}", shown=None)
+
+    @classmethod
+    def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
+        """`right` answers over the number of pairs, the mean of the draws."""
+        return {"right": [Point(int(n), sum(shares) / len(shares)) for n, shares in measurements["right"].items()]}
+
+
+class Draw:
+    """One draw of pairs, and of the mechanism's features where it has random ones: its seed, None leaves them.
+
+    `key` and `value` are `(batch, heads, pairs, head_dim)`; `order` has a random number for each pair, which decides
+    which of them are read.
+    """
+
+    def __init__(
+        self, attention: Attention, seed: int | None, key: Tensor, value: Tensor, order: Tensor, reads: int
+    ) -> None:
+        self.attention, self.seed, self.key, self.value = attention, seed, key, value
+        self.order, self.reads = order, reads
+        self.shares: dict[int, float] = {}
+        """Of right answers, by the number of pairs, as far as they were asked for."""
+
+    def _written(self, count: int) -> State:
+        if self.seed is not None:
+            self.attention.resample(self.seed)
+        return written(self.attention, self.key[:, :, :count], self.value[:, :, :count])
+
+    def right(self, count: int) -> float:
+        """The share of right answers of so many pairs."""
+        if count not in self.shares:
+            asked = self.order[:count].argsort()[: self.reads]
+            outputs = read(self.attention, self._written(count), self.key[:, :, asked])
+            require_finite(outputs, f"what is read of {count} pairs")
+            self.shares[count] = is_nearest(outputs, self.value[:, :, :count], asked).double().mean().item()
+        return self.shares[count]
+
+    def capacity(self, share: float, most: int) -> int:
+        """The most pairs of which so many are right, up to the first doubling at which they are not."""
+        low, high = 0, most + 1
+        for count in doubled(most):
+            if self.right(count) < share:
+                high = count
+                break
+            low = count
+        while high - low > 1 + low // FINEST and low < most:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.right(middle) >= share else (low, middle)
+        return low
+
+    def state_bytes(self, count: int) -> float:
+        """Bytes of one head's state that holds so many pairs."""
+        return self._written(count).num_bytes / self.key.shape[:2].numel()
+
+
+def doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and the most."""
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def drawn_keys(kind: str, size: tuple[int, int, int, int], generator: torch.Generator) -> Tensor:
+    """`(batch, heads, pairs, head_dim)` keys in float64, of an expected square of head_dim.
+
+    Orthonormal ones are the rows of a Haar matrix, times the root of head_dim; no more of them than head_dim.
+    """
+    *leading, pairs, head_dim = size
+    if kind == "gaussian":
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+    square = torch.randn(*leading, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    rotation, upper = torch.linalg.qr(square)
+    # Without the signs of R the matrix is not uniform: Mezzadri 2007, How to Generate Random Matrices, section 5.
+    rotation = rotation * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return rotation[..., :pairs, :] * head_dim**0.5
+
+
+def written(attention: Attention, key: Tensor, value: Tensor) -> State:
+    """The state that holds these pairs, `(batch, heads, pairs, head_dim)`: by the mechanism's own recurrence."""
+    return attention.prefill(key, key, value)[1]
+
+
+def read(attention: Attention, state: State, query: Tensor) -> Tensor:
+    """What the state answers to each of these queries, `(batch, heads, queries, head_dim)`, as to the next token.
+
+    Each query is the next step of a copy of the state, so that none sees another, and windows move by one token only. A
+    step appends its token before it reads. This one is padding, so that its key has no weight in any mechanism: what is
+    read is the output over the stored pairs alone, with their own denominator. It takes a place, though: where the last
+    block of `local` or `polysketch` is full, its step begins a new one, and a sliding window of b tokens holds b - 1
+    pairs. So does any token that reads.
+    """
+    batch, at_once = len(query), max(1, FORKED_BYTES // state.num_bytes)
+    outputs = []
+    for some in query.split(at_once, 2):
+        forks = copy.deepcopy(state)
+        forks.select(torch.arange(batch).repeat_interleave(some.shape[2]))
+        token = some.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+        padding = torch.ones(len(token), 1, dtype=torch.bool, device=token.device)
+        out, _ = attention.step(token, token, torch.zeros_like(token), forks, padding)
+        outputs.append(out.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2))
+    return torch.cat(outputs, 2)
+
+
+def is_nearest(output: Tensor, value: Tensor, own: Tensor) -> Tensor:
+    """Whether the nearest of the values is an output's own: bool `(batch, heads, outputs)`.
+
+    Of several that are as near none is; to an output of zeros none is near.
+
+    Args:
+        output: `(batch, heads, outputs, head_dim)`.
+        value: `(batch, heads, pairs, head_dim)`, of length 1.
+        own: which value is that of each output, `(outputs,)`.
+    """
+    products = output @ value.mT
+    index = own[:, None].expand(*products.shape[:3], 1)
+    theirs = products.scatter(-1, index, -torch.inf).amax(-1)
+    return (products.gather(-1, index).squeeze(-1) > theirs) & output.any(-1)
+
+
+def _check(context: CellContext, attention: Attention) -> None:
+    """Steps after a prompt give the last rows of the forward pass: the recurrence is the mechanism's."""
+    if context.config["seq_len"] < 4:
+        raise UnsupportedError(f"seq_len={context.config['seq_len']}: must be at least 4")
+    query, key, value = (x[:1, :, :CHECKED].contiguous() for x in context.inputs())
+    length = query.shape[2]
+    steps, label = min(STEPS, length - 2), context.config["label"]
+    check = context.correctness_check((query, key, value), torch.arange(length - steps, length))
+    check.check_before(label, attention)
+    measured = LastSteps(attention, (query, key, value), steps)
+    measured.run(measured.prepare())
+    check.check_first(label, "steps", (measured.rows(),))
+    check.finish()

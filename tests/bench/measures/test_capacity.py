@@ -1,0 +1,312 @@
+"""The capacity measure against a naive loop in float64, and where the number of recalled pairs is known."""
+
+import copy
+
+import pytest
+import torch
+from cells import config, measured, said
+
+import attention_zoo
+from attention_zoo import UnsupportedError
+from attention_zoo.feature_map import FeatureMapAttention
+from attention_zoo.info import AttentionInfo
+from attention_zoo.v_mean import VMean
+from bench.common.errors import IncorrectError, NonFiniteError
+from bench.common.mechanism import build_attention
+from bench.measures import capacity
+from bench.measures.capacity import Draw, doubled, drawn_keys, is_nearest, read, written
+from bench.measures.context import CellContext
+
+HEADS, HEAD_DIM = 2, 8
+
+
+def sketch(name, **given):
+    return pytest.param("polysketch", {"sketch_size": 4, **given}, id=name)
+
+
+DECODING = [
+    *(pytest.param(name, {}, id=name) for name in ("softmax", "flash", "polynomial", "flex_polynomial", "linear")),
+    *(pytest.param(name, {}, id=name) for name in ("polynomial_square", "v_mean", "identity")),
+    pytest.param("performer", {"num_features": 16}, id="performer"),
+    pytest.param("local", {"block_size": 5}, id="local"),
+    pytest.param("local", {"block_size": 5, "sliding": True}, id="local-sliding"),
+    pytest.param("local", {"block_size": 5, "weights": "polynomial"}, id="local-polynomial"),
+    sketch("gaussian"),
+    sketch("gaussian-p2", degree=2),
+    sketch("srht", sketch="srht"),
+    sketch("learned", sketch="learned"),
+    sketch("local", local=True, block_size=5),
+    sketch("learned-local", local=True, block_size=5, sketch="learned"),
+]
+
+
+def create(name, given, head_dim=HEAD_DIM, **common):
+    return attention_zoo.create(name, head_dim=head_dim, num_heads=HEADS, causal=True, **given, **common).eval()
+
+
+def pairs(count, head_dim=HEAD_DIM, batch=2, kind="gaussian", scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    size = batch, HEADS, count, head_dim
+    value = torch.randn(size, generator=generator, dtype=torch.float64)
+    return drawn_keys(kind, size, generator) * scale, value / value.norm(dim=-1, keepdim=True)
+
+
+def shares(attention, key, value):
+    """The share of right answers when all pairs are read."""
+    everything = torch.arange(key.shape[2])
+    return is_nearest(read(attention, written(attention, key, value), key), value, everything).double().mean().item()
+
+
+def test_every_mechanism_that_decodes_is_here():
+    decoding = {name for name in attention_zoo.list_attentions() if attention_zoo.info(name).decode}
+    assert {case.values[0] for case in DECODING} == decoding - {"xformers_memory_efficient"}  # which needs a GPU
+
+
+# --- A naive loop: token by token, one query after the other, weights as the matrix of the mechanism has them ---------
+
+
+def naive(attention, key, value):
+    """What each pair's key reads as the next token, and whether the nearest value is its own.
+
+    The matrix of the pairs and one token more has the weights of that row, which sum to S / (bias + S); with the
+    token's own weight left out the others have their own denominator again.
+    """
+    batch, heads, count, _ = key.shape
+    outputs, right = torch.zeros_like(key), torch.zeros(batch, heads, count, dtype=torch.bool)
+    for i in range(count):
+        longer = torch.cat([key, key[:, :, i : i + 1]], 2)
+        padding = torch.zeros(batch, count + 1, dtype=torch.bool)
+        padding[:, -1] = True
+        matrix = attention.attention_matrix(longer, longer, padding)
+        for b in range(batch):
+            for head in range(heads):
+                out = sum(matrix[b, head, -1, j] * value[b, head, j] for j in range(count))
+                outputs[b, head, i] = out
+                products = [float(out @ value[b, head, j]) for j in range(count)]
+                others = [product for j, product in enumerate(products) if j != i]
+                right[b, head, i] = bool(out.any()) and all(products[i] > other for other in others)
+    return outputs, right
+
+
+def stepped(attention, key, value):
+    """The state after one step for each pair."""
+    state = attention.init_state(len(key), dtype=torch.float64)
+    for i in range(key.shape[2]):
+        attention.step(*(x[:, :, i : i + 1] for x in (key, key, value)), state)
+    return state
+
+
+@pytest.mark.parametrize("name, given", DECODING)
+@pytest.mark.parametrize("count", [1, 7, 10])
+@torch.no_grad()
+def test_what_is_read_and_whether_it_is_right_are_those_of_a_naive_loop(name, given, count, monkeypatch):
+    """Of blocks of 5 the last is full at 10 pairs."""
+    attention, (key, value) = create(name, given).double(), pairs(count)
+    outputs, right = naive(attention, key, value)
+    for at_once in (1, 3 * written(attention, key, value).num_bytes):  # copies side by side
+        monkeypatch.setattr(capacity, "FORKED_BYTES", at_once)
+        for state in (written(attention, key, value), stepped(attention, key, value)):
+            before = copy.deepcopy(state)
+            found = read(attention, state, key)
+            torch.testing.assert_close(found, outputs, rtol=1e-9, atol=1e-12)
+            if name != "v_mean":  # whose products are ties
+                assert torch.equal(is_nearest(found, value, torch.arange(count)), right)
+            # Reading leaves the state as it was.
+            torch.testing.assert_close(read(attention, state, key[:, :, :1]), outputs[:, :, :1], rtol=1e-9, atol=1e-12)
+            assert state.length == before.length and state.num_bytes == before.num_bytes
+
+
+# --- Where it is known what is recalled ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "flash"])
+def test_softmax_recalls_all_orthonormal_keys_of_a_large_scale_exactly_and_few_of_a_small_one(name):
+    key, value = pairs(32, 32, kind="orthonormal", scale=8.0)
+    attention = create(name, {}, 32)
+    torch.testing.assert_close(read(attention, written(attention, key, value), key), value)
+    assert shares(attention, key, value) == 1
+    assert shares(attention, key / 80, value) < 0.9
+
+
+class Sum(FeatureMapAttention):
+    """The sum of the values by the products with features, nothing divided: the first r numbers are the features."""
+
+    info = AttentionInfo(
+        name="sum", paper="", causal=True, padding=True, cross=False, complexity="", decode=True, random=False
+    )
+
+    def __init__(self, features, **common):
+        super().__init__(**common)
+        self.num_features = features
+
+    def features(self, x):
+        return x[..., : self.num_features]
+
+    def _new_state(self, batch_size, device, dtype):
+        state = super()._new_state(batch_size, device, dtype)
+        state._divided = lambda summed, bias: summed[..., :-1].flatten(-2).to(state.dtype)
+        return state
+
+
+@pytest.mark.parametrize("features", [1, 5, 16])
+def test_an_unnormalised_sum_over_r_orthonormal_features_recalls_r_pairs_exactly(features):
+    attention = Sum(features, head_dim=16, num_heads=HEADS, causal=True)
+    key = torch.eye(16, dtype=torch.float64).expand(2, HEADS, -1, -1)
+    _, value = pairs(16, 16)
+    outputs = read(attention, written(attention, key, value), key)
+    torch.testing.assert_close(outputs[:, :, :features], value[:, :, :features])
+    assert not outputs[:, :, features:].any()
+    assert shares(attention, key, value) == features / 16
+
+
+def test_linear_attention_of_unit_keys_is_its_closed_form():
+    """`<phi(s e_i), phi(s e_j)> = h + 2 s + s^2 [i = j]`: a mean of all values with little of the own one."""
+    attention, scale, (_, value) = create("linear", {"eps": 0.0}).double(), 3.0, pairs(HEAD_DIM)
+    key = scale * torch.eye(HEAD_DIM, dtype=torch.float64).expand(2, HEADS, -1, -1)
+    common, own = HEAD_DIM + 2 * scale, scale**2
+    expected = (common * value.sum(2, keepdim=True) + own * value) / (HEAD_DIM * common + own)
+    torch.testing.assert_close(read(attention, written(attention, key, value), key), expected)
+
+
+def found(name="v_mean", bench=None, **changes):
+    attention = {"name": name, **changes.pop("attention", {})}
+    cell = {"causal": True, "repeats": 3, "batch_size": 1, "attention": attention, **changes}
+    return measured(name, {"name": "capacity", **(bench or {})}, **cell)
+
+
+def test_capacities_that_are_known():
+    orthonormal = {"keys": "orthonormal"}
+    assert found("identity")["capacity"] == [0, 0, 0]
+    assert found("v_mean")["capacity"] == [1, 1, 1]
+    assert found("softmax", orthonormal | {"key_scale": 4.0})["capacity"] == [8, 8, 8]
+    # Squared products of orthonormal keys: nothing but the own value is left.
+    squares = {"attention": {"degree": 2, "qk_layernorm": False}}
+    assert found("polysketch", orthonormal, **squares)["capacity"] == [8, 8, 8]
+    # The token that reads is the block's last: with as many pairs as a block has it would begin the next one.
+    exact = {"head_dim": 32, "seq_len": 100, "attention": {"block_size": 24, "scale": 1.0}}
+    assert found("local", **exact)["capacity"] == [23, 23, 23]
+    exact["attention"]["sliding"] = True  # 23 of 25 are 92 %, of 26 they are 88 %
+    assert found("local", **exact)["capacity"] == [25, 25, 25]
+
+
+def test_the_state_of_one_head_at_the_capacity():
+    got = found("softmax", {"key_scale": 4.0, "keys": "orthonormal"})
+    # Keys and values in four bytes, and a head's half of which of the tokens are padding.
+    assert got["capacity"] == [8] * 3 and got["most"] == 8 and got["state_bytes"] == [8 * (2 * 8 * 4 + 0.5)] * 3
+    assert found("v_mean", batch_size=2)["state_bytes"] == [9 * 4] * 3
+    assert found("identity")["state_bytes"] == [(2 * 8 + 0.5) * 4 - 1.5] * 3
+    assert found("performer", attention={"num_features": 16})["features"] == 16
+
+
+class Steps(Draw):
+    """A draw of which the answers are known: right up to a number of pairs."""
+
+    def __init__(self, last):
+        self.last, self.asked = last, []
+
+    def right(self, count):
+        self.asked.append(count)
+        return float(count <= self.last)
+
+
+@pytest.mark.parametrize("most", [4, 100, 128, 2000])
+@pytest.mark.parametrize("last", [0, 1, 2, 3, 31, 63, 64, 77, 1000, 1999, 2000])
+def test_the_search_finds_the_last_number_that_is_right(last, most):
+    draw = Steps(last)
+    got = draw.capacity(0.9, most)
+    known = min(last, most)
+    assert got == known if known < 64 or known == most else known - known / 64 - 1 <= got <= known
+    assert len(draw.asked) <= 20 and max(draw.asked) <= most
+
+
+def test_doubled():
+    assert doubled(1) == [1] and doubled(5) == [1, 2, 4, 5] and doubled(8) == [1, 2, 4, 8]
+
+
+def test_orthonormal_keys_are_that_and_turn_every_way():
+    key = drawn_keys("orthonormal", (1, 400, 4, 4), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(key @ key.mT, (4 * torch.eye(4, dtype=torch.float64)).expand(1, 400, -1, -1))
+    # Of a Haar matrix every entry has mean 0 and variance 1 / h: without R's signs the first has a negative mean.
+    assert key.mean(1).abs().max() < 5 / 400**0.5
+    assert (key.square().mean(1) - 1).abs().max() < 5 * 2**0.5 / 400**0.5
+
+
+def test_nearest_is_strict_and_nothing_is_near_zero():
+    value = torch.eye(3)[None, None]
+    output = torch.tensor([[0.1, 0.0, -1.0], [0.0, 0.0, 0.0], [1.0, 0.2, 1.0], [-3.0, -2.0, -1.0]])[None, None]
+    assert is_nearest(output, value, torch.tensor([0, 0, 2, 2])).tolist() == [[[True, False, False, True]]]
+    assert not is_nearest(output[:, :, 1:2], value[:, :, :1], torch.tensor([0])).any()
+
+
+# --- Draws -----------------------------------------------------------------------------------------------------------
+
+
+def test_draws_differ_are_repeated_and_are_no_other_seeds():
+    cell = {"attention": {"num_features": 8}, "seq_len": 256, "repeats": 4}
+    first, again, other = (found("performer", seed=seed, **cell)["right"] for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(set(first["2"])) > 1 and [*first] == [str(n) for n in doubled(256)[: len(first)]]
+
+
+def test_every_draw_has_its_own_pairs_and_features(monkeypatch):
+    context = CellContext(config("performer", {"name": "capacity"}, causal=True, repeats=2, seed=3), None)
+    attention = build_attention(context.config)
+    drawn = [capacity.Capacity()._drawn(context, attention, number, 16) for number in (0, 1)]
+    assert [draw.seed for draw in drawn] == [6, 7]
+    assert not torch.equal(drawn[0].key, drawn[1].key) and not torch.equal(drawn[0].value, drawn[1].value)
+    states = [draw._written(4) for draw in (drawn[0], drawn[1], drawn[0])]
+    assert torch.equal(states[0].sums, states[2].sums) and attention.seed == 6
+    trained = capacity.Capacity()
+    context.trained.add("performer")
+    assert trained._drawn(context, attention, 1, 16).seed is None
+
+
+# --- What is refused -------------------------------------------------------------------------------------------------
+
+
+class Wrong(VMean):
+    """Whose steps are not what the forward pass says, or are not finite where pairs are read."""
+
+    def __init__(self, factor, of_padding=1.0):
+        super().__init__(head_dim=8, num_heads=2, causal=True, max_seq_len=65)
+        self.factor, self.of_padding = factor, of_padding
+
+    def _decode_step(self, state, query, key, value, padding):
+        out = super()._decode_step(state, query, key, value, padding)
+        return out * (self.factor if padding is None else self.of_padding)
+
+
+@pytest.mark.parametrize(
+    "attention, error, reason",
+    [
+        (Wrong(1.01), IncorrectError, r"^v_mean, steps: output: relative error 1\.0e-02"),
+        (Wrong(1.0, float("nan")), NonFiniteError, "what is read of 1 pairs"),
+    ],
+)
+def test_steps_that_are_wrong_have_no_capacity(attention, error, reason):
+    context = CellContext(config("v_mean", {"name": "capacity"}, causal=True), None)
+    context.attention = lambda **changes: attention
+    with pytest.raises(error, match=reason):
+        capacity.Capacity().measure(context)
+
+
+def test_what_cannot_be_measured_is_unsupported():
+    with pytest.raises(UnsupportedError, match="causal=false: softmax decodes only with causal=true"):
+        found("softmax", causal=False)
+    with pytest.raises(UnsupportedError, match="informer cannot decode"):
+        found("informer", causal=False)
+    with pytest.raises(UnsupportedError, match=r"^seq_len=3: must be at least 4$"):
+        found(seq_len=3)
+    assert found(seq_len=4)["most"] == 4
+
+
+def test_numbers():
+    given = {"right": {"1": [1.0, 1.0, 1.0], "2": [1.0, 0.5, 0.0]}, "capacity": [2, 1, 3], "state_bytes": [512.0] * 3}
+    numbers = said("capacity", {**given, "most": 3, "features": None})
+    assert numbers["capacity"].value == 2 and numbers["capacity"].low < 1 < 3 < numbers["capacity"].high
+    assert numbers["state_bytes"].text == "0.5 KiB" and numbers["state_bytes"].unit == "bytes"
+    assert numbers["capacity_per_byte"].value == 2 / 512 and numbers["capacity_per_byte"].text == "4 /KiB"
+    assert numbers["reached"].value == pytest.approx(1 / 3)
+    assert numbers["right_at_2"].value == 0.5 and numbers["right_at_2"].samples == 3
+    (curve,) = capacity.Capacity.curves(given).values()
+    assert curve == [(1, 1.0), (2, 0.5)]
