@@ -95,7 +95,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "gate_cost": costs.gate_cost,
     "roofline_shares": roofline.table,
     "sketch_error_exponents": sketch_error.exponents,
-    "capacity": capacities.table,
+    "capacities": capacities.table,
     "capacity_and_recall": capacities.capacity_and_recall,
 }
 

@@ -103,8 +103,8 @@ def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[f
 def matched(frame: pd.DataFrame) -> pd.DataFrame:
     """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism, task, length and kind of keys.
 
-    The same mechanism with the same hyperparameters, as far as both records have them; of several head_dims that of the model, else the nearest. Recall
-    is the median over seeds of the right answers of the test split.
+    The same mechanism with the same hyperparameters, as far as both records have them; of several head_dims that of the
+    model, else the nearest. Recall is the median over seeds of the right answers of the test split.
     """
     capacity, _ = capacities(frame)
     trained, _ = trained_cells(frame, ["associative_recall"])
