@@ -44,7 +44,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         for name, line in properties.items()
     }
     grey = "Grey: controls." if points["control"].any() else ""
-    return layout.finish(drawn, names, _EXPLANATION, grey, *diagnosed(shown), *notes, captions.conditions(shown))
+    return layout.finish(drawn, names, *diagnosed(shown), _EXPLANATION, grey, *notes, captions.conditions(shown))
 
 
 def _points(data: pd.DataFrame) -> pd.DataFrame:

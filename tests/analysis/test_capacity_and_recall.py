@@ -69,7 +69,7 @@ def test_the_figure_has_a_panel_for_keys_and_head_dim_points_bounds_and_a_word_o
     figure = drawn.figure(tidy(records))
     assert set(panels(figure)) == {f"{keys} keys, h = {h}" for keys in ("gaussian", "orthonormal") for h in (32, 64)}
     panel = panels(figure)["gaussian keys, h = 32"]
-    assert sorted(text.get_text() for text in panel.texts) == ["2", "3 ↑"]  # identity is the first
+    assert sorted(text.get_text() for text in panel.texts) == ["1", "2 ↑"]  # identity, a control, is the last
     lines = {line.get_gid(): line for line in panel.lines if line.get_gid()}
     size, pairs = lines["bound"].get_data()
     assert size[-1] == pytest.approx(tables.bits_needed(pairs[-1], 0.9) / 8)
