@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 
+import psutil
 import pytest
 from aftermath import Sweep, rows
 from slurm_cluster import cluster
@@ -47,6 +48,11 @@ class Jobs(Sweep):
         assert len(self.terminal()) == self.cells and set(self.terminal().values()) == {1}
 
 
+def workers(job):
+    """The processes of a job: that of its script, and what that has started."""
+    return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("SLURM_JOB_ID") == job]
+
+
 def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise):
     """100 cells in 10 jobs of a real Slurm, without accounting: after `scancel` and `scontrol requeue` of random jobs,
     `kill -9` of a `slurmd` and of the head, the same command ends with one terminal record for each cell, the whole
@@ -74,6 +80,27 @@ def test_jobs_nodes_and_the_head_may_end_at_any_moment(slurm, tmp_path, promise)
     again = sweep.run()
     assert again.stdout == result.stdout and again.returncode == 0
     promise(cells=100, jobs_cancelled=3, jobs_requeued=1, daemons_killed=2, none="lost measured_twice")
+
+
+def test_a_job_that_is_killed_or_requeued_in_the_middle_of_a_cell_goes_on(slurm, tmp_path, promise):
+    """A job of Slurm that is killed (`kill -9` of all its processes) or requeued in the middle of a cell goes on with
+    it; its head submits again what no job has
+    """
+    sweep = Jobs(slurm, tmp_path, "hydra.launcher.cells_per_job=2", cells=4, sleep=4)
+    head = sweep.start()
+    scratch = sweep.results / "scratch"
+    sweep.wait_for(lambda: len(list(scratch.glob("*"))) == 2, head)
+    killed, requeued = slurm.jobs("RUNNING")[:2]
+    slurm.call("scontrol", "requeue", requeued)
+    number = slurm.call("squeue", "-h", "-j", killed, "-o", "%A").strip()
+    for process in workers(number):
+        process.kill()
+    stdout, stderr = head.communicate(timeout=200)
+    assert (head.returncode, rows(stdout)) == (0, 4), (stderr, sweep.logs())
+    assert set(sweep.terminal().values()) == {1} and len(sweep.terminal()) == 4
+    statuses = Counter(record.status for record in sweep.records())
+    assert statuses["interrupted"] == 1 and statuses["ok"] == 4, statuses
+    promise(jobs_killed=1, jobs_requeued=1, none="lost measured_twice")
 
 
 def test_a_job_whose_time_is_over_goes_on_without_its_head(slurm, tmp_path, promise):
