@@ -61,7 +61,8 @@ class _Memory:
     """Tensors that every tile uses again, by name."""
 
     def __init__(self, like: Tensor) -> None:
-        self._like, self._tensors = like, dict[str, Tensor]()
+        self._like = like
+        self._tensors: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *size: int) -> Tensor:
         numbers = math.prod(size)
