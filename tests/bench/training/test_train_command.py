@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_curve(tmp_path):
     assert one["curve"] == again["curve"] and one["test"] == again["test"]
     assert_equal(weights(tmp_path / "one"), weights(tmp_path / "again"))
     assert [found["step"] for found in one["validation"]] == [10, 20, 30] and one["test"]["examples"] == 37
-    assert one["test"].keys() - one["validation"][0].keys() == {"loss_by_position"}
+    assert one["test"].keys() - one["validation"][0].keys() == {"loss_by_position", "loss_by_unit"}
     assert all(len(values) == 30 for values in (*one["curve"].values(), one["seconds"]))
 
 
