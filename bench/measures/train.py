@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from attention_zoo import UnsupportedError
 from attention_zoo.branches import WithoutBranch, branches
@@ -47,7 +48,8 @@ class Train(Benchmark):
             same of a hybrid without one of them, by its name, "longer": the same at other lengths, by the length,
             "baselines": {"unigram", "bigram"} of a text,
             "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where nothing
-            decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats.
+            decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats. Branches and
+            other lengths have no losses by position; curves and these have six digits.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -62,16 +64,18 @@ class Train(Benchmark):
             self._train(context, trainer, None if trainer.world.rank else keep)
             examples = trainer.settings.test_examples
             test = trainer.evaluate("test", examples)
+            test["loss_by_position"] = _drawn(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
             saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
             checkpoint.clear(keep)
         task = trainer.task
-        curves = {"curve": trainer.curve, "seconds": trainer.seconds, "validation": trainer.evaluations, "test": test}
+        curves = {"curve": {name: _drawn(values) for name, values in trainer.curve.items()}}
+        found = {"seconds": _drawn(trainer.seconds), "validation": trainer.evaluations, "test": test}
         parameters = sum(p.numel() for p in trainer.model.parameters())
         size = {"parameters": parameters, "state_bytes": state_bytes, "vocabulary": task.vocabulary}
         how = {"source": task.source, "resumed_from": resumed_from, "processes": trainer.world.size}
-        return {**curves, **more, "baselines": task.baselines(), **size, **how}
+        return {**curves, **found, **more, "baselines": task.baselines(), **size, **how}
 
     @classmethod
     def curves(cls, measurements: Mapping[str, Any]) -> dict[str, list[Point]]:
@@ -161,6 +165,11 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
     return total
 
 
+def _drawn(values: Sequence[float | None]) -> list[float | None]:
+    """Six digits are enough to draw, and half of a record's size."""
+    return [None if value is None else float(f"{value:.6g}") for value in values]
+
+
 def _without_branches(trainer: Trainer) -> dict[str, Any]:
     """The test of a hybrid whose layers all lack a branch, `sketch` or `window`; also where it only leaves the sum."""
     layers = [module for module in trainer.model.modules() if isinstance(module, MultiHead)]
@@ -171,7 +180,7 @@ def _without_branches(trainer: Trainer) -> dict[str, Any]:
             for layer, hybrid in zip(layers, hybrids, strict=True):
                 # Called as an attention is, and nothing more.
                 layer.attention = WithoutBranch(hybrid, branch, keeps_denominator=keeps)  # type: ignore[assignment]
-            test = trainer.evaluated(trainer.model, trainer.task, "test", trainer.settings.test_examples)
+            test = _tested(trainer, trainer.model, trainer.task, trainer.settings.test_examples)
         finally:
             for layer, hybrid in zip(layers, hybrids, strict=True):
                 layer.attention = hybrid
@@ -188,7 +197,14 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
         model = models.build(config, task.vocabulary).to(trainer.device)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
-        found[str(length)] = trainer.evaluated(model, task, "test", examples)
+        found[str(length)] = _tested(trainer, model, task, examples)
+    return found
+
+
+def _tested(trainer: Trainer, model: nn.Module, task: tasks.Task, examples: int) -> dict[str, Any]:
+    """The test of another model or task; its losses by position are drawn nowhere."""
+    found = trainer.evaluated(model, task, "test", examples)
+    del found["loss_by_position"]
     return found
 
 

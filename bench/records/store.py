@@ -163,7 +163,7 @@ def encode(record: Record) -> tuple[bytes, bytes | None]:
     """The record's file and, where it measured long lists, the file of these; strict JSON (no NaN, no Infinity)."""
     (short, long), (summary, raw) = _split(record.measurements), _split(record.summary)
     fields = dataclasses.asdict(record) | {"measurements": short, "summary": summary}
-    long |= {_SUMMARY: raw} if raw else {}
+    long |= {_SUMMARY: _once(raw, {json.dumps(values): place for place, values in _lists(long)})} if raw else {}
     if not long:
         return _to_json(fields), None
     samples = _to_json(long)
@@ -193,7 +193,7 @@ def decode(name: str, data: bytes, read_samples: Callable[[], bytes]) -> Record:
         if hashlib.sha256(samples).hexdigest() != digest:
             raise RecordError("its samples are not those that it was written with")
         long = _printable(_from_json(samples))
-        summary = _joined(record.summary, long.pop(_SUMMARY, {}))
+        summary = _joined(record.summary, _again(long.pop(_SUMMARY, {}), dict(_lists(long))))
         return dataclasses.replace(record, measurements=_joined(record.measurements, long), summary=summary)
     except RecursionError:
         raise RecordError("not strict JSON: nested too deeply") from None
@@ -211,6 +211,31 @@ def _split(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         elif isinstance(value, list) and (count := _count(value)) > READABLE:
             short[key], long[key] = f"{count} numbers, in samples/", value
     return short, long
+
+
+def _lists(long: dict[str, Any], before: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Each long list and its place: `curve/train_loss`."""
+    for key, value in long.items():
+        yield from _lists(value, f"{before}{key}/") if isinstance(value, dict) else [(before + key, value)]
+
+
+def _once(raw: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
+    """The long lists of a summary, of those that were measured their places only."""
+    return {
+        key: _once(value, places) if isinstance(value, dict) else places.get(json.dumps(value), value)
+        for key, value in raw.items()
+    }
+
+
+def _again(raw: dict[str, Any], lists: dict[str, list[Any]]) -> dict[str, Any]:
+    """Undo `_once`."""
+    try:
+        return {
+            key: _again(value, lists) if isinstance(value, dict) else lists[value] if isinstance(value, str) else value
+            for key, value in raw.items()
+        }
+    except KeyError as missing:
+        raise RecordError(f"its samples: no {missing}") from None
 
 
 def _joined(short: Any, long: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ FINE = dataclasses.replace(
     record(config("flash", {"name": "latency"}, 64), {"samples": [1.5, 2.5]}), record_id="0" * 32, cell_id="c" * 64
 )
 LONG = {"curve": {"loss": [math.sqrt(k) for k in range(READABLE + 1)], "step": 10}, "norms": [[1.0] * 12] * 8, "n": [7]}
+SUMMARY = {"axis": "seq_len", "replicates": None, "not_conditions": [], "headline": [], "metrics": []}
 
 
 def changed(**fields):
@@ -42,6 +43,16 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
     assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
     at_the_limit = changed(record_id="1" * 32, measurements={"samples": [0.0] * READABLE})
     assert not Store(tmp_path).samples_file(Store(tmp_path).write(at_the_limit).name).exists()
+
+
+def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
+    other = [*LONG["norms"], 1.0]
+    source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"3": LONG["curve"]["loss"], "4": other}})
+    store = Store(tmp_path)
+    path = store.write(source)
+    samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
+    assert [*samples.values()][-1] == {"raw": {"3": "curve/loss", "4": other}}
+    assert store.load() == [source]
 
 
 def test_samples_that_an_older_version_did_not_compress_are_read_and_copied(tmp_path):
