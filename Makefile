@@ -97,8 +97,8 @@ unpack: $(INSTALLED)  ## add the records in ARCHIVE to RESULTS
 gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network runs, docs/gpu.md
 	$(BIN)/python gpu/pack.py
 
-list:  ## list every mechanism and variant
-	@ls conf/attention | sed 's/\.yaml$$//'
+list: $(INSTALLED)  ## say what every mechanism and variant is
+	@$(BIN)/attention-zoo list
 
 site: $(INSTALLED)  ## make the documentation, site/index.html, and check its links
 	$(BIN)/python -m sphinx -q -W --keep-going docs site

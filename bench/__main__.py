@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import sys
 
+from bench.cli.examples import EXAMPLES
 from bench.common import signals
 
 
 def main() -> None:
     """Import the application, plugins with it, and run it."""
     signals.answer(signals.leave)
+    if sys.argv[1:] in ([], ["--help"], ["-h"]):
+        print(EXAMPLES, flush=True)  # before seconds of imports
+        if not sys.argv[1:]:
+            return
+        print()
+    is_watched = sys.stderr.isatty()
+    if is_watched:
+        print("loading PyTorch and the mechanisms ...", end="", file=sys.stderr, flush=True)
     try:
         from bench.cli import main as application
     except BaseException as error:  # a plugin raises what it likes, and may even end the process
@@ -22,6 +31,8 @@ def main() -> None:
         what = f"{type(error).__name__}: {one_line(error)}"
         print(f"error: ATTENTION_ZOO_PLUGINS={plugins!r}: {what}; must name modules to import", file=sys.stderr)
         sys.exit(2)
+    if is_watched:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     application.main()
 
 

@@ -5,12 +5,16 @@ Unlike with `python -m`, files in the current folder hide no package.
 
 import importlib.metadata
 import os
+import re
 import runpy
 import sys
+from collections.abc import Iterator
 
-from bench.plan.conf import CONF
+from bench.plan.conf import about
 
 PACKAGES = ("attention_zoo", "bench", "analysis")
+# How a file of conf/attention says what it needs.
+PACKAGE = re.compile(r"package ([a-z][\w-]*)|the (?!package)([a-z][\w-]*) package")
 
 
 # A module that is run with the command's own arguments, what it needs beside torch, and what it does.
@@ -29,7 +33,7 @@ USAGE = f"""usage: attention-zoo COMMAND ...
 Efficient attention mechanisms, and a benchmark suite that compares them honestly.
 
 {_LINES}
-  list     name every mechanism and variant
+  list     say what every mechanism and variant is, and which package it lacks here
 
 Examples:
   attention-zoo bench attention=flash,performer seq_len=1024,4096 num_heads=4
@@ -46,7 +50,7 @@ def main() -> int:
     elif name == "--version":
         print(f"attention-zoo {importlib.metadata.version('attention-zoo')}")
     elif name == "list" and not rest:
-        print("\n".join(sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))))
+        print("\n".join(_mechanisms()))
     elif name == "-sc":  # the shell asks; Hydra knows programs without subcommands only
         from bench.cli import main as application
 
@@ -58,6 +62,15 @@ def main() -> int:
         known = f"must be one of {', '.join((*COMMANDS, 'list'))}"
         return _refused(f"list {' '.join(rest)}: must be `list` alone" if name == "list" else f"{name}: {known}")
     return 0
+
+
+def _mechanisms() -> Iterator[str]:
+    """A line for each mechanism and variant: what it is, and a package that it needs where that is not installed."""
+    for name, says in about("attention").items():
+        found = PACKAGE.search(says)
+        package = found and (found[1] or found[2])
+        is_missing = package and not any(importlib.metadata.distributions(name=package))
+        yield f"{name:37}{says}" + (f" [not installed: pip install {package}]" if is_missing else "")
 
 
 def _run(name: str, rest: list[str]) -> int:

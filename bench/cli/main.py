@@ -11,11 +11,12 @@ from omegaconf import DictConfig
 
 import attention_zoo
 from bench.api import exit_code, launch, planned, print_table, say_figures
+from bench.cli.help import page
 from bench.common import signals
 from bench.common.errors import ConfigError, UnfinishedError, one_line, without_credentials
 from bench.execution.ranks import follows
 from bench.execution.sweep import Sweep
-from bench.plan.compose import grid_choices
+from bench.plan.compose import expand, grid_choices
 from bench.plan.conf import CONF
 from bench.plan.load import NAME, Loader, explained
 
@@ -30,7 +31,7 @@ VALUES = ("--package -p", "--config-dir -cd")
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=NAME)
 def shown(config: DictConfig) -> None:
-    """What Hydra says of a configuration: --help, --cfg, --info, completion of the shell. It runs nothing."""
+    """What Hydra says of a configuration: --hydra-help, --cfg, --info, completion of the shell. It runs nothing."""
 
 
 def main() -> None:
@@ -44,6 +45,9 @@ def guarded(act: Callable[[], int]) -> int:
     try:
         with explained():
             return act()
+    except BrokenPipeError:  # who reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ConfigError, OSError, UnfinishedError) as error:  # a full disk, say, in the middle of a sweep
         print(f"error: {without_credentials(one_line(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -60,8 +64,12 @@ def run(arguments: Sequence[str]) -> int:
         return _show(arguments)
     loader = Loader(flags.config_dir)
     if flags.help or flags.hydra_help or flags.cfg or flags.info:
-        loader.load(grid_choices(flags.overrides))  # what is refused is not shown either
-        given = {name: getattr(flags, name) for name in ("help", "hydra_help", "resolve", "cfg", "info", "package")}
+        composed = loader.load(grid_choices(flags.overrides))  # what is refused is not shown either
+        if flags.help:
+            first, *_ = expand(composed, flags.overrides)
+            print(page(loader.load(first)))
+            return 0
+        given = {name: getattr(flags, name) for name in ("hydra_help", "resolve", "cfg", "info", "package")}
         words = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value}
         typed = [name if value is True else f"{name}={value}" for name, value in words.items()]
         return _show([*typed, *loader.own, *flags.overrides])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ Settings = TypeVar("Settings")
 
 def setting(
     default: Any,
+    meaning: str = "",
     *,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -28,12 +30,19 @@ def setting(
     choices: tuple[str, ...] | None = None,
     condition: bool = True,
 ) -> Any:
-    """A field with its bounds.
+    """A field with what it means, in a few words for `--help`, and its bounds.
 
     `condition` says whether cells that differ in it measure something else, so that no figure mixes them; False for
     what says only how well, how far or which part is measured.
     """
-    metadata = {"minimum": minimum, "maximum": maximum, "above": above, "choices": choices, "condition": condition}
+    metadata = {
+        "meaning": meaning,
+        "minimum": minimum,
+        "maximum": maximum,
+        "above": above,
+        "choices": choices,
+        "condition": condition,
+    }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -44,6 +53,16 @@ def defaults(schema: type) -> dict[str, Any]:
     fields = dataclasses.fields(schema)
     plain = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     return plain | {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+
+
+def documented(docstring: str) -> dict[str, str]:
+    """What the section `Args:` of a docstring says of each, its first sentence."""
+    section = re.search(r"^Args:\n((?: .*\n?|\n)*)", docstring, re.MULTILINE)
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
+    return {
+        name: re.split(r"(?<=\w\w[.)])\s", " ".join(text.split()).replace("None", "null"))[0].rstrip(".")
+        for name, text in entries
+    }
 
 
 def checked(schema: type[Settings], values: Mapping[str, Any], prefix: str = "") -> Settings:

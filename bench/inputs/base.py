@@ -77,9 +77,11 @@ class ModelSource(Source):
 
     is_read: ClassVar[bool] = True
 
-    model: str = "minilm"
-    weights: str = setting("pretrained", choices=("pretrained", "initialised"))
-    layer: int = setting(0, minimum=0)
+    model: str = setting("minilm", "model that is read: minilm, a directory, or a repository of the hub")
+    weights: str = setting(
+        "pretrained", "trained weights, or fresh ones from the seed", choices=("pretrained", "initialised")
+    )
+    layer: int = setting(0, "layer whose query, key and value are taken", minimum=0)
 
     def seed(self, config: Mapping[str, Any]) -> int | None:
         """Of fresh weights; None for trained ones."""

@@ -23,7 +23,9 @@ class Gaussian(Source):
 
     name: ClassVar[str] = "gaussian"
 
-    score_scale: float = setting(1.0, above=0)
+    score_scale: float = setting(
+        1.0, "standard deviation of the scores; those of trained models are several times 1", above=0
+    )
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> tuple[Tensor, Tensor, Tensor]:
         """Draw `(batch_size, num_heads, seq_len, head_dim)` tensors on the CPU; nothing is cached."""

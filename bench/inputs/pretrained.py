@@ -44,8 +44,8 @@ class Pretrained(ModelSource):
 
     name: ClassVar[str] = "pretrained"
 
-    text: str = "kjv"
-    window: int = setting(512, minimum=1)
+    text: str = setting("kjv", "text that the model reads: kjv, pydoc, a file, or a dataset of the hub")
+    window: int = setting(512, "tokens that the model reads at once", minimum=1)
 
     def load(self, config: Mapping[str, Any], cache_dir: Path) -> Inputs:
         """Read the tensors from `cache_dir`, or make them and leave them there.

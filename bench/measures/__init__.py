@@ -50,9 +50,11 @@ class Benchmark:
     cell_per: ClassVar[str | None] = None
     """The setting, a list, of which every entry becomes a cell of its own."""
     headline_format: ClassVar[str | None] = None
-    """The words of `headline`, such as `{loss}, {steps_per_second}`, with metrics in braces; None: all of them."""
+    """The words of `headline`, such as `{loss}, {steps_per_second}`, with metrics in braces; null: all of them."""
 
-    memory_limit: float | None = setting(None, above=0, maximum=2**30, condition=False)  # GiB to allocate; None: all
+    memory_limit: float | None = setting(
+        None, "GiB that a cell may allocate; null: all there is", above=0, maximum=2**30, condition=False
+    )
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Measure in this process: raw samples, as JSON takes them."""
@@ -82,7 +84,9 @@ class Benchmark:
 class Sized(Benchmark):
     """A benchmark that gives the mechanism a size d: columns, rows, projection dimension or features."""
 
-    num_features: int | None = setting(None, minimum=1, condition=False)  # None: the mechanism's own
+    num_features: int | None = setting(
+        None, "d, landmarks, samples or features; null: the mechanism's own", minimum=1, condition=False
+    )
 
 
 Registered = TypeVar("Registered", bound=type[Benchmark])

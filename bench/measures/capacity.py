@@ -42,10 +42,10 @@ class Capacity(Benchmark):
     replicates: ClassVar[str] = "draws"  # of pairs, and of the mechanism's own features; heads of a draw share these
     headline_format: ClassVar[str] = "{capacity} pairs in {state_bytes}, {capacity_per_byte}"
 
-    keys: str = setting("gaussian", choices=KINDS)
-    key_scale: float = setting(1.0, above=0)
-    share: float = setting(0.9, above=0, maximum=1)  # that must be right
-    reads: int = setting(128, minimum=1, condition=False)  # pairs that are read back of each draw and head, at most
+    keys: str = setting("gaussian", "how keys are drawn", choices=KINDS)
+    key_scale: float = setting(1.0, "factor of the keys; 1: a variance of 1", above=0)
+    share: float = setting(0.9, "part of the pairs that must come back right", above=0, maximum=1)
+    reads: int = setting(128, "most pairs of each draw and head that are read back", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Right answers by the number of pairs, doubled until no draw has enough, then the capacity of each draw.

@@ -23,7 +23,7 @@ class Compare(Sized, Comparing):
 
     name: ClassVar[str] = "compare"
 
-    measured_pass: str = setting("forward", choices=PASSES, condition=False)
+    measured_pass: str = setting("forward", "what is timed", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """One sample of every mechanism per round, in alternating order: `{"pass": name}` and what `compared` says."""

@@ -27,7 +27,7 @@ class Decode(TimedInRounds):
     name: ClassVar[str] = "decode"
     headline_format: ClassVar[str] = "{decode_latency} per token, state {state_bytes}"
 
-    steps: int = setting(16, minimum=1)  # timed from one copied state, the last ones of the context
+    steps: int = setting(16, "tokens that are timed, the last ones of the context", minimum=1)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples of the last steps of `seq_len` tokens; the first and the last ones are checked.

@@ -31,8 +31,13 @@ class Latency(TimedInRounds):
 
     # What is measured besides: the device's peaks in the same rounds as the forward pass; what a caller waits, and a
     # replay of the graph; the energy of the board. The last two on a GPU only.
-    beside: list[str] | None = setting(None, choices=("ceilings", "ways", "energy"), condition=False)
-    passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
+    beside: list[str] | None = setting(
+        None,
+        "also measured: the machine's ceilings, other ways to time, energy",
+        choices=("ceilings", "ways", "energy"),
+        condition=False,
+    )
+    passes: list[str] = setting(list(PASSES), "what is timed; each makes a cell", choices=PASSES, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Raw samples per pass.

@@ -29,9 +29,13 @@ class Memory(Benchmark):
     name: ClassVar[str] = "memory"
     cell_per: ClassVar[str | None] = "passes"
 
-    passes: list[str] = setting(list(PASSES), choices=PASSES, condition=False)
-    largest: str | None = setting(None, choices=("batch_size", "seq_len"), condition=False)  # also bisect for it
-    largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
+    passes: list[str] = setting(
+        list(PASSES), "of which the peak is measured; each makes a cell", choices=PASSES, condition=False
+    )
+    largest: str | None = setting(
+        None, "look for the largest that fits, too", choices=("batch_size", "seq_len"), condition=False
+    )
+    largest_limit: int = setting(65536, "where the search ends", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """Peak bytes over what was allocated before the call: inputs and parameters are the baseline.

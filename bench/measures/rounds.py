@@ -35,7 +35,9 @@ class TimedInRounds(Benchmark):
     timed: ClassVar[bool] = True
     replicates: ClassVar[str] = "rounds"
 
-    min_sample_ms: float = setting(20.0, minimum=0, condition=False)  # calls are repeated until a sample lasts so long
+    min_sample_ms: float = setting(
+        20.0, "shortest sample: calls are repeated until it lasts so long", minimum=0, condition=False
+    )
 
 
 @dataclass

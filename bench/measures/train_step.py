@@ -108,7 +108,7 @@ class LargestBatch(Benchmark):
     judges_memory: ClassVar[bool] = True
     headline_format: ClassVar[str] = "largest batch {largest_batch}, accumulate={accumulation} for the cell's own"
 
-    largest_limit: int = setting(65536, minimum=1, condition=False)  # where the bisection stops looking
+    largest_limit: int = setting(65536, "where the search ends", minimum=1, condition=False)
 
     def measure(self, context: CellContext) -> dict[str, Any]:
         """A step of each batch that is tried.

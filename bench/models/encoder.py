@@ -19,7 +19,7 @@ class EncoderSettings(Settings):
     name: ClassVar[str] = "encoder"
     is_causal: ClassVar[bool] = False
 
-    layers: int = setting(1, minimum=1, maximum=1000)
+    layers: int = setting(1, "blocks of attention and feed-forward", minimum=1, maximum=1000)
 
 
 class Encoder(Model):

@@ -23,11 +23,17 @@ class TransformerSettings(Settings):
     name: ClassVar[str] = "transformer"
     is_causal: ClassVar[bool] = True
 
-    layers: int = setting(12, minimum=1, maximum=1000)
-    dropout: float = setting(0.0, minimum=0, maximum=1)  # of the outputs of attention and feed-forward layers
-    sinusoidal: bool = True  # positions added to the embeddings, as in the paper; false leaves the rotary ones
-    short_convolution: int = setting(0, minimum=0, maximum=64)  # of queries, keys and values, over so many tokens
-    activation_checkpointing: bool = False  # computes each block again in the backward pass instead of keeping it
+    layers: int = setting(12, "blocks of attention and feed-forward", minimum=1, maximum=1000)
+    dropout: float = setting(
+        0.0, "share of the outputs of attention and feed-forward layers that is dropped", minimum=0, maximum=1
+    )
+    sinusoidal: bool = setting(True, "whether positions are added to the embeddings, beside the rotary ones")
+    short_convolution: int = setting(
+        0, "tokens that a causal convolution of queries, keys and values sees; 0: none", minimum=0, maximum=64
+    )
+    activation_checkpointing: bool = setting(
+        False, "compute each block again in the backward pass instead of keeping it"
+    )
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse also what rotary positions cannot turn, and redraws that checkpointing would count twice."""

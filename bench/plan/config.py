@@ -1,6 +1,7 @@
 """One checked configuration: what a user may set, beside what benchmarks and inputs declare themselves."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from bench.common import schema
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import DTYPES, checked, described, setting
 from bench.inputs import SOURCES, source
+from bench.plan import executors
 from bench.plan.data import is_data, leaves, require_data
 from bench.training import settings as training
 
@@ -29,9 +31,9 @@ OF_TRAINING = ("model", "task", "training")
 class Tracking:
     """Where runs are mirrored to."""
 
-    name: str = setting("mlflow", choices=("mlflow", "none"))
-    experiment: str = "attention-zoo"
-    uri: str | None = None  # of an MLflow store; None: SQLite in results_dir
+    name: str = setting("mlflow", "where runs are mirrored to", choices=("mlflow", "none"))
+    experiment: str = setting("attention-zoo", "name of the experiment in the store")
+    uri: str | None = setting(None, "address of an MLflow store; null: SQLite in results_dir")
 
 
 @dataclass
@@ -46,40 +48,84 @@ class Config:
     model: dict[str, Any] | None = None
     task: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
-    seq_len: int = setting(1024, minimum=1, maximum=LARGEST)
-    batch_size: int | None = setting(None, minimum=1, maximum=LARGEST)  # sequences; None: tokens_per_batch // seq_len
-    tokens_per_batch: int = setting(16384, minimum=1, maximum=LARGEST)  # of each length, where batch_size is None
-    num_heads: int = setting(12, minimum=1, maximum=LARGEST)
-    head_dim: int = setting(64, minimum=1, maximum=LARGEST)
-    dtype: str = setting("float32", choices=DTYPES)
-    causal: bool = False
-    device: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
-    impl: str = setting("auto", choices=("auto", "reference", "fused"))  # auto: fused where it takes the input
-    seed: int = setting(0, minimum=0)
-    repeats: int = setting(10, minimum=1, maximum=1_000_000)  # samples of a latency, rounds, draws per sequence
-    timeout: float = setting(600.0, above=0, maximum=YEAR_S)  # seconds, without those in which Triton compiles
-    rerun: str = setting("failed", choices=("failed", "disturbed", "all"))  # beside what is missing
-    results_dir: str = "runs"
-    size: str = setting("laptop", choices=("minutes", "laptop", "night", "paper"))  # of an experiment
-    max_cells: int = setting(10_000, minimum=1)  # a command that asks for more is refused
-    dry_run: bool = False  # say what there is to measure and how long it may take, and do nothing
+    seq_len: int = setting(1024, "n, tokens of a sequence", minimum=1, maximum=LARGEST)
+    batch_size: int | None = setting(None, "sequences; null: tokens_per_batch // seq_len", minimum=1, maximum=LARGEST)
+    tokens_per_batch: int = setting(
+        16384, "sequences times seq_len, where batch_size is null", minimum=1, maximum=LARGEST
+    )
+    num_heads: int = setting(12, "heads of attention", minimum=1, maximum=LARGEST)
+    head_dim: int = setting(64, "h, numbers of a head", minimum=1, maximum=LARGEST)
+    dtype: str = setting("float32", "of query, key and value", choices=DTYPES)
+    causal: bool = setting(False, "whether a token sees only itself and those before it")
+    device: str = setting("auto", "auto (a GPU where there is one), cpu, cuda or cuda:N")
+    impl: str = setting(
+        "auto",
+        "auto (fused where it takes the input), reference (readable code) or fused (fast code)",
+        choices=("auto", "reference", "fused"),
+    )
+    seed: int = setting(0, "number from which everything random is drawn", minimum=0)
+    repeats: int = setting(
+        10, "samples of a latency, rounds of a comparison, draws of an error", minimum=1, maximum=1_000_000
+    )
+    timeout: float = setting(
+        600.0, "most seconds of a cell, without those in which Triton compiles", above=0, maximum=YEAR_S
+    )
+    rerun: str = setting(
+        "failed", "which records to measure again, beside what is missing", choices=("failed", "disturbed", "all")
+    )
+    results_dir: str = setting("runs", "folder of the records")
+    size: str = setting("laptop", "size of an experiment", choices=("minutes", "laptop", "night", "paper"))
+    max_cells: int = setting(10_000, "most cells that a command may ask for", minimum=1)
+    dry_run: bool = setting(False, "say what there is to measure and how long it may take, and do nothing")
+
+
+def kind(group: str, name: Any) -> type | None:
+    """The class that `name` means in a group of files; None for a name that nobody knows."""
+    if group in ("config", "training", "tracking"):
+        return {"config": Config, "training": training.Training, "tracking": Tracking}[group]
+    if not isinstance(name, str):
+        return None
+    if group == "attention":
+        return attention_zoo.attention_class(name) if name in attention_zoo.list_attentions() else None
+    if group == "bench":
+        return measures.find(name)
+    if group == "inputs":
+        return type(source({"name": name})) if name in SOURCES else None
+    known: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "hydra.launcher": executors.EXECUTORS}
+    return known.get(group, {}).get(name)
 
 
 def defaults(group: str, name: Any) -> dict[str, Any]:
     """The settings of what `name` means in a group of files, with their defaults; none for a name that nobody knows."""
-    if group in ("config", "training"):
-        given = schema.defaults(Config if group == "config" else training.Training)
-        return {key: value for key, value in given.items() if key not in OF_TRAINING}
-    if not isinstance(name, str):
+    found = kind(group, name)
+    if found is None or (group == "tracking" and name != "mlflow"):
         return {}
-    if group == "attention":
-        given = attention_zoo.hyperparameters(name) if name in attention_zoo.list_attentions() else {}
-        return {key: value for key, value in given.items() if is_data(value)}
     if group == "inputs":
-        return _inputs({"name": name}) if name in SOURCES else {}
-    described: dict[str, Any] = {"model": models.MODELS, "task": tasks.TASKS, "tracking": {"mlflow": Tracking}}
-    found = measures.find(name) if group == "bench" else described.get(group, {}).get(name)
-    return schema.defaults(found) if found else {}
+        return _inputs({"name": name})
+    given = attention_zoo.hyperparameters(name) if group == "attention" else schema.defaults(found)
+    return {
+        key: value for key, value in given.items() if is_data(value) and (group != "config" or key not in OF_TRAINING)
+    }
+
+
+def meanings(group: str, name: Any) -> dict[str, str]:
+    """What the settings of what `name` means in a group mean, in a few words each."""
+    found = kind(group, name)
+    if group == "attention":
+        lines = [schema.documented(inspect.getdoc(base) or "") for base in reversed(found.__mro__)] if found else []
+        return {key: says for own in lines for key, says in own.items()}
+    return {field.name: field.metadata.get("meaning", "") for field in dataclasses.fields(found)} if found else {}
+
+
+def keys_that_end(name: str) -> str:
+    """The settings of groups that have this name behind their dot, and of what: `bench.num_features (of flops)`."""
+    groups: dict[str, list[str]] = {"attention": attention_zoo.list_attentions(), "bench": measures.list_benchmarks()}
+    groups |= {"inputs": [*SOURCES], "model": [*models.MODELS], "task": [*tasks.TASKS], "training": [""]}
+    having = {group: [one for one in names if name in defaults(group, one)] for group, names in groups.items()}
+    found = [
+        f"{group}.{name}" + (f" (of {', '.join(own[:3])})" if own[0] else "") for group, own in having.items() if own
+    ]
+    return " or ".join(found)
 
 
 def check(values: Mapping[str, Any]) -> Config:

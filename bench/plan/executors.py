@@ -20,7 +20,9 @@ class Executor:
 
     name: ClassVar[str]
 
-    timings_alone: bool = True  # whether what is timed on a CPU, and comparisons, have the machine for themselves
+    timings_alone: bool = setting(
+        True, "whether what is timed on a CPU, and comparisons, have the machine for themselves"
+    )
 
     @property
     def resources(self) -> Resources:
@@ -41,7 +43,7 @@ class Devices(Executor):
 
     name = "devices"
 
-    cores_per_worker: int | None = setting(None, minimum=1)  # of CPU cells; None: one worker, with all cores
+    cores_per_worker: int | None = setting(None, "cores of a worker on a CPU; null: one worker, with all", minimum=1)
 
     @property
     def resources(self) -> Resources:
@@ -55,10 +57,10 @@ class Ray(Executor):
 
     name = "ray"
 
-    address: str | None = None  # `auto` or HOST:PORT of a cluster that runs; None: one here
-    num_cpus: int = setting(1, minimum=1)  # of a task: cores, and threads of its cell
-    num_gpus: int = setting(0, minimum=0)  # of a task whose cell runs on one
-    max_retries: int = setting(3, minimum=0)  # of a cell whose task, worker or node was lost
+    address: str | None = setting(None, "auto or HOST:PORT of a cluster that runs; null: one here")
+    num_cpus: int = setting(1, "cores of a task, and threads of its cell", minimum=1)
+    num_gpus: int = setting(0, "GPUs of a task whose cell runs on one", minimum=0)
+    max_retries: int = setting(3, "how often a cell is tried again whose task, worker or node was lost", minimum=0)
 
     def __post_init__(self) -> None:
         """Refuse an address that is none."""
@@ -81,22 +83,22 @@ class Slurm(Executor):
 
     name = "slurm"
 
-    cells_per_job: int = setting(10, minimum=1)
-    timeout_min: int = setting(60, minimum=1)
-    cpus_per_task: int = setting(1, minimum=1)
-    gpus_per_node: int = setting(0, minimum=0)
-    mem_gb: float | None = setting(None, minimum=0)
-    partition: str | None = None
-    qos: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    gres: str | None = None
-    array_parallelism: int = setting(256, minimum=1)
-    signal_delay_s: int = setting(60, minimum=20)  # before the end of its time, a job saves what it has
-    max_num_timeout: int = setting(3, minimum=0)  # how often a job whose time is over queues again by itself
-    setup: list[str] | None = None  # lines of shell before the job
-    additional_parameters: dict[str, Any] | None = None  # further options of sbatch
+    cells_per_job: int = setting(10, "cells that a job measures", minimum=1)
+    timeout_min: int = setting(60, "minutes of a job", minimum=1)
+    cpus_per_task: int = setting(1, "cores of a job", minimum=1)
+    gpus_per_node: int = setting(0, "GPUs of a job", minimum=0)
+    mem_gb: float | None = setting(None, "memory of a job; null: the cluster's default", minimum=0)
+    partition: str | None = setting(None, "option of sbatch")
+    qos: str | None = setting(None, "option of sbatch")
+    account: str | None = setting(None, "option of sbatch")
+    constraint: str | None = setting(None, "option of sbatch")
+    exclude: str | None = setting(None, "option of sbatch")
+    gres: str | None = setting(None, "option of sbatch")
+    array_parallelism: int = setting(256, "jobs that run at once", minimum=1)
+    signal_delay_s: int = setting(60, "seconds before the end of its time in which a job saves what it has", minimum=20)
+    max_num_timeout: int = setting(3, "how often a job whose time is over queues again by itself", minimum=0)
+    setup: list[str] | None = setting(None, "lines of shell before the job")
+    additional_parameters: dict[str, Any] | None = setting(None, "further options of sbatch")
 
     def __post_init__(self) -> None:
         """Refuse what would end a line of the batch script, which goes on as shell there."""

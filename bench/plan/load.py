@@ -30,7 +30,7 @@ from bench.common.errors import ConfigError, one_line
 from bench.common.schema import defaults
 from bench.plan import config as settings
 from bench.plan import executors
-from bench.plan.conf import CONF
+from bench.plan.conf import CONF, about
 from bench.plan.data import require_data, shown
 
 NAME = "config"
@@ -55,7 +55,13 @@ def _explain(error: Exception) -> str:
         return f"{group}={name}: unknown; {_near(name, error.options)}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        return f"{cause.full_key}: unknown; {_near(str(cause.key), [str(key) for key in cause.parent_node])}"
+        if cause.full_key in ("model", "task"):
+            return (
+                f"{cause.full_key}: none is chosen; {cause.full_key}=NAME is one of {', '.join(about(cause.full_key))}"
+            )
+        elsewhere = settings.keys_that_end(str(cause.full_key))
+        near = _near(str(cause.key), [str(key) for key in cause.parent_node])
+        return f"{cause.full_key}: unknown; {f'did you mean {elsewhere}?' if elsewhere else near}"
     if isinstance(error, MarkedYAMLError) and error.problem_mark:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if found := re.match(r"In '(.+)/(.+)': \w+ raised while composing config:\n(.+)", str(error)):

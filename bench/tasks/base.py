@@ -42,7 +42,7 @@ class Task:
         source: where the examples come from, for records and figures.
         vocabulary: how many token ids there are: 0..vocabulary - 1.
         causal: whether a decoder reads it; False: an encoder, which sees the whole sequence.
-        sizes: how many examples each split has; None: without end.
+        sizes: how many examples each split has; null: without end.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Task:
     sizes: Mapping[str, int | None]
 
     def size(self, split: str) -> int | None:
-        """How many examples a split has; None: without end. Raises `ValueError` for another split."""
+        """How many examples a split has; null: without end. Raises `ValueError` for another split."""
         if split not in self.sizes:
             raise ValueError(f"split={split!r}: must be one of {', '.join(self.sizes)}")
         return self.sizes[split]

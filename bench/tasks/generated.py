@@ -19,7 +19,7 @@ GAP_POWER = 0.01
 class GeneratedSettings(Settings):
     """The settings of a task whose examples are drawn."""
 
-    examples: int | None = setting(None, minimum=1)  # to train on; None: fresh ones without end
+    examples: int | None = setting(None, "examples to train on; null: fresh ones without end", minimum=1)
 
     @property
     def vocabulary_size(self) -> int:
@@ -62,8 +62,8 @@ class AssociativeRecall(GeneratedSettings):
 
     name: ClassVar[str] = "associative_recall"
 
-    num_pairs: int = setting(4, minimum=1)  # D
-    vocabulary: int = setting(8192, minimum=8)  # V
+    num_pairs: int = setting(4, "D, pairs to remember", minimum=1)
+    vocabulary: int = setting(8192, "V, token ids", minimum=8)
 
     @property
     def vocabulary_size(self) -> int:
@@ -106,8 +106,8 @@ class InductionHeads(GeneratedSettings):
 
     name: ClassVar[str] = "induction_heads"
 
-    alphabet: int = setting(16, minimum=2)  # regular tokens
-    examples: int | None = setting(65536, minimum=1)  # the paper's; None: fresh ones without end
+    alphabet: int = setting(16, "regular tokens", minimum=2)
+    examples: int | None = setting(65536, "examples to train on; null: fresh ones without end", minimum=1)
 
     @property
     def vocabulary_size(self) -> int:
@@ -139,7 +139,7 @@ class Reversal(GeneratedSettings):
     name: ClassVar[str] = "reversal"
     causal: ClassVar[bool] = False
 
-    alphabet: int = setting(10, minimum=2)
+    alphabet: int = setting(10, "digits", minimum=2)
 
     @property
     def vocabulary_size(self) -> int:
@@ -165,9 +165,9 @@ class SelectiveCopying(GeneratedSettings):
 
     name: ClassVar[str] = "selective_copying"
 
-    num_tokens: int = setting(16, minimum=1)  # M
-    alphabet: int = setting(16, minimum=4)  # A, noise and marker included
-    examples: int | None = setting(65536, minimum=1)  # the paper's; None: fresh ones without end
+    num_tokens: int = setting(16, "M, tokens to copy", minimum=1)
+    alphabet: int = setting(16, "A, token ids, noise and marker included", minimum=4)
+    examples: int | None = setting(65536, "examples to train on; null: fresh ones without end", minimum=1)
 
     @property
     def vocabulary_size(self) -> int:

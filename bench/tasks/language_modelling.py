@@ -38,17 +38,21 @@ class LanguageModelling(Settings):
         tokenizer: `bytes` (UTF-8), `bpe` (trained on the training split), a file of tokenizers (`.json`) or
             SentencePiece (`.model`), a model's directory, or `repository[@revision]` on the hub.
         vocabulary: how many ids `bpe` has; other tokenizers know that themselves.
-        max_tokens: of each split no more than so many are read; None: all, which c4 has a hundred billion of.
+        max_tokens: of each split no more than so many are read; null: all, which c4 has a hundred billion of.
         fallback: the packaged text that is read where the hub cannot be reached; `source` says that it was.
     """
 
     name: ClassVar[str] = "language_modelling"
 
-    text: str = "kjv"
-    tokenizer: str = "bytes"
-    vocabulary: int | None = setting(None, minimum=BYTES + 1, maximum=2**20)
-    max_tokens: int | None = setting(None, minimum=2)
-    fallback: str | None = setting(None, choices=("kjv", "pydoc"), condition=False)
+    text: str = setting("kjv", "kjv, pydoc, sympy, a file, pg19, wiki40b, c4, wikitext, or a dataset of the hub")
+    tokenizer: str = setting("bytes", "bytes, bpe, a file, a model's directory, or a repository of the hub")
+    vocabulary: int | None = setting(
+        None, "token ids of bpe; null with every other tokenizer", minimum=BYTES + 1, maximum=2**20
+    )
+    max_tokens: int | None = setting(None, "most tokens of each split that are read; null: all", minimum=2)
+    fallback: str | None = setting(
+        None, "text to read where the hub cannot be reached; null: none", choices=("kjv", "pydoc"), condition=False
+    )
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a tokenizer without its vocabulary, and files that are not there."""

@@ -25,8 +25,8 @@ Ids = NDArray[np.int64]
 class Mad(GeneratedSettings):
     """What the four tasks share: a vocabulary, and examples to train on that end."""
 
-    vocabulary: int = setting(16, minimum=4)  # V
-    examples: int | None = setting(12800, minimum=1)  # MAD's; None: fresh ones without end
+    vocabulary: int = setting(16, "V, token ids", minimum=4)
+    examples: int | None = setting(12800, "examples to train on; null: fresh ones without end", minimum=1)
 
     @property
     def vocabulary_size(self) -> int:
@@ -55,9 +55,9 @@ class NoisyRecall(Mad):
 
     name: ClassVar[str] = "noisy_recall"
 
-    vocabulary: int = setting(32, minimum=5)  # V, noise included
-    noise_tokens: int = setting(16, minimum=1)
-    noise: float = setting(0.2, minimum=0, maximum=0.9999999)  # of the slots
+    vocabulary: int = setting(32, "V, token ids, noise included", minimum=5)
+    noise_tokens: int = setting(16, "token ids that are noise", minimum=1)
+    noise: float = setting(0.2, "share of slots that are noise", minimum=0, maximum=0.9999999)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a length that is odd or of one slot, and a vocabulary without two keys and two values."""
@@ -104,8 +104,8 @@ class FuzzyRecall(Mad):
 
     name: ClassVar[str] = "fuzzy_recall"
 
-    key_tokens: int = setting(3, minimum=1)
-    value_tokens: int = setting(3, minimum=1)
+    key_tokens: int = setting(3, "most tokens of a key", minimum=1)
+    value_tokens: int = setting(3, "most tokens of a value", minimum=1)
 
     @property
     def _halves(self) -> tuple[int, int]:
@@ -204,9 +204,9 @@ class Memorisation(Mad):
 
     name: ClassVar[str] = "memorisation"
 
-    vocabulary: int = setting(256, minimum=4)  # V
-    examples: int | None = setting(256, minimum=1)  # MAD's; None: fresh ones without end
-    dictionary: int = setting(12345, minimum=0)  # the seed of the values, MAD's
+    vocabulary: int = setting(256, "V, token ids", minimum=4)
+    examples: int | None = setting(256, "examples to train on; null: fresh ones without end", minimum=1)
+    dictionary: int = setting(12345, "the seed of the values, MAD's", minimum=0)
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse an odd length."""

@@ -16,21 +16,29 @@ class Training:
     Matrices decay, vectors (biases, norms) do not.
     """
 
-    steps: int = setting(1000, minimum=1)
-    learning_rate: float = setting(1e-3, minimum=0)  # the peak
-    warmup: int = setting(100, minimum=0)  # steps from 0 to the peak
-    schedule: str = setting("linear", choices=("linear", "constant"))  # after the warm-up, to 0 or not
-    weight_decay: float = setting(0.01, minimum=0)
-    beta1: float = setting(0.9, minimum=0, maximum=0.9999999)
-    beta2: float = setting(0.98, minimum=0, maximum=0.9999999)
-    clip: float | None = setting(1.0, above=0)  # of the norm of all gradients; null does not
-    accumulate: int = setting(1, minimum=1)  # parts of a batch, one after the other
-    compile: bool = False  # by torch.compile
-    evaluate_every: int = setting(100, minimum=1, condition=False)  # steps
-    evaluation_examples: int = setting(1024, minimum=1, condition=False)  # of the validation split
-    test_examples: int = setting(4096, minimum=1, condition=False)  # of the test split, at the end
-    test_lengths: list[int] | None = setting(None, minimum=1, condition=False)  # others at which it is tested, too
-    checkpoint_seconds: float = setting(60.0, minimum=0, condition=False)  # what a kill may cost
+    steps: int = setting(1000, "updates of the weights", minimum=1)
+    learning_rate: float = setting(1e-3, "the highest, after the warm-up", minimum=0)
+    warmup: int = setting(100, "steps from 0 to the peak", minimum=0)
+    schedule: str = setting(
+        "linear", "of the learning rate after the warm-up: to 0, or constant", choices=("linear", "constant")
+    )
+    weight_decay: float = setting(0.01, "decay of the matrices' weights", minimum=0)
+    beta1: float = setting(0.9, "of AdamW: the mean of gradients", minimum=0, maximum=0.9999999)
+    beta2: float = setting(0.98, "of AdamW: the mean of their squares", minimum=0, maximum=0.9999999)
+    clip: float | None = setting(1.0, "longest norm of all gradients; null: none", above=0)
+    accumulate: int = setting(1, "parts of a batch, one after the other", minimum=1)
+    compile: bool = setting(False, "whether torch.compile compiles the model")
+    evaluate_every: int = setting(100, "steps between two looks at the validation split", minimum=1, condition=False)
+    evaluation_examples: int = setting(
+        1024, "examples of the validation split at each look", minimum=1, condition=False
+    )
+    test_examples: int = setting(4096, "examples of the test split, at the end", minimum=1, condition=False)
+    test_lengths: list[int] | None = setting(
+        None, "other lengths at which it is tested, too", minimum=1, condition=False
+    )
+    checkpoint_seconds: float = setting(
+        60.0, "seconds between two checkpoints: what a kill may cost", minimum=0, condition=False
+    )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

@@ -112,6 +112,9 @@ TYPED = {
 # Keys that are not there, or not so.
 KEYS = {
     "a.b.c=1": "a: unknown",
+    "learning_rate=1": "learning_rate: unknown; did you mean training.learning_rate?",
+    "degree=2": "degree: unknown; did you mean attention.degree (of ",
+    "task.num_pairs=2": "task: none is chosen; task=NAME is one of associative_recall,",
     "+x.y=1": "x",
     "+seq_len=5": "seq_len",
     "~seq_len=7": "seq_len",

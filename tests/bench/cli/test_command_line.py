@@ -75,9 +75,19 @@ def test_a_log_has_lines_only_and_the_last_one_draws_the_sweep(tmp_path):
 
 @pytest.mark.commands
 def test_help_lists_the_mechanisms_and_a_mistake_is_one_line(tmp_path):
-    helped = bench("--help")
-    assert helped.returncode == 0
+    alone, helped = bench(), bench("--help")
+    assert alone.returncode == helped.returncode == 0 and helped.stdout.startswith(alone.stdout)
     assert "polysketch_learned_local_r32" in helped.stdout and "spectral_norm" in helped.stdout
+    chosen = bench("attention=polysketch_learned_r16,flash", "bench=latency", "hydra/launcher=slurm", "--help").stdout
+    lines = {
+        key: says
+        for key, says in (
+            line.split(maxsplit=1) for line in chosen.splitlines() if "=" in line and len(line.split()) > 1
+        )
+    }
+    assert lines["attention.degree=4"] == "p, a power of two"
+    assert lines["attention.sketch_size=16"].startswith("r.") and lines["batch_size=null"].startswith("sequences;")
+    assert lines["bench.passes=[forward,backward,forward_backward]"] and lines["hydra.launcher.gpus_per_node=0"]
     refused = bench("attention=polynomial", "attention.degree=3", f"results_dir={tmp_path}", *TINY)
     assert (refused.returncode, refused.stdout) == (2, "") and not list(tmp_path.iterdir())
     assert refused.stderr == "error: attention.degree=3: must be even, so that weights are not negative\n"

@@ -1,5 +1,6 @@
 """`attention-zoo`: every command is the module of that name, and mistakes are one line."""
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -26,9 +27,15 @@ def test_every_command_is_in_the_usage_and_has_a_module(monkeypatch, capsys):
         assert f"\n  {name} " in out and importlib.util.find_spec(module), name
 
 
-def test_the_variants_are_listed(monkeypatch, capsys):
+def test_the_variants_are_listed_with_what_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter([name] if name == "linformer" else []))
     code, out, _ = said(monkeypatch, capsys, "list")
-    assert code == 0 and out.split() == sorted(path.stem for path in (ROOT / "conf/attention").glob("*.yaml"))
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert code == 0 and sorted(listed) == sorted(path.stem for path in (ROOT / "conf/attention").glob("*.yaml"))
+    assert listed["flash_attn"].endswith("[not installed: pip install flash-attn]")
+    assert listed["lucidrains_performer"].endswith("[not installed: pip install performer-pytorch]")
+    assert "not installed" not in listed["lucidrains_linformer"] + listed["softmax"]
+    assert listed["polysketch_learned_r16"] == "PolySketchFormer ICML, Appendix F.2: learned sketch, r = 16."
 
 
 MISTAKES = [
