@@ -164,7 +164,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
     known = {pair: one for pair, one in both.items() if one is not None}
     hours = rows.drop_duplicates("cell_id").groupby("series")["duration_s"].mean() / 3600
     table = []
-    for ((name, anchor), one), p in zip(known.items(), corrected([*known.values()]), strict=True):
+    for ((name, anchor), one), p in zip(known.items(), corrected([one.p for one in known.values()]), strict=True):
         low, high = one.interval()
         needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(

@@ -53,7 +53,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         for name in own
         if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
     }
-    ps = dict(zip(pairs, corrected([*pairs.values()]), strict=True))
+    ps = dict(zip(pairs, corrected([one.p for one in pairs.values()]), strict=True))
     rows: list[dict[str, Any]] = []
     for name in (name for name in names if not is_softmax[name]):
         for key, own in by_length.items():
