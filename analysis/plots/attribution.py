@@ -64,7 +64,4 @@ def _draw(axes: Axes, one: Attribution) -> None:
     difference_axis(axes, "loss less the hybrid's (nats)")
     for at, part in enumerate(parts):
         word(axes, part.word, at)
-    said = layout.fitted(one.sentence, 0.65 * layout.picture(axes).panel_width, layout.SMALLEST)
-    lines = said.count("\n") + 1
-    axes.text(0.5, 1.02, said, transform=axes.transAxes, ha="center", va="bottom", fontsize=layout.SMALLEST)
-    layout.title(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", 5 + 10 * lines)
+    layout.titles(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", one.sentence)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
 from analysis.controls import NEEDS, Diagnosis, comparisons, diagnose, notes
 from analysis.paired import MARGIN, UNDECIDED
@@ -23,7 +23,7 @@ FAR = 0.4
 _EXPLANATION = (
     "Test loss less that of the best negative control and less softmax's, paired by seed and stretch of the test "
     "split, with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
-    f"and length (Holm); grey: within {MARGIN} nats, as good as."
+    f"and length (Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )
 _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
 
@@ -113,5 +113,8 @@ def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
     left, right = scale.transform(np.array([low, high]))
     edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
     axes.set_xlim(*scale.inverted().transform(np.array(edges)))
-    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)))
+    ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)).tick_values(low, high)
+    # No numbers under the words.
+    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= 2.5 * high]))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

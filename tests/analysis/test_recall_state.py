@@ -25,7 +25,7 @@ def runs(rng, **changes):
 
 
 def points(axes):
-    """(bytes, right answers, lowest, highest) of each point, by its colour."""
+    """(KiB, right answers, lowest, highest) of each point, by its colour."""
     found = {}
     for line, _, (_, upright) in axes.containers:
         ((x, low), (_, high)) = upright.get_segments()[0]
@@ -44,7 +44,7 @@ def test_every_mechanism_is_a_point_of_its_state_and_its_answers(rng):
         for number, label in enumerate(("performer", "softmax", "identity", "local"), 1):
             expected = [100 * np.exp(-LOSSES[label] * times) for times in (2, 3, 1)]
             at = found[handles[f"{number} {label}"].get_color()]
-            np.testing.assert_allclose(at, [state_bytes(label, n), *expected])
+            np.testing.assert_allclose(at, [state_bytes(label, n) / 1024, *expected])
 
 
 def test_controls_are_grey_and_nothing_else_is(rng):
