@@ -54,11 +54,12 @@ def _foretold(frame: pd.DataFrame) -> str:
     words = [(word, sum(each == word for _, each in answered)) for word in (PREDICTS, UNDECIDED, DOES_NOT)]
     counts = ", ".join(f"{word} {count}" for word, count in words if count)
     known = [one.value for one, _ in answered if not np.isnan(one.value)]
-    spread = f" (Spearman {min(known):.2f} to {max(known):.2f} over {_mechanisms(found)} mechanisms)" if known else ""
+    spread = f" (Spearman {min(known):.2f} to {max(known):.2f} over {mechanisms(found)} mechanisms)" if known else ""
     return f"Does it foretell trained recall, by task, length and keys: {counts}{spread}."
 
 
-def _mechanisms(found: pd.DataFrame) -> str:
+def mechanisms(found: pd.DataFrame) -> str:
+    """How many `analysis.tables.capacity.matched` has of a task, length and kind of keys: `6 to 8`."""
     counts = sorted(set(found.groupby(["task", "n", "keys"]).size()))
     return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 

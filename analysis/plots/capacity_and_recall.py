@@ -7,17 +7,18 @@ import pandas as pd
 
 from analysis.controls import notes
 from analysis.plots import captions, layout, marks, style
-from analysis.plots.capacity import LEAST
+from analysis.plots.capacity import LEAST, mechanisms
 from analysis.plots.layout import Picture
 from analysis.tables.capacity import USEFUL, answers, matched
 from analysis.training import trained_cells
 
 _PANEL = ["task", "n", "keys"]
 _EXPLANATION = (
-    "Across: pairs that a head's state gives back without training, means over draws with 95 % intervals (Student's "
-    "t); none at all stands at the left edge. Up: right answers of trained models, medians over seeds, bars from the "
-    "least to the greatest. ρ: Spearman's correlation over mechanisms with its 95 % interval; predicts: by a "
-    f"permutation test, corrected for the panels (Holm); does not: the interval lies below {USEFUL}."
+    "Associative recall. Across: pairs that a head's state gives back without training, means over draws with 95 % "
+    "intervals (Student's t); none at all stands at the left edge. Up: right answers of trained models, medians over "
+    "seeds, bars from the least to the greatest. ρ: Spearman's correlation over {} mechanisms with its 95 % interval; "
+    "predicts: by a permutation test, corrected for the panels (Holm); does not: the interval lies below "
+    f"{USEFUL}."
 )
 
 
@@ -29,20 +30,22 @@ def figure(frame: pd.DataFrame) -> Picture:
     shown = data[data["series"].isin(found["series"])]
     numbers, legend = marks.numbered(properties := style.of_series(shown))
     answered = answers(found)
-    drawn, axes = layout.grid(len(answered))
+    drawn, axes = layout.grid(len(answered), columns=2)
     groups = found.groupby(_PANEL)
     for panel, ((task, n, keys), (one, word)) in zip(axes, answered.items(), strict=True):
         points = _points(groups.get_group((task, n, keys)))
-        interval = "" if math.isnan(one.value) else f": ρ = {one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
-        said = f"{len(points)} mechanisms{interval}, {word}"
-        layout.titles(panel, f"{task}, n = {n:,}, {keys} keys", said)
+        interval = "" if math.isnan(one.value) else f"ρ = {one.value:.2f} [{one.low:.2f}, {one.high:.2f}]: "
+        settings = str(task).removeprefix("associative recall").removeprefix(", ")
+        name = ", ".join(filter(None, [settings, f"n = {n:,}", f"{keys} keys"]))
+        layout.titles(panel, name, f"{interval}{word}")
         for _, row in points.iterrows():
             marks.point(panel, row, "pairs", properties[row["series"]], capsize=2)
         marks.log_axis(panel.xaxis, "pairs recalled without training")
         panel.set_ylim(-3, 103)
         panel.set_ylabel("right answers (%)")
         marks.beside(panel, points, "pairs", points["series"].map(numbers))
-    return layout.finish(drawn, legend, *notes(shown), _EXPLANATION, *more, captions.conditions(shown))
+    said = _EXPLANATION.format(mechanisms(found))
+    return layout.finish(drawn, legend, *notes(shown), said, *more, captions.conditions(shown))
 
 
 def _points(found: pd.DataFrame) -> pd.DataFrame:

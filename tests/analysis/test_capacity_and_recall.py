@@ -187,8 +187,8 @@ def test_a_planted_order_is_found(rng, order, expected, word):
     )
     figure = against.figure(frame)
     ((title, panel),) = panels(figure).items()
-    assert title == "associative recall, n = 64, gaussian keys"
-    assert any(text.startswith(f"6 mechanisms: ρ = {expected:.2f} [") and text.endswith(word) for text in words(panel))
+    assert title == "n = 64, gaussian keys" and "over 6 mechanisms" in caption(figure)
+    assert any(text.startswith(f"ρ = {expected:.2f} [") and text.endswith(f": {word}") for text in words(panel))
     found = tables.matched(frame).set_index("series")
     at = {container[0].get_color(): container[0].get_data() for container in panel.containers}
     for label in ("softmax", "performer", "v_mean"):
