@@ -68,7 +68,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     if positive is None or negative is None:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
-    worst: tuple[float, str] | None = None
+    found = []
     for name in negatives:
         one = compared(by_series[positive], by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
@@ -77,9 +77,8 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         sentence = f"{positive} against {name}: {said(one)}"
         if verdict(one, one.p) != BETTER:
             return Diagnosis(False, sentence, positive, negative)
-        worst = max(worst or (one.value, sentence), (one.value, sentence))
-    assert worst is not None
-    return Diagnosis(True, worst[1], positive, negative)
+        found.append((one.value, sentence))
+    return Diagnosis(True, max(found)[1], positive, negative)
 
 
 def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:

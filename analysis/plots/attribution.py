@@ -9,7 +9,7 @@ from analysis.attribution import ALONE, NEEDS, NUMERATOR, REMOVED, Attribution, 
 from analysis.controls import notes
 from analysis.paired import MARGIN
 from analysis.plots import captions, layout, style
-from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word
+from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word, zero
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells
@@ -53,8 +53,7 @@ def _partners(one: Attribution) -> list[str]:
 
 
 def _draw(axes: Axes, one: Attribution) -> None:
-    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
-    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    zero(axes)
     parts = sorted(one.parts, key=lambda part: part.branch, reverse=True)
     for at, part in enumerate(parts):
         look = {**HOWS[part.how], "markersize": 5, "label": part.how}

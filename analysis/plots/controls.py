@@ -62,8 +62,7 @@ def _order(table: pd.DataFrame, found: Diagnosis) -> list[str]:
 def _draw(
     axes: Axes, rows: pd.DataFrame, anchor: str | None, order: list[str], properties: dict[str, dict[str, Any]]
 ) -> None:
-    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
-    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    zero(axes)
     for row in rows.to_dict("records"):
         at = order.index(row["attention"])
         bar(axes, row["difference (nats)"], row["low"], row["high"], at, properties[row["attention"]])
@@ -77,6 +76,12 @@ def _draw(
         word(axes, "the control", order.index(anchor))
     elif anchor is None:
         word(axes, "no control has losses by unit", 0)
+
+
+def zero(axes: Axes) -> None:
+    """Where nothing differs, and how far from there that is as good as nothing."""
+    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
+    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
 
 
 def bar(axes: Axes, value: float, low: float, high: float, at: float, look: dict[str, Any]) -> None:
