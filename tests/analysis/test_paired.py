@@ -123,6 +123,14 @@ def test_the_number_of_seeds_that_decides_does():
     assert difference(*losses(rng, 0.02, sd_units=2.0)).seeds_needed() is None, "only more text would decide"
 
 
+@pytest.mark.parametrize("comparisons", [1, 20])
+def test_seeds_needed_are_those_of_a_t_test_at_the_level_of_each_comparison(comparisons):
+    """Of a difference that no margin makes equivalent, and that only seeds spread."""
+    one = Difference(0.03, 0.026**2 / 5, 4, 0.026**2, 0.0, 5, 32)
+    halves = {seeds: stats.t.isf(0.025 / comparisons, seeds - 1) * 0.026 / seeds**0.5 for seeds in range(6, 100)}
+    assert one.seeds_needed(comparisons) == min(seeds for seeds, half in halves.items() if half < 0.03)
+
+
 def test_four_seeds_decide_nothing():
     one = difference(*losses(np.random.default_rng(6), 1.0, seeds=4))
     assert verdict(one, one.p) == UNDECIDED
