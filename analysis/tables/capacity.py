@@ -129,11 +129,11 @@ def correlation(first: Array, second: Array) -> Correlation:
 def answer(one: Correlation, p: float) -> str:
     """Whether the first foretells the second: `predicts`, `does not` or `undecided`; `p` is corrected.
 
-    It does not where the interval lies below `USEFUL`, even if there is some correlation.
+    It does not where the interval lies below `USEFUL`, even if there is some correlation, or the reverse.
     """
     if one.high < USEFUL:
         return DOES_NOT
-    return PREDICTS if p < LEVEL and one.value > 0 else UNDECIDED
+    return PREDICTS if p < LEVEL else UNDECIDED
 
 
 def matched(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,9 @@
 """What is said of a task by its controls, on simulated runs."""
 
+import numpy as np
 import pytest
 from synthetic_quality import LOSSES, runs
+from synthetic_records import under
 
 from analysis.controls import BLIND, DIAGNOSTIC, compared, diagnoses, losses, notes, paired
 from analysis.frame import tidy
@@ -30,6 +32,29 @@ def test_a_task_on_which_context_helps_is_diagnostic():
 def test_a_task_that_a_control_explains_is_not(changes, why):
     found = only(runs(LOSSES | changes))
     assert found.word == BLIND and found.sentence.startswith(why)
+
+
+def test_the_positive_control_is_exact_softmax_whoever_is_better():
+    found = only(runs(LOSSES | {"performer": 1.6, "polynomial_p4": 1.5}))
+    assert (found.positive, found.negative) == ("softmax", "local")
+
+
+def test_what_is_compared_are_the_seeds_and_units_that_both_have():
+    first = {seed: seed + np.arange(4.0) for seed in (0, 1, 2, 3)}
+    second = {seed: seed + np.arange(3.0) - 0.5 + seed / 10 for seed in (2, 3, 4)}
+    one = compared(first, second)
+    assert (one.seeds, one.units) == (2, 3) and one.value == pytest.approx(0.5 - (0.2 + 0.3) / 2)
+    assert compared(first, {3: second[3], 4: second[4]}) is None
+
+
+def test_what_disturbed_one_of_a_pair_is_said_of_the_pair():
+    records = runs()
+    at = next(i for i, one in enumerate(records) if one.config["label"] == "performer")
+    records[at] = under(records[at], "other processes: 2 cores")
+    table = paired(tidy(records))
+    of_performer = (table["attention"] == "performer") | (table["against"] == "performer")
+    assert set(table.loc[of_performer, "disturbed"]) == {"other processes: 2 cores"}
+    assert table.loc[~of_performer, "disturbed"].isna().all() and not of_performer.all()
 
 
 def test_a_task_without_controls_or_seeds_is_not():

@@ -6,10 +6,13 @@ from drawn import caption, changed, marked
 from synthetic_quality import runs, timed
 from synthetic_records import train_step, under
 
+from analysis.controls import compared, losses
 from analysis.equal_quality import table
 from analysis.frame import tidy
+from analysis.paired import corrected, verdict
 from analysis.plots import equal_quality
 from analysis.selection import MissingRecords
+from analysis.training import panels, trained_cells
 
 LENGTHS = (128, 256, 512)
 LOSSES = {"softmax": 1.9, "local": 2.0, "identity": 2.4, "performer": 1.9}
@@ -71,6 +74,35 @@ def test_a_step_of_another_batch_or_text_is_no_step_of_this_model():
     for other in ({"batch_size": 2}, {"settings": {"text": "kjv"}}, {"layers": 12}):
         found = [*runs(LOSSES, seq_len=128, text="sympy"), timed(("flash", "performer"), 128, **other)]
         assert answer(found) == "unknown at n = 128"
+
+
+def test_polynomial_attention_is_no_softmax():
+    """Though it is exact, it is compared with softmax, and nothing is compared with it."""
+    known = LOSSES | {"polynomial_p4": 1.9}
+    steps = timed(
+        ("softmax", "flash", "polynomial_p4", "performer"), 128, {"polynomial_p4": 0.01, "performer": SAME[128]}
+    )
+    rows = table(tidy([*runs(known, seq_len=128, text="sympy"), steps])).set_index("attention")
+    assert rows.loc["performer", "speed"] == pytest.approx(1, rel=0.05)
+    assert rows.loc["polynomial_p4", ["step", "equal from"]].tolist() == ["faster", "128"]
+
+
+def test_losses_are_corrected_for_all_lengths_of_a_task():
+    found = [one for n in LENGTHS for one in runs(LOSSES | {"performer": 1.965}, noise=0.03, seq_len=n, text="sympy")]
+    data, _ = trained_cells(tidy(found))
+    by_length = {n: losses(rows) for (_, n), rows in panels(data)}
+    names = ("identity", "local", "performer")
+    every = {(n, name): compared(own[name], own["softmax"]) for n, own in by_length.items() for name in names}
+    ps = dict(zip(every, corrected([one.p for one in every.values()]), strict=True))
+    for row in table(tidy(found)).to_dict("records"):
+        key = row["n"], row["attention"]
+        assert row["loss is"] == verdict(every[key], ps[key]), key
+    for_each = {n: corrected([every[n, name].p for name in names]) for n in LENGTHS}
+    assert any(
+        verdict(every[n, names[i]], p) != verdict(every[n, names[i]], ps[n, names[i]])
+        for n in LENGTHS
+        for i, p in enumerate(for_each[n])
+    )
 
 
 def apart(label, ms, n=128, spread=0.01, text="sympy", **fields):
