@@ -7,6 +7,7 @@ from synthetic_records import under
 
 from analysis.controls import BLIND, DIAGNOSTIC, compared, diagnoses, losses, notes, paired
 from analysis.frame import tidy
+from analysis.paired import corrected, verdict
 from analysis.training import trained_cells
 
 
@@ -78,6 +79,17 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
     assert table.loc[("polysketch_random_r32", "local"), "verdict"] == "as good as"
     assert table.loc[("performer", "local"), "difference (nats)"] == pytest.approx(-0.05, abs=0.01)
     assert set(paired(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
+
+
+def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
+    records = runs(LOSSES | {"performer": 1.965}, noise=0.03)
+    data, _ = trained_cells(tidy(records))
+    by_series, table = losses(data), paired(tidy(records))
+    found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
+    ps = [one.p for one in found]
+    assert table["p"].tolist() == pytest.approx(corrected(ps))
+    assert table["verdict"].tolist() == [verdict(one, p) for one, p in zip(found, corrected(ps), strict=True)]
+    assert table["verdict"].tolist() != [verdict(one, p) for one, p in zip(found, ps, strict=True)]
 
 
 def test_what_is_undecided_says_how_many_seeds_would_decide():
