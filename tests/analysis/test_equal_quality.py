@@ -62,6 +62,13 @@ def test_what_nobody_can_tell_is_unknown():
         table(tidy([timed(("softmax", "performer"), 128), *runs({"performer": 1.9}, seq_len=128)]))
 
 
+def test_an_undecided_loss_is_unknown_where_the_step_is_faster():
+    found = runs(LOSSES, noise=0.03, seq_len=128, text="sympy")
+    found.append(timed(("flash", "performer"), 128, {"performer": SAME[128] / 2}))
+    (row,) = table(tidy(found)).query("attention == 'performer'").to_dict("records")
+    assert (row["step"], row["loss is"], row["equal from"]) == ("faster", "undecided", "unknown at n = 128")
+
+
 def test_the_best_softmax_is_the_one_of_the_same_rounds():
     """Slower than flash, which is the best, though it is faster than softmax."""
     rows = table(tidy(records()))
