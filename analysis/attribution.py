@@ -122,7 +122,7 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             parts += alone[:1] if parts else []
         pairs = [(part, compared(part[-1], whole[name])) for part in parts]
         both = [(part, one) for part, one in pairs if one is not None]
-        ps = corrected([one for _, one in both])
+        ps = corrected([one.p for _, one in both])
         worth = [
             Worth(branch, how, against, _mean(own), one, EARNS.get(verdict(one, p), "costs"))
             for ((branch, how, against, own), one), p in zip(both, ps, strict=True)

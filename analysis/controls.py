@@ -42,7 +42,7 @@ class Diagnosis:
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
     """Of one task and length: for each series and seed the test losses by unit of replication, or another metric."""
-    found = rows[(rows["metric"] == metric) & (rows["status"] == "ok")]
+    found = rows[rows["metric"] == metric]
     return {
         str(name): dict(zip(of_series["seed"].astype(int), of_series["raw"], strict=True))
         for name, of_series in found.groupby("series")
@@ -68,7 +68,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     if positive is None or negative is None:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
-    worst: tuple[float, str] | None = None
+    found = []
     for name in negatives:
         one = compared(by_series[positive], by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
@@ -77,9 +77,8 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         sentence = f"{positive} against {name}: {said(one)}"
         if verdict(one, one.p) != BETTER:
             return Diagnosis(False, sentence, positive, negative)
-        worst = max(worst or (one.value, sentence), (one.value, sentence))
-    assert worst is not None
-    return Diagnosis(True, worst[1], positive, negative)
+        found.append((one.value, sentence))
+    return Diagnosis(True, max(found)[1], positive, negative)
 
 
 def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:
@@ -164,7 +163,7 @@ def comparisons(rows: pd.DataFrame, key: tuple[str, int]) -> list[dict[str, obje
     known = {pair: one for pair, one in both.items() if one is not None}
     hours = rows.drop_duplicates("cell_id").groupby("series")["duration_s"].mean() / 3600
     table = []
-    for ((name, anchor), one), p in zip(known.items(), corrected([*known.values()]), strict=True):
+    for ((name, anchor), one), p in zip(known.items(), corrected([one.p for one in known.values()]), strict=True):
         low, high = one.interval()
         needed = one.seeds_needed(len(known)) if verdict(one, p) == UNDECIDED else None
         table.append(

@@ -53,7 +53,7 @@ def _of_task(by_length: dict[tuple[str, int], pd.DataFrame], speeds: pd.DataFram
         for name in own
         if not is_softmax[name] and (one := compared(own[name], own[str(found[key].positive)]))
     }
-    ps = dict(zip(pairs, corrected([*pairs.values()]), strict=True))
+    ps = dict(zip(pairs, corrected([one.p for one in pairs.values()]), strict=True))
     rows: list[dict[str, Any]] = []
     for name in (name for name in names if not is_softmax[name]):
         for key, own in by_length.items():
@@ -125,8 +125,9 @@ def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
         exact = group[group["exact"] & (group["function"] == "softmax")]
         if len(exact):
             best = exact.loc[exact["value"].idxmin()]
-            others = group.drop(index=exact.index)
-            rows += [{**row, **_ratio(best, row, is_apart)} for row in others.to_dict("records")]
+            for place, row in group.drop(index=exact.index).to_dict("index").items():
+                both = {"disturbance": disturbance(group.loc[[best.name, place]])}
+                rows.append({**row, **_ratio(best, row, is_apart), **both})
     return pd.DataFrame(rows, columns=[*steps.columns, *_SPEED])[[*STEP, *_SPEED, "disturbance"]]
 
 

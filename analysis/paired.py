@@ -110,14 +110,13 @@ def _freedom(variance: float, parts: Sequence[tuple[int, float]]) -> float:
     return float(max(variance**2 / sum(part**2 / freedom for freedom, part in parts), least))
 
 
-def corrected(differences: Sequence[Difference]) -> list[float]:
-    """The p of each, corrected for their number: the chance that any of them is wrongly said to differ stays LEVEL."""
-    order = sorted(range(len(differences)), key=lambda i: differences[i].p)
-    adjusted, largest = [0.0] * len(order), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * differences[i].p))
-        adjusted[i] = largest
-    return adjusted
+def corrected(ps: Sequence[float]) -> list[float]:
+    """Each p, corrected for their number: the chance that any is wrongly said to differ stays LEVEL (Holm 1979)."""
+    values = np.array(ps, dtype=float)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.arange(len(ps), 0, -1) * values[order]))
+    return [float(p) for p in adjusted]
 
 
 def verdict(one: Difference, p: float, margin: float = MARGIN) -> str:

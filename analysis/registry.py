@@ -18,6 +18,7 @@ from analysis.plots import attribution as branches
 from analysis.plots import (
     by_distance,
     capacity,
+    capacity_and_recall,
     compare,
     crossover,
     extrapolation,
@@ -71,6 +72,7 @@ FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "compare": compare.figure,
     "crossover": crossover.figure,
     "capacity": capacity.figure,
+    "capacity_and_recall": capacity_and_recall.figure,
 }
 PARTS = {
     **dict.fromkeys(

@@ -45,7 +45,7 @@ def run(label, seed, loss, noise=0.003, seq_len=64, text="kjv", without=(), long
     attention = ATTENTIONS.get(label)
     known = label if attention is None else HYBRID
     settings = {"text": text} if changes.get("task", "language_modelling") == "language_modelling" else {}
-    changes = {"task": "language_modelling", "settings": settings, "evaluations": 4, **changes}
+    changes = {"task": "language_modelling", "settings": settings, "evaluations": 4, "final": loss, **changes}
     one = train(known, seq_len, seed, rng, **({"attention": attention} if attention else {}), **changes)
     losses = by_unit(label, seed, loss, noise)
     test = {**one.measurements["test"], **tested(losses)}

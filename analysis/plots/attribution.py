@@ -9,7 +9,7 @@ from analysis.attribution import ALONE, NEEDS, NUMERATOR, REMOVED, Attribution, 
 from analysis.controls import notes
 from analysis.paired import MARGIN
 from analysis.plots import captions, layout, style
-from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word
+from analysis.plots.controls import ROW, bar, difference_axis, names_of_rows, word, zero
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells
@@ -53,8 +53,7 @@ def _partners(one: Attribution) -> list[str]:
 
 
 def _draw(axes: Axes, one: Attribution) -> None:
-    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
-    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    zero(axes)
     parts = sorted(one.parts, key=lambda part: part.branch, reverse=True)
     for at, part in enumerate(parts):
         look = {**HOWS[part.how], "markersize": 5, "label": part.how}
@@ -64,7 +63,4 @@ def _draw(axes: Axes, one: Attribution) -> None:
     difference_axis(axes, "loss less the hybrid's (nats)")
     for at, part in enumerate(parts):
         word(axes, part.word, at)
-    said = layout.fitted(one.sentence, 0.65 * layout.picture(axes).panel_width, layout.SMALLEST)
-    lines = said.count("\n") + 1
-    axes.text(0.5, 1.02, said, transform=axes.transAxes, ha="center", va="bottom", fontsize=layout.SMALLEST)
-    layout.title(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", 5 + 10 * lines)
+    layout.titles(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", one.sentence)

@@ -18,10 +18,10 @@ NEEDS = "needs bench=train of a language model and a control with losses by kind
 WIDE = 3.0
 """Inches that a panel of kinds needs."""
 _EXPLANATION = (
-    "Test loss of each kind of token less that of the best negative control of the same seed: means over seeds, bars "
-    "95 % intervals (Student's t); below 0 is better. Recalled: the last of a pair of tokens (or words of bytes) that "
-    "came earlier in the context and is rare in the training text, by the distance to its latest occurrence. "
-    "Differences times shares sum to that of the loss."
+    "Test loss of each kind of token less that of the best negative control, paired by seed: means over {} seeds, bars "
+    "95 % intervals over these (Student's t), not corrected for their number; below 0 is better. Recalled: the last of "
+    "a pair of tokens (or words of bytes) that came earlier in the context and is rare in the training text, by the "
+    "distance to its latest occurrence; other: the rest. Differences times shares sum to that of the loss."
 )
 
 
@@ -52,9 +52,11 @@ def figure(frame: pd.DataFrame) -> Picture:
         panel.set_xticks(range(len(labels)), labels, fontsize=layout.SMALLEST)
         panel.grid(visible=False, axis="x")
         panel.set_xlabel("tokens back to what is repeated; share of tokens")
-        panel.set_ylabel(f"loss less that of\n{layout.shown(rows['against'].iloc[0])} (nats)")
+        panel.set_ylabel(f"loss less that of\n{layout.shown(rows['against'].iloc[0])} (nats)", fontsize=7)
     legend = {name: line for name, line in properties.items() if name in set(found["series"])}
-    return layout.finish(drawn, legend, *notes(data), _EXPLANATION, *more, captions.conditions(data))
+    seeds = " to ".join(str(count) for count in dict.fromkeys((found["seeds"].min(), found["seeds"].max())))
+    said = _EXPLANATION.format(seeds)
+    return layout.finish(drawn, legend, *notes(data), said, *more, captions.conditions(data))
 
 
 def by_kind(data: pd.DataFrame) -> pd.DataFrame:
@@ -62,8 +64,8 @@ def by_kind(data: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         `kind`, `seq_len`, `series`, `against`, `token` (nearest first), `share` of the tokens, `value` with `low` and
-        `high`: the mean over the seeds that both have, in nats. The values of a series times the shares sum to the
-        difference of the losses.
+        `high`: the mean over the `seeds` that both have and its interval over these, in nats; NaN for fewer than three.
+        The values of a series times the shares sum to the difference of the losses.
     """
     tables = []
     for (kind, n), rows in panels(data[data["inputs"] == "language_modelling"]):
@@ -75,8 +77,9 @@ def by_kind(data: pd.DataFrame) -> pd.DataFrame:
         for name, own in parts.items():
             differences = (own - parts[anchor]).dropna(how="all").dropna(how="all", axis=1)
             for token in sorted(differences, key=_distance) if name != anchor else ():
-                one = mean_interval(differences[token].dropna())
-                values = {"value": one.value, "low": one.low, "high": one.high}
+                known = differences[token].dropna()
+                one = mean_interval(known)
+                values = {"value": one.value, "low": one.low, "high": one.high, "seeds": len(known)}
                 place = {"kind": kind, "seq_len": n, "series": name, "against": anchor}
                 tables.append({**place, "token": token, "share": shares[f"{SHARE}{token}"], **values})
     return pd.DataFrame(tables)

@@ -5,9 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import intervals
+from analysis.paired import UNDECIDED
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.tables.capacity import bits_needed, capacities
+from analysis.selection import MissingRecords
+from analysis.tables.capacity import DOES_NOT, PREDICTS, answers, bits_needed, capacities, matched
 
 LEAST = 0.5  # pairs at the foot of a panel: bars that reach zero end there
 _EXPLANATION = (
@@ -23,38 +25,58 @@ def figure(frame: pd.DataFrame) -> Picture:
     """Pairs that a state gives back without training, over its bytes; a panel for each kind of keys and head_dim."""
     data, notes = capacities(frame)
     properties = style.of_series(data)
-    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    numbers, legend = marks.numbered(properties)
     none = sorted({layout.shown(name) for name in data.loc[data["value"] == 0, "series"]})
     drawn, axes = layout.grid(data.groupby(["keys", "head_dim"]).ngroups, columns=2)
     for panel, ((keys, head_dim), rows) in zip(axes, data.groupby(["keys", "head_dim"]), strict=True):
         layout.title(panel, f"{keys} keys, h = {head_dim}")
-        _points(panel, rows[rows["value"] > 0], properties, numbers)
+        points = _points(rows[rows["value"] > 0])
+        for _, row in points.iterrows():
+            marks.point(panel, row, "state", properties[row["series"]], capsize=2)
         _bounds(panel, rows, int(head_dim), float(rows["share"].iloc[0]))
-        marks.log_axis(panel.xaxis, "state of a head (bytes)")
+        marks.log_axis(panel.xaxis, "state of a head (KiB)")
         marks.log_axis(panel.yaxis, "pairs recalled")
-    names = {
-        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
-        for name, line in properties.items()
-    }
+        reached = points["reached"].gt(0).map({True: " ↑", False: ""})
+        marks.beside(panel, points, "state", points["series"].map(numbers) + reached)
     share = float(data["share"].iloc[0])
     said = _EXPLANATION.format(share=f"{share:.0%}", part=f"{2 * share - 1:.0%}", bars=intervals.bars(data))
     nothing = f"No pair at all: {', '.join(none)}." if none else ""
-    return layout.finish(drawn, names, said, nothing, *notes, captions.conditions(data))
+    return layout.finish(drawn, legend, said, nothing, _foretold(frame), *notes, captions.conditions(data))
 
 
-def _points(panel: Axes, rows: pd.DataFrame, properties: dict[str, dict], numbers: dict[str, str]) -> None:
-    for _, row in rows.iterrows():
-        shown = row.copy()
-        shown["low"] = max(LEAST, row["low"]) if np.isfinite(row["low"]) else row["low"]
-        text = numbers[row["series"]] + (" ↑" if row["reached"] > 0 else "")
-        marks.point(panel, shown, "state_bytes", properties[row["series"]], text, capsize=2)
+def _foretold(frame: pd.DataFrame) -> str:
+    """A sentence on trained recall, where models were trained: what is answered of how many tasks, lengths and keys."""
+    try:
+        found = matched(frame)
+    except MissingRecords:
+        return ""
+    answered = answers(found).values()
+    words = [(word, sum(each == word for _, each in answered)) for word in (PREDICTS, UNDECIDED, DOES_NOT)]
+    counts = ", ".join(f"{word} {count}" for word, count in words if count)
+    known = [one.value for one, _ in answered if not np.isnan(one.value)]
+    spread = f" (Spearman {min(known):.2f} to {max(known):.2f} over {mechanisms(found)} mechanisms)" if known else ""
+    return f"Does it foretell trained recall, by task, length and keys: {counts}{spread}."
+
+
+def mechanisms(found: pd.DataFrame) -> str:
+    """How many `analysis.tables.capacity.matched` has of a task, length and kind of keys: `6 to 8`."""
+    counts = sorted(set(found.groupby(["task", "n", "keys"]).size()))
+    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+
+
+def _points(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the `state` in KiB, and bars that end at the foot of a panel."""
+    states = {f"state{end}": rows[f"state_bytes{end}"] / 2**10 for end in ("", "_low", "_high")}
+    return rows.assign(low=rows["low"].clip(lower=LEAST), **states)
 
 
 def _bounds(panel: Axes, rows: pd.DataFrame, head_dim: int, share: float) -> None:
-    """The fewest bytes of so many pairs: of any state, and of a cache of keys and values in the cells' dtype."""
+    """The least KiB that so many pairs take: of any state, and of a cache of keys and values in the cells' dtype."""
     pairs = np.unique(np.geomspace(1, 4 * max(2.0, rows["value"].max()), 200).round())
-    needed = np.array([bits_needed(count, share) / 8 for count in pairs])
-    known = needed >= 1
+    needed = np.array([bits_needed(count, share) for count in pairs]) / 2**13
+    known = needed >= 2**-10
     panel.plot(needed[known], pairs[known], color="black", linewidth=1, gid="bound", label="any state")
     size = {"float64": 8, "float32": 4}.get(str(rows["dtype"].iloc[0]), 2)
-    panel.plot(2 * head_dim * size * pairs, pairs, color="0.3", linestyle=":", linewidth=1, gid="cache", label="cache")
+    panel.plot(
+        2 * head_dim * size * pairs / 2**10, pairs, color="0.3", linestyle=":", linewidth=1, gid="cache", label="cache"
+    )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
 from analysis.controls import NEEDS, Diagnosis, comparisons, diagnose, notes
 from analysis.paired import MARGIN, UNDECIDED
@@ -23,7 +23,7 @@ FAR = 0.4
 _EXPLANATION = (
     "Test loss less that of the best negative control and less softmax's, paired by seed and stretch of the test "
     "split, with 95 % intervals over both: left is better. Words: verdicts corrected for all comparisons of a task "
-    f"and length (Holm); grey: within {MARGIN} nats, as good as."
+    f"and length (Holm), in brackets how many seeds would decide; grey: within {MARGIN} nats, as good as."
 )
 _SYMLOG = f" Axes that reach beyond {FAR} nats are logarithmic from {LINEAR} nats on."
 
@@ -62,8 +62,7 @@ def _order(table: pd.DataFrame, found: Diagnosis) -> list[str]:
 def _draw(
     axes: Axes, rows: pd.DataFrame, anchor: str | None, order: list[str], properties: dict[str, dict[str, Any]]
 ) -> None:
-    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
-    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+    zero(axes)
     for row in rows.to_dict("records"):
         at = order.index(row["attention"])
         bar(axes, row["difference (nats)"], row["low"], row["high"], at, properties[row["attention"]])
@@ -77,6 +76,12 @@ def _draw(
         word(axes, "the control", order.index(anchor))
     elif anchor is None:
         word(axes, "no control has losses by unit", 0)
+
+
+def zero(axes: Axes) -> None:
+    """Where nothing differs, and how far from there that is as good as nothing."""
+    axes.axvspan(-MARGIN, MARGIN, color="0.9", linewidth=0, gid="margin")
+    axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
 
 
 def bar(axes: Axes, value: float, low: float, high: float, at: float, look: dict[str, Any]) -> None:
@@ -113,5 +118,8 @@ def difference_axis(axes: Axes, label: str, room: float = 0.45) -> None:
     left, right = scale.transform(np.array([low, high]))
     edges = [left - 0.05 * (right - left), right + room / (1 - room) * (right - left)]
     axes.set_xlim(*scale.inverted().transform(np.array(edges)))
-    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)))
+    ticks = SymmetricalLogLocator(base=10, linthresh=LINEAR, subs=(1, 3)).tick_values(low, high)
+    # No numbers under the words.
+    axes.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= 2.5 * high]))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))

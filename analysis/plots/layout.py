@@ -210,6 +210,13 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
     axes.set_title(fitted(bounded(text, LONGEST_NAME), 0.8 * picture(axes).panel_width, size), pad=points_above)
 
 
+def titles(axes: Axes, text: str, small: str) -> None:
+    """The title of one panel, and smaller words below it."""
+    words = fitted(small, 0.65 * picture(axes).panel_width, SMALLEST)
+    axes.text(0.5, 1.02, words, transform=axes.transAxes, ha="center", va="bottom", fontsize=SMALLEST)
+    title(axes, text, 5 + 10 * (words.count("\n") + 1))
+
+
 def finish(figure: Picture, properties: dict[str, dict[str, Any]], *sentences: str) -> Picture:
     """The figure with a legend above the panels, where there are properties for one, and with its caption.
 

@@ -12,7 +12,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from analysis.plots.layout import SMALLEST, SQUARE, in_a_column, picture, title
+from analysis.plots.layout import PANEL, SMALLEST, SQUARE, in_a_column, picture, title
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
@@ -46,8 +46,13 @@ def log_axis(axis: Axis, label: str) -> None:
     low, high = sorted(map(float, axis.get_view_interval()))
     # Labels below each other stand closer than those beside each other.
     all_of_them = range(1, 10) if axis is axis.axes.yaxis else (1, 2, 3, 4, 6, 8)
-    subs = all_of_them if high / low < (4 if in_a_column() else 8) else (1, 2, 5) if high / low < 1000 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+    most, decades = 12, math.log10(high / low)
+    if axis is axis.axes.xaxis:
+        longest = max(len(f"{10.0 ** math.floor(math.log10(end)):,.4g}") for end in (low, high))
+        most = max(2, round(0.75 * picture(axis.axes).panel_width / (0.06 + 0.06 * longest)))
+    some = next((subs for subs in ((1, 2, 5), (1, 3)) if decades * len(subs) <= most and decades < 3), (1,))
+    subs = all_of_them if high / low < (4 if in_a_column() else 8) else some
+    axis.set_major_locator(LogLocator(subs=subs, numticks=most))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(
         FuncFormatter(lambda value, _: f"{value:,.0f}" if 1e4 <= value < 1e15 else f"{value:,.4g}")
@@ -102,15 +107,45 @@ def errorbar(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, Any],
     axes.errorbar(rows[x].to_numpy(float), value, yerr=np.vstack([value - low, high - value]), capsize=2, **properties)
 
 
-def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], text: str, **look: Any) -> None:
-    """One value over `x` with bars of both, and a text beside it."""
+def point(axes: Axes, row: pd.Series, x: str, properties: dict[str, Any], **look: Any) -> None:
+    """One value over `x` with bars of both."""
     bars = {
         "xerr": [[row[x] - row[f"{x}_low"]], [row[f"{x}_high"] - row[x]]],
         "yerr": [[row["value"] - row["low"]], [row["high"] - row["value"]]],
     }
     axes.errorbar(row[x], row["value"], **{**properties, "linestyle": "none", "elinewidth": 1.5, **bars, **look})
-    look = {"fontsize": SMALLEST, "color": "black"}
-    axes.annotate(text, (row[x], row["value"]), (4, 4), textcoords="offset points", **look)
+
+
+def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """A number for each series, and the legend that has them: without lines, variants of one mechanism look alike."""
+    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    legend = {
+        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
+        for name, line in properties.items()
+    }
+    return numbers, legend
+
+
+def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None:
+    """A text at each point, at a corner where it covers no other text and no point, if there is one.
+
+    To be called when the axes have their scales.
+    """
+    size = 72 * np.array([0.75 * picture(axes).panel_width, 0.7 * PANEL[1]])  # points, about
+    axes.get_xlim(), axes.get_ylim()  # what is drawn settles the limits when they are asked for
+    at = axes.transAxes.inverted().transform(axes.transData.transform(rows[[x, "value"]].to_numpy(float))) * size
+    taken = [(place - 3, place + 3) for place in at]
+    look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points"}
+    for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):
+        width, height = 0.65 * SMALLEST * len(text), SMALLEST
+        corners = [(4, 4), (4, -4 - height), (-4 - width, 4), (-4 - width, -4 - height)]
+        boxes = [(place + corner, place + corner + (width, height)) for corner in corners]
+        covered = [
+            sum(bool((low < top).all() and (bottom < high).all()) for bottom, top in taken) for low, high in boxes
+        ]
+        best = covered.index(min(covered))
+        taken.append(boxes[best])
+        axes.annotate(text, tuple(own), corners[best], **look)
 
 
 def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:

@@ -108,11 +108,15 @@ def _draw(axes: Axes, points: pd.DataFrame, exact: pd.DataFrame, properties: dic
         marks.level(axes, row, {**properties[row.series], "marker": None, "linestyle": ":"})
     marks.front_line(axes, marks.front(points, "error", exact["value"].min() if len(exact) else np.inf), "error")
     for _, row in points.iterrows():
-        text = layout.shown(row["series"]) if pd.isna(row["size"]) else str(row["size"])
-        marks.point(axes, row, "error", properties[row["series"]], text)
+        marks.point(axes, row, "error", properties[row["series"]])
     causal = "causal" if points["causal"].iloc[0] else "not causal"
     layout.title(axes, f"{points['function'].iloc[0]}, {causal}, n = {points['seq_len'].iloc[0]}")
     # Room for the words at the rightmost point, and for one tick at least.
     low, high = (points[name].where(points[name] > 0, points["error"]) for name in ("error_low", "error_high"))
     axes.set_xlim(low.min() / 1.5, high.max() * 2)
     marks.log_axis(axes.xaxis, ERROR)
+    names = [
+        layout.shown(name) if pd.isna(size) else str(size)
+        for name, size in zip(points["series"], points["size"], strict=True)
+    ]
+    marks.beside(axes, points, "error", names)

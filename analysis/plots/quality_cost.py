@@ -32,8 +32,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     data, notes = trained_cells(frame)
     points = _points(frame, data)
     properties = style.of_series(data)
-    # Without lines, variants of one mechanism look alike.
-    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    numbers, legend = marks.numbered(properties)
     groups = panels(points)
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
@@ -41,16 +40,13 @@ def figure(frame: pd.DataFrame) -> Picture:
         x = _TIMES[0] if rows["step_ms"].notna().all() else _TRAINED[0]
         marks.front_line(panel, marks.front(rows, x), x)
         for _, row in rows.iterrows():
-            marks.point(panel, row, x, properties[row["series"]], numbers[row["series"]], capsize=2)
+            marks.point(panel, row, x, properties[row["series"]], capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
         marks.value_axis(panel.yaxis, "test loss (nats)")
-    names = {
-        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
-        for name, line in properties.items()
-    }
+        marks.beside(panel, rows, x, rows["series"].map(numbers))
     timed = points.dropna(subset=["interval"])
     explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
-    return layout.finish(drawn, names, *controls.notes(data), explanation, *notes, captions.conditions(data))
+    return layout.finish(drawn, legend, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:

@@ -28,29 +28,26 @@ def figure(frame: pd.DataFrame) -> Picture:
         raise MissingRecords("needs ok records of bench=train with state_bytes")
     shown = data[data["series"].isin(points["series"])]
     properties = style.of_series(shown)
-    # Without lines, variants of one mechanism look alike.
-    numbers = {name: str(number) for number, name in enumerate(properties, 1)}
+    numbers, legend = marks.numbered(properties)
     groups = panels(points)
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")
         for _, row in rows.iterrows():
-            marks.point(panel, row, "bytes", properties[row["series"]], numbers[row["series"]], capsize=2)
-        marks.log_axis(panel.xaxis, "decoding state (bytes)")
+            marks.point(panel, row, "state", properties[row["series"]], capsize=2)
+        marks.log_axis(panel.xaxis, "decoding state (KiB)")
         panel.set_ylim(-3, 103)
         panel.set_ylabel("right answers (%)")
-    names = {
-        name: {**line, "label": f"{numbers[name]} {line['label']}", "linestyle": "none"}
-        for name, line in properties.items()
-    }
+        marks.beside(panel, rows, "state", rows["series"].map(numbers))
     grey = "Grey: controls." if points["control"].any() else ""
-    return layout.finish(drawn, names, *diagnosed(shown), _EXPLANATION, grey, *notes, captions.conditions(shown))
+    return layout.finish(drawn, legend, *diagnosed(shown), _EXPLANATION, grey, *notes, captions.conditions(shown))
 
 
 def _points(data: pd.DataFrame) -> pd.DataFrame:
-    """Right answers in percent (`value`, `low`, `high`) with the state's `bytes`, which is the same for all seeds."""
+    """Right answers in percent (`value`, `low`, `high`) with the `state` in KiB, which is the same for all seeds."""
     right = over_seeds(data, "token_accuracy")
     right[["value", "low", "high"]] *= 100
-    states = over_seeds(data, "state_bytes")[[*PANEL, "series", "value"]].rename(columns={"value": "bytes"})
+    states = over_seeds(data, "state_bytes")[[*PANEL, "series", "value"]].rename(columns={"value": "state"})
+    states["state"] /= 2**10
     points = right.merge(states, on=[*PANEL, "series"])
-    return points.assign(bytes_low=points["bytes"], bytes_high=points["bytes"])
+    return points.assign(state_low=points["state"], state_high=points["state"])

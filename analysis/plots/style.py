@@ -23,7 +23,10 @@ _COLOURS = dict(
     )
 )
 
-MECHANISMS: dict[str, tuple[str, str]] = {
+_TALL = ((-0.5, -1.0), (0.5, -1.0), (0.5, 1.0), (-0.5, 1.0), (-0.5, -1.0))
+_FLAT = tuple((y, x) for x, y in _TALL)
+
+MECHANISMS: dict[str, tuple[str, Any]] = {
     "softmax": ("#000000", "o"),
     "flash": (_COLOURS["blue"], "s"),
     "polynomial": (_COLOURS["orange"], "D"),
@@ -35,10 +38,10 @@ MECHANISMS: dict[str, tuple[str, str]] = {
     "skeinformer": ("#882255", "*"),
     # By a search for the largest of the smallest distances to all others.
     "informer": ("#7f7a39", "<"),
-    # The controls are grey.
-    "v_mean": ("#ababab", "h"),
-    "local": ("#6f6f6f", "|"),
-    "identity": ("#d2d2d2", "_"),
+    # The controls are grey, with a contrast of 3 to white (WCAG 2.1, success criterion 1.4.11).
+    "v_mean": ("#303030", "h"),
+    "local": ("#6c6c6c", _TALL),
+    "identity": ("#949494", _FLAT),
     "nystromformer": ("#484706", ">"),
     "bigbird": ("#701ce4", "p"),
     "reformer": ("#163215", "8"),
@@ -79,7 +82,7 @@ def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any
         "linestyle": _LINES[variant % len(_LINES)],
         # Three fills, shifted after each round of dashes.
         "markerfacecolor": fills[(variant + variant // len(_LINES)) % 3],
-        "markersize": (5 if isinstance(marker, str) and marker != "*" else 8) * (0.8 if in_a_column() else 1),
+        "markersize": (8 if marker == "*" or len(marker) == 3 else 5) * (0.8 if in_a_column() else 1),
     }
 
 

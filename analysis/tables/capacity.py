@@ -3,20 +3,25 @@
 import json
 import math
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 from scipy.special import gammaln
-from scipy.stats import spearmanr
 
+from analysis.paired import LEVEL, UNDECIDED, Array, corrected
 from analysis.selection import MissingRecords, disturbance, newest, require_ok, series, settle, unless_quiet
 from analysis.training import over_seeds, panels, trained_cells, with_settings
 
 ACCURACY = "token_accuracy"
 """What trained recall is: the share of all answers that are right."""
-RESAMPLES = 2000
-FEWEST = 4
-"""Mechanisms without which there is no correlation to speak of: of two it is 1 or -1 whatever they are."""
+PREDICTS, DOES_NOT = "predicts", "does not"
+USEFUL = 0.7
+"""The correlation below which ranks do not explain half of the variance of others."""
+FEWEST = 6
+"""Mechanisms: of fewer even the same order is by chance, or its interval contains 0."""
+PERMUTATIONS = 9999
 _KEYS = ["series", "keys", "head_dim"]
 
 
@@ -84,27 +89,59 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     return unless_quiet(pd.DataFrame(columns).reset_index(drop=True))
 
 
-def correlation(first: np.ndarray, second: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
-    """Spearman's rank correlation and its 95 % bootstrap percentile interval over the pairs of numbers.
+class Correlation(NamedTuple):
+    """Spearman's rank correlation with its 95 % interval, and the p of none at all, in either direction."""
 
-    NaN of fewer than `FEWEST` pairs, and where one of the two is the same everywhere. Resamples in which it is have no
-    correlation and are left out.
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def correlation(first: Array, second: Array) -> Correlation:
+    """Of numbers that belong together one by one, `(count,)` each.
+
+    The interval is that of Bonett and Wright (2000, Sample size requirements for estimating Pearson, Kendall and
+    Spearman correlations), where no correlation is nearer to 1 than one exchange of neighbours leaves it.
+    The p is that of a permutation test: exact for up to seven, of `PERMUTATIONS` drawn ones for more. NaN of fewer than
+    `FEWEST`, and where one of the two is the same everywhere.
     """
-    if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return math.nan, math.nan, math.nan
-    value = float(spearmanr(first, second).statistic)
-    drawn = np.random.default_rng(seed).integers(len(first), size=(RESAMPLES, len(first)))
-    resampled = [(first[rows], second[rows]) for rows in drawn]
-    known = [spearmanr(a, b).statistic for a, b in resampled if np.ptp(a) > 0 and np.ptp(b) > 0]
-    low, high = np.percentile(known, [2.5, 97.5])
-    return value, float(low), float(high)
+    count = len(first)
+    if count < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return Correlation(*[math.nan] * 4)
+    ranks, others = (stats.zscore(stats.rankdata(each)) for each in (first, second))
+    value = float(ranks @ others / count)
+    most = 1 - 12 / (count**3 - count)
+    bounded = min(max(value, -most), most)
+    half = stats.norm.isf(LEVEL / 2) * math.sqrt((1 + bounded**2 / 2) / (count - 3))
+    low, high = (math.tanh(math.atanh(bounded) + end) for end in (-half, half))
+    permuted = stats.permutation_test(
+        (ranks,),
+        lambda each, axis: (each * others).sum(axis),
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=PERMUTATIONS,
+        rng=np.random.default_rng(0),
+    )
+    return Correlation(value, min(low, value), max(high, value), float(permuted.pvalue))
+
+
+def answer(one: Correlation, p: float) -> str:
+    """Whether the first foretells the second: `predicts`, `does not` or `undecided`; `p` is corrected.
+
+    It does not where the interval lies below `USEFUL`, even if there is some correlation, or the reverse.
+    """
+    if one.high < USEFUL:
+        return DOES_NOT
+    return PREDICTS if p < LEVEL else UNDECIDED
 
 
 def matched(frame: pd.DataFrame) -> pd.DataFrame:
     """Trained recall (`recall`) beside capacity (`pairs`): a row for each mechanism, task, length and kind of keys.
 
     The same mechanism with the same hyperparameters, as far as both records have them; of several head_dims that of the
-    model, else the nearest. Recall is the median over seeds of the right answers of the test split.
+    model, else the nearest. Recall is the median over seeds of the right answers of the test split, with its range
+    (`recall_low`, `recall_high`); the pairs are the mean over draws with its interval.
     """
     capacity, _ = capacities(frame)
     trained, _ = trained_cells(frame, ["associative_recall"])
@@ -118,9 +155,10 @@ def matched(frame: pd.DataFrame) -> pd.DataFrame:
                     continue
                 far = (np.log(own["head_dim"].astype(float)) - math.log(one.head_dim)).abs()
                 near = own.loc[far.idxmin()]
-                names = {"task": kind, "n": n, "keys": keys, "series": one.series}
+                names = {"task": kind, "n": n, "keys": keys, "series": one.series, "head_dim": near["head_dim"]}
+                found = {"recall": one.value, "recall_low": one.low, "recall_high": one.high}
+                found |= {"pairs": near["value"], "pairs_low": near["low"], "pairs_high": near["high"]}
                 cells = of_task.loc[[one.Index]], own.loc[[far.idxmin()]]
-                found = {"recall": one.value, "pairs": near["value"], "head_dim": near["head_dim"]}
                 rows.append(names | found | {"disturbed": disturbance(pd.concat(cells))})
     if not rows:
         raise MissingRecords("needs bench=capacity and bench=train with task=associative_recall of one mechanism")
@@ -133,25 +171,33 @@ def _alike(first: str, second: str) -> bool:
     return all(own[key] == theirs[key] for key in own.keys() & theirs.keys())
 
 
+def answers(found: pd.DataFrame) -> dict[tuple[str, int, str], tuple[Correlation, str]]:
+    """Of each task, length and kind of keys of `matched`: the correlation over mechanisms, and what is answered.
+
+    Corrected for their number (Holm).
+    """
+    groups = found.groupby(["task", "n", "keys"], sort=False)
+    each = {key: correlation(rows["pairs"].to_numpy(float), rows["recall"].to_numpy(float)) for key, rows in groups}
+    known = [key for key, one in each.items() if not math.isnan(one.p)]
+    ps = dict(zip(known, corrected([each[key].p for key in known]), strict=True))
+    return {key: (one, answer(one, ps.get(key, math.nan))) for key, one in each.items()}
+
+
 def capacity_and_recall(frame: pd.DataFrame) -> pd.DataFrame:
     """Whether capacity without training foretells trained recall: Spearman's correlation over mechanisms.
 
-    A row for each task, length and kind of keys. The interval is a bootstrap over mechanisms: it says what others
-    would do, as far as these are a sample of them. One that contains 0: nothing is foretold, as far as is known.
+    A row for each task, length and kind of keys. The unit of replication is a mechanism: the interval says what others
+    would do, as far as these are a sample of them. `answer`: `predicts` by a permutation test, corrected for the rows
+    (Holm); `does not` where the interval lies below 0.7, half of the variance of ranks; else `undecided`.
     """
+    found = matched(frame)
+    groups = found.groupby(["task", "n", "keys"], sort=False)
     rows = []
-    for (task, n, keys), group in matched(frame).groupby(["task", "n", "keys"], sort=False):
-        value, low, high = correlation(group["pairs"].to_numpy(float), group["recall"].to_numpy(float))
-        row = {
-            "task": task,
-            "n": n,
-            "keys": keys,
-            "mechanisms": len(group),
-            "Spearman": value,
-            "low": low,
-            "high": high,
-        }
-        dims = ", ".join(str(each) for each in sorted(set(group["head_dim"])))
+    for key, (one, word) in answers(found).items():
+        group = groups.get_group(key)
+        row = dict(zip(("task", "n", "keys"), key, strict=True)) | {"mechanisms": len(group), "answer": word}
+        row |= {"Spearman": one.value, "low": one.low, "high": one.high, "p": one.p}
+        dims = ", ".join(str(dim) for dim in sorted(set(group["head_dim"])))
         row |= {"head dim of the capacity": dims, "of": ", ".join(sorted(group["series"]))}
         causes = {cause for text in group["disturbed"].dropna() for cause in text.split("; ")}
         rows.append(row | {"disturbed": "; ".join(sorted(causes)) or None})

@@ -1,11 +1,13 @@
 """A hybrid's loss is attributed to the branch whose work it is, where the truth is planted."""
 
 import pytest
-from drawn import caption, panels, words
+from drawn import caption, changed, panels, words
 from synthetic_quality import ATTENTIONS, HYBRID, hybrid, runs
+from synthetic_records import under
 
-from analysis.attribution import ALONE, REMOVED, attributions, table
+from analysis.attribution import ALONE, EARNS, NUMERATOR, REMOVED, attributions, table
 from analysis.frame import tidy
+from analysis.paired import corrected, verdict
 from analysis.plots import attribution
 from analysis.selection import MissingRecords
 from analysis.training import trained_cells
@@ -42,6 +44,29 @@ def test_what_decides_is_the_other_branch_trained_alone():
     found = only(records)
     by_how = {part.how: part.word for part in found.parts if part.branch == "sketch"}
     assert by_how[REMOVED] == "earns" and by_how[ALONE] == "earns nothing" and found.owner == "window"
+
+
+def test_verdicts_are_corrected_for_the_comparisons_of_the_hybrid():
+    found = only(hybrid(0.4, 0.05, noise=0.03))
+    ps = [part.difference.p for part in found.parts]
+    for part, p in zip(found.parts, corrected(ps), strict=True):
+        assert part.word == EARNS[verdict(part.difference, p)]
+    assert any(part.word != EARNS[verdict(part.difference, p)] for part, p in zip(found.parts, ps, strict=True))
+
+
+def test_a_branch_of_a_deeper_model_is_not_the_branch():
+    records = [changed(one, {"model": {**one.config["model"], "layers": 3}}) if one.config["label"] in SILENT else one
+               for one in hybrid(0.4, 0.0, seeds=2)]  # fmt: skip
+    assert {part.how for part in only(records).parts} == {REMOVED, NUMERATOR}
+
+
+def test_a_window_that_was_disturbed_disturbs_what_is_compared_with_it():
+    records = [under(one, "other processes: 2 cores") if one.config["label"] == "local_polynomial_norms" else one
+               for one in hybrid(0.4, 0.0, seeds=2)]  # fmt: skip
+    rows = table(tidy(records))
+    is_against = rows["against"] == "local_polynomial_norms"
+    assert set(rows.loc[is_against, "disturbed"]) == {"other processes: 2 cores"}
+    assert rows.loc[~is_against, "disturbed"].isna().all() and is_against.sum() == 1
 
 
 def test_few_seeds_decide_nothing():

@@ -4,12 +4,16 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
-from drawn import caption, panels
+from drawn import caption, panels, words
+from scipy import stats
 from synthetic_records import ATTENTIONS, capacity, train
 
 from analysis.frame import tidy
 from analysis.plots import capacity as drawn
+from analysis.plots import capacity_and_recall as against
+from analysis.plots import style
 from analysis.selection import MissingRecords
 from analysis.tables import capacity as tables
 
@@ -72,34 +76,92 @@ def test_the_figure_has_a_panel_for_keys_and_head_dim_points_bounds_and_a_word_o
     assert sorted(text.get_text() for text in panel.texts) == ["1", "2 ↑"]  # identity, a control, is the last
     lines = {line.get_gid(): line for line in panel.lines if line.get_gid()}
     size, pairs = lines["bound"].get_data()
-    assert size[-1] == pytest.approx(tables.bits_needed(pairs[-1], 0.9) / 8)
+    assert size[-1] == pytest.approx(tables.bits_needed(pairs[-1], 0.9) / 8 / 1024)
     size, pairs = lines["cache"].get_data()
-    np.testing.assert_allclose(size, pairs * 2 * 32 * 4)
+    np.testing.assert_allclose(size, pairs * 2 * 32 * 4 / 1024)
+    at = {container[0].get_color(): container[0].get_data() for container in panel.containers}
+    (size,), (pairs,) = at[style.MECHANISMS["performer"][0]]
+    assert (size, pairs) == (32 * 32 * 4 / 1024, np.mean(records[0].measurements["capacity"]))
     text = caption(figure)
     assert "90% are right" in text and "m = 80% of the pairs" in text and "over 5 draws" in text
-    assert "No pair at all: identity." in text
+    assert "No pair at all: identity." in text and "trained recall" not in text
 
 
 # --- Does it foretell trained recall? ---------------------------------------------------------------------------------
 
 
-def test_spearman_and_its_interval():
+def test_spearman_its_interval_and_its_p():
     x = np.arange(1.0, 9)
-    assert tables.correlation(x, np.exp(x)) == pytest.approx((1, 1, 1))
-    assert tables.correlation(x, -(x**3)) == pytest.approx((-1, -1, -1))
-    value, low, high = tables.correlation(x, np.array([2.0, 1, 4, 3, 6, 5, 8, 7]))
-    assert value == pytest.approx(1 - 6 * 8 / (8 * 63)) and low < value < high <= 1  # sum of squares of ranks: 8
+    assert tables.correlation(x, np.exp(x))[::2] == pytest.approx((1, 1))
+    value, low, high, p = tables.correlation(x, np.array([2.0, 1, 4, 3, 6, 5, 8, 7]))
+    assert value == pytest.approx(1 - 6 * 8 / (8 * 63))  # sum of squares of ranks: 8
+    # Bonett and Wright 2000: Fisher's z with a standard error of sqrt((1 + value^2 / 2) / (n - 3)).
+    ends = np.arctanh([value, low, high])
+    assert np.diff(ends[[1, 0, 2]]) == pytest.approx([1.959964 * np.sqrt((1 + value**2 / 2) / 5)] * 2, rel=1e-6)
+    assert 0 < p < 0.01
+    up, down = tables.correlation(x, x**3), tables.correlation(x, -(x**3))
+    assert (down.value, down.high, down.low, down.p) == pytest.approx((-up.value, -up.low, -up.high, up.p))
+    # As of one exchange of neighbours, which is 1 - 12 / (n^3 - n).
+    assert up.low == pytest.approx(tables.correlation(x, np.array([2.0, 1, 3, 4, 5, 6, 7, 8])).low) and up.low > 0.6
     assert np.isnan(tables.correlation(x, np.ones(8))).all()
-    assert np.isnan(tables.correlation(x[:3], x[:3])).all()
+    assert np.isnan(tables.correlation(x[:5], x[:5])).all()
 
 
-def test_the_interval_covers_no_correlation_in_nearly_all_of_many_tries():
-    generator = np.random.default_rng(0)
-    inside = 0
-    for number in range(40):
-        _, low, high = tables.correlation(*generator.normal(size=(2, 12)), seed=number)
-        inside += low <= 0 <= high
-    assert inside >= 33  # 95 % of 40 are 38; a percentile interval of 12 is too narrow by some
+def test_the_p_is_the_share_of_all_orders_that_correlate_as_much(rng):
+    """With ties, one by one."""
+    x, y = np.array([0.0, 0, 1, 2, 3, 4, 9]), np.array([1.0, 0, 3, 2, 5, 4, 4])
+    found = tables.correlation(x, y)
+    assert found.value == pytest.approx(stats.spearmanr(x, y).statistic)
+    all_of_them = np.array([stats.pearsonr(stats.rankdata(x), order)[0]
+                            for order in itertools.permutations(stats.rankdata(y))])  # fmt: skip
+    above, below = (all_of_them >= found.value - 1e-9).mean(), (all_of_them <= found.value + 1e-9).mean()
+    assert found.p == pytest.approx(2 * min(above, below))
+
+
+def normals(generator, count, rho):
+    """Two of each, whose Spearman correlation is 6 / pi asin(rho / 2), where one is only known by its order."""
+    x, noise = generator.normal(size=(2, count))
+    return x, np.exp(rho * x + np.sqrt(1 - rho**2) * noise)
+
+
+def said(generator, count, rho, tries):
+    found = [tables.correlation(*normals(generator, count, rho)) for _ in range(tries)]
+    return [tables.answer(one, one.p) for one in found]
+
+
+@pytest.mark.parametrize("count", [6, 10, 20])
+def test_what_is_independent_is_foretold_in_at_most_65_of_1000(count):
+    assert said(np.random.default_rng(count), count, 0.0, 1000).count(tables.PREDICTS) <= 65
+
+
+def test_a_monotone_relation_is_found_and_none_is_said_where_there_is_little():
+    generator = np.random.default_rng(1)
+    assert set(said(generator, 6, 1.0, 20)) == {tables.PREDICTS}
+    assert said(generator, 12, 0.9, 200).count(tables.PREDICTS) >= 160
+    assert said(generator, 40, 0.0, 100).count(tables.DOES_NOT) >= 95
+    # Surely some, and surely less than half of the variance.
+    assert set(said(generator, 400, 0.3, 20)) == {tables.DOES_NOT}
+    assert set(said(generator, 6, -1.0, 20)) == {tables.DOES_NOT}
+    assert tables.answer(tables.Correlation(*[np.nan] * 4), np.nan) == "undecided"
+
+
+def test_intervals_of_correlations_cover():
+    generator = np.random.default_rng(2)
+    for rho in (0.0, 0.5, 0.9):
+        true = 6 / np.pi * np.arcsin(rho / 2)
+        found = [tables.correlation(*normals(generator, 12, rho)) for _ in range(400)]
+        assert sum(one.low <= true <= one.high for one in found) >= 0.92 * 400
+
+
+def test_answers_are_corrected_for_the_tasks_lengths_and_keys():
+    """Of one panel it is significant, and of twenty such it is not."""
+    pairs, recall = np.arange(6.0), np.array([0.0, 1, 2, 3, 5, 4])
+    panel = pd.DataFrame({"task": "recall", "n": 64, "pairs": pairs, "recall": recall})
+    for keys, word in ((1, tables.PREDICTS), (20, "undecided")):
+        found = pd.concat([panel.assign(keys=key) for key in range(keys)])
+        assert {answer for _, answer in tables.answers(found).values()} == {word}
+    few = pd.concat([panel.assign(keys=0), *(panel.head(3).assign(keys=key) for key in range(1, 20))])
+    assert next(iter(tables.answers(few).values()))[1] == tables.PREDICTS, "what cannot be tested is no comparison"
 
 
 def recalled(rng, order, **changes):
@@ -107,16 +169,32 @@ def recalled(rng, order, **changes):
     records = [capacity(label, 64, 1000 / 4**place, rng) for place, label in enumerate(LABELS)]
     for place, label in enumerate(order):
         for seed in (0, 1, 2):
-            final = 0.01 * 3**place
+            final = 0.01 * 3**place * (1 + seed / 10)
             records.append(train(label, 64, seed, rng, final=final, task="associative_recall", **changes))
     return records
 
 
-@pytest.mark.parametrize("order, expected", [(LABELS, 1), (LABELS[::-1], -1)])
-def test_a_planted_order_is_found(rng, order, expected):
-    (row,) = tables.capacity_and_recall(tidy(recalled(rng, order))).to_dict("records")
-    assert [row[name] for name in ("Spearman", "low", "high")] == pytest.approx([expected] * 3)
+@pytest.mark.parametrize("order, expected, word", [(LABELS, 1, "predicts"), (LABELS[::-1], -1, "does not")])
+def test_a_planted_order_is_found(rng, order, expected, word):
+    frame = tidy(recalled(rng, order))
+    (row,) = tables.capacity_and_recall(frame).to_dict("records")
+    assert row["Spearman"] == pytest.approx(expected) and row["low"] <= row["Spearman"] <= row["high"]
     assert row["mechanisms"] == 6 and row["n"] == 64 and row["of"] == ", ".join(sorted(LABELS))
+    assert row["answer"] == word and row["p"] == pytest.approx(2 / 720), "both ends of all orders of six"
+    text = caption(drawn.figure(frame))
+    assert (
+        f"trained recall, by task, length and keys: {word} 1 (Spearman {expected:.2f} to {expected:.2f} over 6" in text
+    )
+    figure = against.figure(frame)
+    ((title, panel),) = panels(figure).items()
+    assert title == "n = 64, gaussian keys" and "over 6 mechanisms" in caption(figure)
+    assert any(text.startswith(f"ρ = {expected:.2f} [") and text.endswith(f": {word}") for text in words(panel))
+    found = tables.matched(frame).set_index("series")
+    at = {container[0].get_color(): container[0].get_data() for container in panel.containers}
+    for label in ("softmax", "performer", "v_mean"):
+        (x,), (y,) = at[style.MECHANISMS[label][0]]
+        assert (x, y) == pytest.approx((max(0.5, found.loc[label, "pairs"]), 100 * found.loc[label, "recall"]))
+        assert found.loc[label, "recall_low"] < found.loc[label, "recall"] < found.loc[label, "recall_high"]
 
 
 def test_only_the_same_mechanism_with_the_same_hyperparameters_is_matched_and_the_nearest_head_dim(rng):

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import bars_of_rows, caption, changed, legend, marked, panels, words
+from scipy import stats
 from synthetic_quality import LOSSES, SHARES, quality, run, runs
 from synthetic_records import train, trained
 
@@ -105,9 +106,30 @@ def test_parts_times_shares_sum_to_the_loss():
     softmax = found[found["series"] == "softmax"].set_index("token")
     expected = mean["softmax"] - mean["local"] + 0.3
     assert softmax.loc["recalled_below_64", "value"] == pytest.approx(expected, abs=1e-9)
-    (panel,) = by_distance.figure(frame).axes
+    figure = by_distance.figure(frame)
+    assert "paired by seed: means over 3 seeds" in caption(figure)
+    (panel,) = figure.axes
     assert [text.get_text() for text in panel.get_xticklabels()] == ["below 64\n20 %", "64-127\n10 %", "other\n70 %"]
     assert set(SHARES) - set(softmax.index) == {"recalled_128_255"}
+
+
+def test_losses_by_distance_are_paired_by_seed():
+    """As the paired t test of scipy, of the seeds that both have."""
+    kinds = {"recalled_below_64": -0.3, "recalled_64_127": -0.5}
+    records = [run(label, seed, loss, noise=0.02, kinds=kinds) for label, loss in (("softmax", 1.9), ("local", 2.0))
+               for seed in range(5 + (label == "local"))]  # fmt: skip
+    frame = tidy(records)
+    found = by_distance.by_kind(trained_cells(frame)[0]).set_index("token")
+    of_kind = frame[frame["metric"] == "loss_recalled_below_64"].pivot(
+        index="seed", columns="attention", values="value"
+    )
+    both = of_kind.dropna()
+    expected = stats.ttest_rel(both["softmax"], both["local"]).confidence_interval()
+    row = found.loc["recalled_below_64"]
+    assert (row["low"], row["high"]) == pytest.approx((expected.low, expected.high), abs=5e-4)
+    assert row["seeds"] == len(both) == 5 and row["value"] == pytest.approx((both["softmax"] - both["local"]).mean())
+    few = by_distance.by_kind(trained_cells(tidy([one for one in records if one.config["seed"] < 2]))[0])
+    assert few["low"].isna().all() and (few["seeds"] == 2).all(), "two seeds have no interval"
 
 
 def test_without_kinds_or_a_control_it_says_what_is_missing():

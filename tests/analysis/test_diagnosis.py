@@ -1,10 +1,13 @@
 """What is said of a task by its controls, on simulated runs."""
 
+import numpy as np
 import pytest
 from synthetic_quality import LOSSES, runs
+from synthetic_records import under
 
-from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, notes, paired
+from analysis.controls import BLIND, DIAGNOSTIC, compared, diagnoses, losses, notes, paired
 from analysis.frame import tidy
+from analysis.paired import corrected, verdict
 from analysis.training import trained_cells
 
 
@@ -32,6 +35,29 @@ def test_a_task_that_a_control_explains_is_not(changes, why):
     assert found.word == BLIND and found.sentence.startswith(why)
 
 
+def test_the_positive_control_is_exact_softmax_whoever_is_better():
+    found = only(runs(LOSSES | {"performer": 1.6, "polynomial_p4": 1.5}))
+    assert (found.positive, found.negative) == ("softmax", "local")
+
+
+def test_what_is_compared_are_the_seeds_and_units_that_both_have():
+    first = {seed: seed + np.arange(4.0) for seed in (0, 1, 2, 3)}
+    second = {seed: seed + np.arange(3.0) - 0.5 + seed / 10 for seed in (2, 3, 4)}
+    one = compared(first, second)
+    assert (one.seeds, one.units) == (2, 3) and one.value == pytest.approx(0.5 - (0.2 + 0.3) / 2)
+    assert compared(first, {3: second[3], 4: second[4]}) is None
+
+
+def test_what_disturbed_one_of_a_pair_is_said_of_the_pair():
+    records = runs()
+    at = next(i for i, one in enumerate(records) if one.config["label"] == "performer")
+    records[at] = under(records[at], "other processes: 2 cores")
+    table = paired(tidy(records))
+    of_performer = (table["attention"] == "performer") | (table["against"] == "performer")
+    assert set(table.loc[of_performer, "disturbed"]) == {"other processes: 2 cores"}
+    assert table.loc[~of_performer, "disturbed"].isna().all() and not of_performer.all()
+
+
 def test_a_task_without_controls_or_seeds_is_not():
     without = {label: loss for label, loss in LOSSES.items() if label not in ("local", "identity")}
     assert only(runs(without)).sentence == "a control (local, identity) with losses by unit is missing"
@@ -55,7 +81,24 @@ def test_the_table_ranks_where_the_task_is_diagnostic_only():
     assert set(paired(tidy(runs(LOSSES | {"local": 1.8})))["verdict"]) == {BLIND}
 
 
+def test_verdicts_are_corrected_for_all_comparisons_of_a_task_and_length():
+    records = runs(LOSSES | {"performer": 1.965}, noise=0.03)
+    data, _ = trained_cells(tidy(records))
+    by_series, table = losses(data), paired(tidy(records))
+    found = [compared(by_series[row["attention"]], by_series[row["against"]]) for row in table.to_dict("records")]
+    ps = [one.p for one in found]
+    assert table["p"].tolist() == pytest.approx(corrected(ps))
+    assert table["verdict"].tolist() == [verdict(one, p) for one, p in zip(found, corrected(ps), strict=True)]
+    assert table["verdict"].tolist() != [verdict(one, p) for one, p in zip(found, ps, strict=True)]
+
+
 def test_what_is_undecided_says_how_many_seeds_would_decide():
-    table = paired(tidy(runs(LOSSES | {"performer": 1.97}, noise=0.03))).set_index(["attention", "against"])
+    records = runs(LOSSES | {"performer": 1.97}, noise=0.03)
+    table = paired(tidy(records)).set_index(["attention", "against"])
     row = table.loc[("performer", "local")]
-    assert row["verdict"] == "undecided" and row["seeds needed"] > 5 and row["hours needed"] > 0
+    assert row["verdict"] == "undecided" and row["seeds needed"] > 5
+    data, _ = trained_cells(tidy(records))
+    one = compared(*(losses(data)[name] for name in ("performer", "local")))
+    assert row["seeds needed"] == one.seeds_needed(len(table)), "all comparisons of the task count"
+    # Each run took a second, and both are trained.
+    assert row["hours needed"] == pytest.approx(2 * row["seeds needed"] / 3600)

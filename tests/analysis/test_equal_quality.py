@@ -1,13 +1,18 @@
 """The shortest length at which a step is faster than softmax's and the loss as good is the planted one."""
 
+import numpy as np
 import pytest
-from drawn import marked
+from drawn import caption, changed, marked
 from synthetic_quality import runs, timed
+from synthetic_records import train_step, under
 
+from analysis.controls import compared, losses
 from analysis.equal_quality import table
 from analysis.frame import tidy
+from analysis.paired import corrected, verdict
 from analysis.plots import equal_quality
 from analysis.selection import MissingRecords
+from analysis.training import panels, trained_cells
 
 LENGTHS = (128, 256, 512)
 LOSSES = {"softmax": 1.9, "local": 2.0, "identity": 2.4, "performer": 1.9}
@@ -57,6 +62,13 @@ def test_what_nobody_can_tell_is_unknown():
         table(tidy([timed(("softmax", "performer"), 128), *runs({"performer": 1.9}, seq_len=128)]))
 
 
+def test_an_undecided_loss_is_unknown_where_the_step_is_faster():
+    found = runs(LOSSES, noise=0.03, seq_len=128, text="sympy")
+    found.append(timed(("flash", "performer"), 128, {"performer": SAME[128] / 2}))
+    (row,) = table(tidy(found)).query("attention == 'performer'").to_dict("records")
+    assert (row["step"], row["loss is"], row["equal from"]) == ("faster", "undecided", "unknown at n = 128")
+
+
 def test_the_best_softmax_is_the_one_of_the_same_rounds():
     """Slower than flash, which is the best, though it is faster than softmax."""
     rows = table(tidy(records()))
@@ -69,6 +81,103 @@ def test_a_step_of_another_batch_or_text_is_no_step_of_this_model():
     for other in ({"batch_size": 2}, {"settings": {"text": "kjv"}}, {"layers": 12}):
         found = [*runs(LOSSES, seq_len=128, text="sympy"), timed(("flash", "performer"), 128, **other)]
         assert answer(found) == "unknown at n = 128"
+
+
+def test_polynomial_attention_is_no_softmax():
+    """Though it is exact, it is compared with softmax, and nothing is compared with it."""
+    known = LOSSES | {"polynomial_p4": 1.9}
+    steps = timed(
+        ("softmax", "flash", "polynomial_p4", "performer"), 128, {"polynomial_p4": 0.01, "performer": SAME[128]}
+    )
+    rows = table(tidy([*runs(known, seq_len=128, text="sympy"), steps])).set_index("attention")
+    assert rows.loc["performer", "speed"] == pytest.approx(1, rel=0.05)
+    assert rows.loc["polynomial_p4", ["step", "equal from"]].tolist() == ["faster", "128"]
+
+
+def test_losses_are_corrected_for_all_lengths_of_a_task():
+    found = [one for n in LENGTHS for one in runs(LOSSES | {"performer": 1.965}, noise=0.03, seq_len=n, text="sympy")]
+    data, _ = trained_cells(tidy(found))
+    by_length = {n: losses(rows) for (_, n), rows in panels(data)}
+    names = ("identity", "local", "performer")
+    every = {(n, name): compared(own[name], own["softmax"]) for n, own in by_length.items() for name in names}
+    ps = dict(zip(every, corrected([one.p for one in every.values()]), strict=True))
+    for row in table(tidy(found)).to_dict("records"):
+        key = row["n"], row["attention"]
+        assert row["loss is"] == verdict(every[key], ps[key]), key
+    for_each = {n: corrected([every[n, name].p for name in names]) for n in LENGTHS}
+    assert any(
+        verdict(every[n, names[i]], p) != verdict(every[n, names[i]], ps[n, names[i]])
+        for n in LENGTHS
+        for i, p in enumerate(for_each[n])
+    )
+
+
+def apart(label, ms, n=128, spread=0.01, text="sympy", **fields):
+    """A cell of its own: steps of so many ms, each a little less or more; that of runs has 64 sequences."""
+    one = train_step(label, n, np.random.default_rng(0), tokens=64 * n, settings={"text": text})
+    samples = (1e6 * ms * np.linspace(1 - spread, 1 + spread, 21)).tolist()
+    parts = one.measurements["parts"] | {"step": {**one.measurements["parts"]["step"], "samples": samples}}
+    return changed(one, measurements={"parts": parts}, **fields)
+
+
+def performers(*steps):
+    rows = table(tidy([*runs(LOSSES, seq_len=128, text="sympy"), *steps]))
+    (row,) = rows[rows["attention"] == "performer"].to_dict("records")
+    return row
+
+
+@pytest.mark.parametrize(("ms", "step", "said"), [(2, "faster", "128"), (8, "slower", "none up to n = 128")])
+def test_steps_of_cells_of_their_own_are_compared_minutes_apart(ms, step, said):
+    """Where none were in the same rounds: with the fastest exact softmax, which is not the first."""
+    row = performers(apart("softmax", 9), apart("flash", 4), apart("performer", ms))
+    assert (row["timed"], row["step"], row["equal from"]) == ("minutes apart", step, said)
+    assert row["speed"] == pytest.approx(4 / ms) and row["speed low"] < row["speed"] < row["speed high"]
+    # At worst the slow end of one and the fast end of the other: wider than either interval by itself.
+    ends = tidy([apart("flash", 4), apart("performer", ms)]).query("metric == 'step_time'").set_index("attention")
+    low, high = ends["low"], ends["high"]
+    expected = low["flash"] / high["performer"], high["flash"] / low["performer"]
+    assert (row["speed low"], row["speed high"]) == pytest.approx(expected)
+    assert low["flash"] / low["performer"] > row["speed low"]
+
+
+def test_steps_apart_whose_intervals_overlap_are_a_tie():
+    row = performers(apart("flash", 4, spread=0.5), apart("performer", 3.9, spread=0.5))
+    assert row["step"] == "tie" and row["equal from"] == "none up to n = 128"
+
+
+def test_the_same_rounds_say_more_than_cells_apart():
+    rounds = timed(("flash", "performer"), 128, {"performer": SAME[128] * 2})
+    for steps in (
+        [rounds, apart("flash", 4), apart("performer", 2)],
+        [apart("flash", 4), apart("performer", 2), rounds],
+    ):
+        row = performers(*steps)
+        assert row["timed"] == "interleaved" and row["step"] == "slower"
+
+
+def test_apart_the_newest_cell_of_the_same_text_counts():
+    old = apart("performer", 2, ended="2025-01-01T00:00:00+00:00", cell_id="0" * 64)
+    row = performers(old, apart("flash", 4), apart("performer", 8))
+    assert row["speed"] == pytest.approx(0.5)
+    assert performers(apart("flash", 4, text="kjv"), apart("performer", 2))["speed"] is None
+    assert performers(apart("flash", 4, n=256), apart("performer", 2))["speed"] is None
+
+
+def test_captions_say_whether_steps_were_minutes_apart():
+    trained = runs(LOSSES, seq_len=128, text="sympy")
+    for steps, is_said in (
+        ([apart("flash", 4), apart("performer", 2)], True),
+        ([timed(("flash", "performer"), 128)], False),
+    ):
+        text = caption(equal_quality.figure(tidy([*trained, *steps])))
+        assert ("or of cells minutes apart" in text) == is_said
+
+
+def test_a_disturbed_step_disturbs_its_row_and_so_does_softmax():
+    for loud in range(2):
+        steps = [apart("flash", 4), apart("performer", 2)]
+        steps[loud] = under(steps[loud], "other processes: 2 cores")
+        assert performers(*steps)["disturbed"] == "other processes: 2 cores"
 
 
 def test_the_figure_fills_the_marks_of_the_planted_lengths_and_names_the_shortest():

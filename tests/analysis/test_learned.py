@@ -50,6 +50,16 @@ def test_a_mechanism_has_the_rate_with_the_best_median_and_a_failed_run_is_worst
     assert any("not as many for all" in note for note in notes)
 
 
+def test_the_best_rate_is_that_of_the_validation_loss_not_of_the_test_loss(rng):
+    records = [
+        train("softmax", 64, 0, rng, learning_rate=rate, final=loss, **LM) for rate, loss in ((1e-3, 1.0), (3e-3, 2.0))
+    ]
+    for one, loss in zip(records, (2.0, 1.0), strict=True):
+        one.measurements["test"] = {**one.measurements["test"], "loss": loss}
+    data, _ = trained_cells(tidy(records))
+    assert set(data["rate"]) == {1e-3}
+
+
 def test_runs_that_failed_are_named_and_how_many_seeds_there_are(rng):
     records = [train("softmax", 64, seed, rng, "nonfinite" if seed else "ok") for seed in range(3)]
     records += [train("performer", n, seed, rng) for seed in range(3) for n in (64, 128)]

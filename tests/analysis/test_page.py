@@ -224,6 +224,13 @@ def test_mechanisms_differ_for_every_eye_in_colour_and_in_marker():
             assert marker != its_marker or apart(colour, other) >= 10, (colour, marker)
 
 
+def test_controls_can_be_read_on_white():
+    """A contrast of 3, as WCAG 2.1 asks of graphics."""
+    for name in ("local", "identity", "v_mean"):
+        lightness = lab(style.MECHANISMS[name][0], "all cones")[0]
+        assert 1.05 / (((lightness + 16) / 116) ** 3 + 0.05) >= 3
+
+
 def test_no_two_mechanisms_of_a_figure_look_alike(rng):
     names = [f"mine_{i}" for i in range(len(style.OTHERS))]
     source = latency("flash", 512, rng)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, WORSE, corrected, difference, verdict
+from analysis.paired import BETTER, EQUIVALENT, MARGIN, UNDECIDED, WORSE, Difference, corrected, difference, verdict
 
 SEEDS, UNITS = 5, 32
 
@@ -45,6 +45,14 @@ def test_what_is_equal_up_to_little_noise_is_as_good():
     assert said.count(EQUIVALENT) <= 65
 
 
+def test_equivalence_is_two_one_sided_tests():
+    """Each at the level: Student's t with four degrees has a tail of 0.05 above 2.132."""
+    for value in (-0.012, 0.012):
+        for ratio, is_equivalent in ((2.14, True), (2.12, False)):
+            error = (MARGIN - abs(value)) / ratio
+            assert Difference(value, error**2, 4, 0, 0, 5, 32).is_equivalent() == is_equivalent
+
+
 def test_intervals_cover():
     rng = np.random.default_rng(2)
     inside = 0
@@ -61,7 +69,7 @@ def test_a_family_is_wrong_in_one_of_twenty():
     for _ in range(400):
         shared = losses(rng)[0]
         family = [difference(losses(rng)[0] - losses(rng)[1] + shared, shared) for _ in range(8)]
-        wrong += min(corrected(family)) < 0.05
+        wrong += min(corrected([one.p for one in family])) < 0.05
     assert wrong <= 32
 
 
@@ -74,13 +82,34 @@ def test_without_noise_of_units_it_is_the_paired_t_test():
     assert one.interval() == pytest.approx((interval.low, interval.high), rel=1e-4)
 
 
-def test_corrected_is_holm():
-    class Fake:
-        def __init__(self, p):
-            self.p = p
+def test_without_noise_of_seeds_it_is_the_paired_t_test_of_units():
+    rng = np.random.default_rng(7)
+    first, second = rng.normal(2, 0.1, (2, 1, 6)) + rng.normal(0, 1e-9, (2, SEEDS, 6))
+    one, expected = difference(first, second), stats.ttest_rel(first.mean(0), second.mean(0))
+    assert one.p == pytest.approx(expected.pvalue, rel=1e-4)
+    assert one.freedom == pytest.approx(5, rel=1e-4) and one.units == 6
 
-    assert corrected([Fake(p) for p in (0.01, 0.04, 0.03)]) == pytest.approx([0.03, 0.06, 0.06])
-    assert corrected([Fake(0.9), Fake(0.8)]) == [1.0, 1.0]
+
+def test_the_variance_is_that_of_a_crossed_design():
+    """By the mean squares of a table, sums of squares one by one; Satterthwaite's degrees are those of its parts."""
+    table = np.random.default_rng(8).normal(np.add.outer([0, 2, -1, 1], [1, -2, 0]))
+    mean, (a, b) = table.mean(), table.shape
+    of_seeds = sum(b * (table[i].mean() - mean) ** 2 for i in range(a)) / (a - 1)
+    of_units = sum(a * (table[:, j].mean() - mean) ** 2 for j in range(b)) / (b - 1)
+    cells = [(i, j) for i in range(a) for j in range(b)]
+    rest = sum((table[i, j] - table[i].mean() - table[:, j].mean() + mean) ** 2 for i, j in cells) / (a - 1) / (b - 1)
+    one = difference(table, np.zeros_like(table))
+    assert rest < min(of_seeds, of_units)
+    assert one.variance == pytest.approx((of_seeds + of_units - rest) / (a * b))
+    assert one.between_seeds == pytest.approx((of_seeds - rest) / b)
+    assert one.between_units == pytest.approx((of_units - rest) / (a * b))
+    parts = (of_seeds / (a * b)) ** 2 / (a - 1) + (of_units / (a * b)) ** 2 / (b - 1)
+    assert one.freedom == pytest.approx(one.variance**2 / parts)
+
+
+def test_corrected_is_holm():
+    assert corrected([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert corrected([0.9, 0.8]) == [1.0, 1.0] and corrected([]) == []
 
 
 def test_the_number_of_seeds_that_decides_does():
@@ -92,6 +121,14 @@ def test_the_number_of_seeds_that_decides_does():
     decided = [difference(*losses(rng, 0.03, seeds=enough, sd_units=0.0)) for _ in range(200)]
     assert sum(verdict(one, one.p) != UNDECIDED for one in decided) >= 80
     assert difference(*losses(rng, 0.02, sd_units=2.0)).seeds_needed() is None, "only more text would decide"
+
+
+@pytest.mark.parametrize("comparisons", [1, 20])
+def test_seeds_needed_are_those_of_a_t_test_at_the_level_of_each_comparison(comparisons):
+    """Of a difference that no margin makes equivalent, and that only seeds spread."""
+    one = Difference(0.03, 0.026**2 / 5, 4, 0.026**2, 0.0, 5, 32)
+    halves = {seeds: stats.t.isf(0.025 / comparisons, seeds - 1) * 0.026 / seeds**0.5 for seeds in range(6, 100)}
+    assert one.seeds_needed(comparisons) == min(seeds for seeds, half in halves.items() if half < 0.03)
 
 
 def test_four_seeds_decide_nothing():

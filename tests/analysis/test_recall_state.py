@@ -25,7 +25,7 @@ def runs(rng, **changes):
 
 
 def points(axes):
-    """(bytes, right answers, lowest, highest) of each point, by its colour."""
+    """(KiB, right answers, lowest, highest) of each point, by its colour."""
     found = {}
     for line, _, (_, upright) in axes.containers:
         ((x, low), (_, high)) = upright.get_segments()[0]
@@ -44,7 +44,23 @@ def test_every_mechanism_is_a_point_of_its_state_and_its_answers(rng):
         for number, label in enumerate(("performer", "softmax", "identity", "local"), 1):
             expected = [100 * np.exp(-LOSSES[label] * times) for times in (2, 3, 1)]
             at = found[handles[f"{number} {label}"].get_color()]
-            np.testing.assert_allclose(at, [state_bytes(label, n), *expected])
+            np.testing.assert_allclose(at, [state_bytes(label, n) / 1024, *expected])
+
+
+def test_each_number_stands_at_its_point_and_none_on_another(rng):
+    """Two points in one place have their numbers at two corners."""
+    alike = {"softmax": 0.01, "flash": 0.01, "performer": 0.4}
+    records = [train(label, 64, 0, rng, final=loss, **TASK) for label, loss in alike.items()]
+    figure = recall_state.figure(tidy(records))
+    (panel,) = panels(figure).values()
+    numbers = {name.split()[0]: name.split()[1] for name in legend(figure)}
+    texts = {numbers[text.get_text()]: text for text in panel.texts}
+    for label, loss in alike.items():
+        assert texts[label].xy == pytest.approx((state_bytes(label, 64) / 1024, 100 * np.exp(-loss)))
+    assert texts["softmax"].xyann != texts["flash"].xyann
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in texts.values()]
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
 
 
 def test_controls_are_grey_and_nothing_else_is(rng):
