@@ -1,0 +1,128 @@
+"""What controls and attribution say of models that the suite trained, where the truth is planted in text or weights."""
+
+import numpy as np
+import planted
+import pytest
+import torch
+from synthetic_records import record
+
+from analysis.attribution import ALONE, REMOVED, attributions, table
+from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, paired
+from analysis.frame import tidy
+from analysis.training import trained_cells
+from attention_zoo.polysketch import SketchNetwork
+from bench.measures import train
+from bench.measures.context import CellContext
+
+SEEDS = range(5)
+COPY, TEXT = 200, 2000  # letters between a stretch and its copy; documents of two copies
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="module")
+def copied():
+    return planted.documents(TEXT, COPY // planted.ALPHABETS, copies=2)
+
+
+def only(found):
+    (one,) = found.values()
+    return one
+
+
+@pytest.mark.slow
+def test_copies_200_tokens_before_are_diagnostic_and_what_is_recalled_is_where_softmax_wins(folder, copied):
+    text = planted.written(folder, "copied", copied)
+    records = planted.trained(folder / "copied", text, "flash,local,local_sliding")
+    found = only(diagnoses(trained_cells(tidy(records))[0]))
+    assert found.word == DIAGNOSTIC and found.positive == "flash", found.sentence
+    rows = paired(tidy(records)).set_index(["attention", "against"])
+    assert set(rows.loc[[("local", "flash"), ("local_sliding", "flash")], "verdict"]) == {"worse"}
+    gains = {kind: gain for kind, gain in gained(records, "local_sliding").items() if kind.startswith("recalled")}
+    assert max(gains, key=gains.get) == "recalled_128_255" and gains["recalled_128_255"] > 0.2, gains
+
+
+def gained(records, control):
+    """By how much softmax's loss of each kind of token is below a control's: nats for each of them, over seeds."""
+    losses = {}
+    for one in records:
+        for kind, part in one.measurements["test"]["parts"].items():
+            if part["answers"]:
+                losses.setdefault((one.config["label"], kind), []).append(part["loss"] / part["answers"])
+    kinds = [kind for label, kind in losses if label == "flash"]
+    return {kind: np.mean(losses[control, kind]) - np.mean(losses["flash", kind]) for kind in kinds}
+
+
+@pytest.mark.slow
+def test_the_same_letters_in_random_order_are_not_diagnostic(folder, copied, rng):
+    """In no order is there anything to recall; all that can be learned is how frequent letters are."""
+    text = planted.written(folder, "shuffled", rng.permutation(copied))
+    records = planted.trained(folder / "shuffled", text, "flash,local")
+    found = only(diagnoses(trained_cells(tidy(records))[0]))
+    assert found.word == BLIND and found.sentence.startswith("flash against local: "), found.sentence
+    assert set(paired(tidy(records))["verdict"]) == {BLIND}
+    assert all(one.measurements["test"]["loss"] > one.measurements["baselines"]["unigram"] - 0.01 for one in records)
+
+
+SMALL = {"seq_len": 64, "batch_size": 16, "num_heads": 1, "head_dim": 16, "training__test_examples": 640}
+"""Settings of a model that learns in seconds what comes again 32 tokens later."""
+
+
+@pytest.fixture(scope="module")
+def small_text(folder):
+    return planted.written(folder, "small", planted.documents(12_500, 8, copies=2))
+
+
+def no_sketch(attention):
+    """Zeros that stay: a sketch is the product of two networks, and the derivative by each is a multiple of the other."""
+    networks = [module for module in attention.sketch.modules() if isinstance(module, SketchNetwork)]
+    for network in networks:
+        torch.nn.init.zeros_(network.weights[-1])
+
+
+def no_window(attention):
+    """Zeros that stay: a weight is a power of the product of a query and a key, which are zero both."""
+    for norm in attention.local_norms:
+        torch.nn.init.zeros_(norm.weight)
+        torch.nn.init.zeros_(norm.bias)
+
+
+def trained_without(monkeypatch, folder, text, plant, block_size):
+    """Records of a hybrid that lacks a branch from the beginning, by the suite's benchmark in this process."""
+
+    def planted_trainer(context, make=train.make_trainer):
+        trainer = make(context)
+        for block in trainer.model.blocks:
+            plant(block.multihead.attention)
+        return trainer
+
+    monkeypatch.setattr(train, "make_trainer", planted_trainer)
+    sizes = {"attention__block_size": block_size, "attention__sketch_size": 8}
+    configs = planted.configs(folder, text, "polysketch_learned_local_r16", **SMALL, **sizes)
+    return [record(config, train.Train().measure(CellContext(config, folder / "inputs"))) for config in configs]
+
+
+@pytest.mark.slow
+def test_a_hybrid_without_a_sketch_is_the_work_of_its_window(monkeypatch, folder, small_text):
+    records = trained_without(monkeypatch, folder, small_text, no_sketch, block_size=16)
+    removed = only_hybrid(records)
+    assert removed.owner == "window" and abs(removed.of("sketch").difference.value) < 1e-6, removed.sentence
+    alone = planted.trained(folder / "window", small_text, "local_polynomial_norms", attention__block_size=16, **SMALL)
+    found = only_hybrid([*records, *alone])
+    assert found.of("sketch").how == ALONE and abs(found.of("sketch").difference.value) < 1e-3, found.sentence
+    assert found.of("window").how == REMOVED and found.owner == "window"
+    assert set(table(tidy([*records, *alone]))["work of"]) == {"window"}
+
+
+@pytest.mark.slow
+def test_a_hybrid_without_a_window_is_the_work_of_its_sketch(monkeypatch, folder, small_text):
+    found = only_hybrid(trained_without(monkeypatch, folder, small_text, no_window, block_size=4))
+    assert found.owner == "sketch" and abs(found.of("window").difference.value) < 1e-6, found.sentence
+
+
+def only_hybrid(records):
+    (found,) = attributions(trained_cells(tidy(records))[0])
+    return found
