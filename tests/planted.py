@@ -7,27 +7,23 @@ import bench
 from bench.api import planned
 from bench.plan.load import Loader
 
-ALPHABETS, LETTERS = 4, 32
-"""Alphabets that take turns, and the letters of each."""
+ALPHABETS, LETTERS, USED = 4, 32, 4
+"""Alphabets that take turns, the letters of each, and how many of them a document has."""
 VOCABULARY = ALPHABETS * LETTERS
 FIRST = 0x100
 """The character of letter 0: each of them is one character, and none ends a line."""
 
 
-def documents(count, stretch, copies, used=(4,), seed=0):
-    """Letters of documents, `(count * copies * ALPHABETS * stretch,)`, of each alphabet so many of them `used`.
-
-    Ten documents use as many as each other, the next ten what comes next in `used`: so units of a text can be uneven.
+def documents(count, stretch, copies, seed=0):
+    """Letters of documents, `(count * copies * ALPHABETS * stretch,)`.
 
     A stretch is of one alphabet, and of the few letters of it that the document drew. After all alphabets had their
     turn all comes again: what a stretch is of is known from the stretch ALPHABETS * `stretch` letters before, or else
     from its own letters so far.
     """
     rng = np.random.default_rng(seed)
-    own = rng.permuted(np.tile(np.arange(LETTERS), (count, ALPHABETS, 1)), axis=-1)
-    of_each = np.take(used, np.arange(count) // 10 % len(used))
-    chosen = rng.integers(of_each[:, None, None], size=(count, ALPHABETS, stretch))
-    drawn = np.take_along_axis(own, chosen, -1)
+    own = rng.permuted(np.tile(np.arange(LETTERS), (count, ALPHABETS, 1)), axis=-1)[..., :USED]
+    drawn = np.take_along_axis(own, rng.integers(USED, size=(count, ALPHABETS, stretch)), -1)
     one = (drawn + LETTERS * np.arange(ALPHABETS)[:, None]).reshape(count, 1, -1)
     return np.broadcast_to(one, (count, copies, one.shape[-1])).ravel()
 

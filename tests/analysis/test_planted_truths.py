@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copied():
-    return planted.documents(TEXT, COPY // planted.ALPHABETS, copies=2, used=(2, 8))
+    return planted.documents(TEXT, COPY // planted.ALPHABETS, copies=2)
 
 
 def only(found):
@@ -35,7 +35,6 @@ def only(found):
 
 @pytest.mark.slow
 def test_copies_200_tokens_before_are_diagnostic_and_what_is_recalled_is_where_softmax_wins(folder, copied):
-    """Units of the text differ by half a nat: what is not paired by them tells nothing."""
     text = planted.written(folder, "copied", copied)
     records = planted.trained(folder / "copied", text, "flash,local,local_sliding")
     found = only(diagnoses(trained_cells(tidy(records))[0]))
