@@ -14,7 +14,6 @@ from attention_zoo.polysketch import SketchNetwork
 from bench.measures import train
 from bench.measures.context import CellContext
 
-SEEDS = range(5)
 COPY, TEXT = 200, 2000  # letters between a stretch and its copy; documents of two copies
 
 
@@ -112,21 +111,26 @@ HYBRID = {"attention": "polysketch_learned_local_r16", "attention__sketch_size":
 
 @pytest.mark.slow
 def test_a_hybrid_without_a_sketch_is_the_work_of_its_window(folder, small_text):
-    """And learns step by step what its window learns alone."""
+    """And learns step by step what its window learns alone, until rounding has grown to what a seed does."""
     records = trained_here(folder, small_text, **HYBRID, attention__block_size=16, plant=no_sketch)
     removed = only_hybrid(records)
     assert removed.owner == "window" and removed.of("window").how == REMOVED, removed.sentence
     assert abs(removed.of("sketch").difference.value) < 1e-6 and removed.of("window").difference.value > 0.1
-    records += trained_here(folder, small_text, "local_polynomial_norms", attention__block_size=16)
+    alone = trained_here(folder, small_text, "local_polynomial_norms", attention__block_size=16)
+    for one, other in zip(records, alone, strict=True):
+        first, second = (each.measurements["curve"]["train_loss"][:20] for each in (one, other))
+        assert first == pytest.approx(second, abs=1e-4)
+    records += alone
     found = only_hybrid(records)
     assert found.owner == "window" and found.of("sketch").how == ALONE, found.sentence
-    assert abs(found.of("sketch").difference.value) < 1e-3
+    assert abs(found.of("sketch").difference.value) < 0.01
     assert set(table(tidy(records))["work of"]) == {"window"}
 
 
 @pytest.mark.slow
 def test_a_hybrid_without_a_window_is_the_work_of_its_sketch(folder, small_text):
-    found = only_hybrid(trained_here(folder, small_text, **HYBRID, attention__block_size=4, plant=no_window))
+    sizes = {"attention__block_size": 4, "training__steps": 300}
+    found = only_hybrid(trained_here(folder, small_text, **HYBRID, **sizes, plant=no_window))
     assert found.owner == "sketch" and abs(found.of("window").difference.value) < 1e-6, found.sentence
     assert found.of("sketch").difference.value > 0.1
 
