@@ -1,6 +1,5 @@
 """What controls and attribution say of models that the suite trained, where the truth is planted in text or weights."""
 
-import numpy as np
 import planted
 import pytest
 import torch
@@ -14,6 +13,7 @@ from attention_zoo.polysketch import SketchNetwork
 from bench.measures import train
 from bench.measures.context import CellContext
 
+SEEDS = 5
 COPY, TEXT = 200, 2000  # letters between a stretch and its copy; documents of two copies
 
 
@@ -41,19 +41,22 @@ def test_copies_200_tokens_before_are_diagnostic_and_what_is_recalled_is_where_s
     assert (found.positive, found.negative) == ("flash", "local_sliding")
     rows = paired(tidy(records)).set_index(["attention", "against"])
     assert set(rows.loc[[("local", "flash"), ("local_sliding", "flash")], "verdict"]) == {"worse"}
-    gains = {kind: gain for kind, gain in gained(records, "local_sliding").items() if kind.startswith("recalled")}
-    assert max(gains, key=gains.get) == "recalled_128_255" and gains["recalled_128_255"] > 0.2, gains
+    gains = gained(records, "local_sliding")
+    rows_say = rows.loc[("local_sliding", "flash"), "difference (nats)"]
+    assert sum(gains.values()) == pytest.approx(rows_say, abs=1e-3)
+    assert gains["recalled_128_255"] > 0.8 * sum(gains.values()), gains
 
 
 def gained(records, control):
-    """By how much softmax's loss of each kind of token is below a control's: nats for each of them, over seeds."""
-    losses = {}
+    """By how much softmax's loss is below a control's, nats over seeds, as a sum over kinds of tokens."""
+    gains = {}
     for one in records:
-        for kind, part in one.measurements["test"]["parts"].items():
-            if part["answers"]:
-                losses.setdefault((one.config["label"], kind), []).append(part["loss"] / part["answers"])
-    kinds = [kind for label, kind in losses if label == "flash"]
-    return {kind: np.mean(losses[control, kind]) - np.mean(losses["flash", kind]) for kind in kinds}
+        sign = {"flash": -1, control: 1}.get(one.config["label"], 0)
+        parts = one.measurements["test"]["parts"]
+        answers = sum(part["answers"] for part in parts.values())
+        for kind, part in parts.items():
+            gains[kind] = gains.get(kind, 0.0) + sign * part["loss"] / answers / SEEDS
+    return gains
 
 
 @pytest.mark.slow
