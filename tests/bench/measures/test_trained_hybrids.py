@@ -1,0 +1,127 @@
+"""What a trained hybrid loses without a branch, against a second, naive computation; its loss by kind of token."""
+
+import math
+from itertools import product
+
+import numpy as np
+import planted
+import pytest
+import torch
+
+from attention_zoo.branches import BRANCHES, WithoutBranch
+from bench.measures import train
+from bench.measures.context import CellContext
+
+BLOCK = 8
+SIZES = {"seq_len": 27, "num_heads": 2, "head_dim": 8, "attention__block_size": BLOCK, "attention__sketch_size": 4}
+SIZES |= {"batch_size": 16, "training__steps": 60, "training__test_examples": 20, "seed": 0}
+CASES = list(product(BRANCHES, (False, True)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A hybrid that was trained, its trainer, and what the suite measured of it."""
+    folder, made = tmp_path_factory.mktemp("hybrid"), []
+    text = planted.written(folder, "text", planted.documents(600, 3, copies=2))
+    (config,) = planted.configs(folder, text, "polysketch_learned_local_r16", **SIZES)
+
+    def kept(context, make=train.make_trainer):
+        made.append(make(context))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_trainer", kept)
+        measured = train.Train().measure(CellContext(config, folder / "inputs"))
+    return made[0], measured
+
+
+def normed(norm, x):
+    centred = x - x.mean(-1, keepdims=True)
+    weight, bias = (p.detach().double().numpy() for p in (norm.weight, norm.bias))
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps) * weight + bias
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def sketched(sketch, x):
+    """Algorithm 2 of the paper for degree 4: `sqrt(r) tanh(f1(x) f2(x) / sqrt(r))`."""
+    found = []
+    for network in sketch.networks:
+        first, second, third, fourth = (weight[0].detach().double().numpy() for weight in network.weights)
+        hidden = gelu(normed(network.layernorms[0], x) @ first) @ second
+        found.append(gelu(normed(network.layernorms[1], hidden) @ third) @ fourth)
+    root = math.sqrt(sketch.sketch_size)
+    return root * np.tanh(found[0] * found[1] / root)
+
+
+class Naive(torch.nn.Module):
+    """A hybrid less a branch, weight by weight in float64."""
+
+    def __init__(self, hybrid, branch, keeps_denominator):
+        super().__init__()
+        self.hybrid, self.branch, self.keeps = hybrid, branch, keeps_denominator
+        self.num_heads, self.head_dim = hybrid.num_heads, hybrid.head_dim
+
+    def forward(self, query, key, value):
+        q, k, v = (x.detach().double().numpy() for x in (query, key, value))
+        exact_q, exact_k = (normed(norm, x) for norm, x in zip(self.hybrid.local_norms, (q, k), strict=True))
+        left, right = (sketched(self.hybrid.sketch, x) for x in (q, k))
+        out = np.zeros_like(v)
+        for row in np.ndindex(v.shape[:3]):
+            total, i = 1.0, row[2]
+            for j in range(i + 1):
+                other = (*row[:2], j)
+                if i // BLOCK == j // BLOCK:
+                    branch, weight = "window", (exact_q[row] @ exact_k[other]) ** 4
+                else:
+                    branch, weight = "sketch", (left[row] @ right[other]) ** 2
+                total += weight if self.keeps or branch != self.branch else 0
+                out[row] += weight * v[other] if branch != self.branch else 0
+            out[row] /= total
+        return torch.from_numpy(out).to(value.dtype)
+
+
+@pytest.mark.parametrize(("branch", "keeps"), CASES)
+def test_a_trained_hybrid_without_a_branch_is_the_sum_of_the_other_weights(trained, branch, keeps):
+    trainer, _ = trained
+    hybrid, seen = trainer.model.blocks[0].multihead.attention, []
+    hook = hybrid.register_forward_pre_hook(lambda module, inputs: seen.append([x.double() for x in inputs[:3]]))
+    with torch.no_grad():
+        trainer.model(trainer.task.batch("test", range(3)).tokens)
+    hook.remove()
+    without = WithoutBranch(hybrid.double(), branch, keeps_denominator=keeps)
+    try:
+        with torch.no_grad():
+            found = without(*seen[0])
+        torch.testing.assert_close(found, Naive(hybrid, branch, keeps)(*seen[0]), rtol=1e-10, atol=1e-12)
+    finally:
+        hybrid.float()
+
+
+@pytest.mark.parametrize(("branch", "keeps"), CASES)
+def test_the_loss_without_a_branch_is_that_of_a_model_without_it(trained, branch, keeps):
+    trainer, measured = trained
+    multihead = trainer.model.blocks[0].multihead
+    hybrid = multihead.attention
+    multihead.attention = Naive(hybrid, branch, keeps)
+    try:
+        expected = trainer.evaluated(trainer.model, trainer.task, "test", trainer.settings.test_examples)
+    finally:
+        multihead.attention = hybrid
+    found = measured["branches"][f"{branch}_numerator" if keeps else branch]
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    assert found["loss_by_unit"] == pytest.approx(expected["loss_by_unit"], abs=1e-6)
+    assert abs(found["loss"] - measured["test"]["loss"]) > 1e-3, "a branch that does nothing tells nothing"
+
+
+def test_the_loss_by_kind_of_token_sums_to_the_loss(trained):
+    """Of the trained model, and without each branch."""
+    _, measured = trained
+    for found in (measured["test"], *measured["branches"].values()):
+        parts = found["parts"].values()
+        total, answers = (math.fsum(part[name] for part in parts) for name in ("loss", "answers"))
+        assert answers == SIZES["seq_len"] * SIZES["training__test_examples"]
+        assert total / answers == pytest.approx(found["loss"], rel=0, abs=1e-9)
+        assert found["parts"]["other"]["answers"] and found["parts"]["recalled_below_64"]["answers"]
