@@ -88,7 +88,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
     Above 0 nats the branch earns. `how`: `removed` from the trained model, from numerator and denominator, nothing
     retrained; removed from the sum over values only; or the other branch trained alone (`against`), which decides where
-    it is there. Verdicts are corrected over the comparisons of a hybrid (Holm).
+    it is there. Verdicts are corrected over the branches of a hybrid (Holm).
     """
     data, _ = trained_cells(frame)
     found = attributions(data)
@@ -122,10 +122,13 @@ def _of_panel(rows: pd.DataFrame, kind: str, n: int) -> Iterator[Attribution]:
             parts += alone[:1] if parts else []
         pairs = [(part, compared(part[-1], whole[name])) for part in parts]
         both = [(part, one) for part, one in pairs if one is not None]
-        ps = corrected([one.p for _, one in both])
+        # Each way asks the same of the same branches again: a family is the branches of one way.
+        ps = {
+            how: iter(corrected([one.p for part, one in both if part[1] == how])) for how in (REMOVED, NUMERATOR, ALONE)
+        }
         worth = [
-            Worth(branch, how, against, _mean(own), one, EARNS.get(verdict(one, p), "costs"))
-            for ((branch, how, against, own), one), p in zip(both, ps, strict=True)
+            Worth(branch, how, against, _mean(own), one, EARNS.get(verdict(one, next(ps[how])), "costs"))
+            for (branch, how, against, own), one in both
         ]
         if worth:
             yield Attribution(kind, n, name, _mean(whole[name]), tuple(worth))

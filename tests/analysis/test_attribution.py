@@ -46,12 +46,16 @@ def test_what_decides_is_the_other_branch_trained_alone():
     assert by_how[REMOVED] == "earns" and by_how[ALONE] == "earns nothing" and found.owner == "window"
 
 
-def test_verdicts_are_corrected_for_the_comparisons_of_the_hybrid():
-    found = only(hybrid(0.4, 0.05, noise=0.03))
-    ps = [part.difference.p for part in found.parts]
-    for part, p in zip(found.parts, corrected(ps), strict=True):
-        assert part.word == EARNS[verdict(part.difference, p)]
-    assert any(part.word != EARNS[verdict(part.difference, p)] for part, p in zip(found.parts, ps, strict=True))
+def test_verdicts_are_corrected_for_the_branches_of_the_hybrid():
+    """Asked in another way is not asked again: p is at most twice what it is alone, and sometimes that decides."""
+    decided = []
+    for noise in (0.03, 0.04, 0.05, 0.06, 0.08):
+        for part in only(hybrid(0.05, 0.05, noise=noise)).parts:
+            family = [one.difference.p for one in only(hybrid(0.05, 0.05, noise=noise)).parts if one.how == part.how]
+            p = corrected(family)[family.index(part.difference.p)]
+            assert p <= 2 * part.difference.p and part.word == EARNS[verdict(part.difference, p)]
+            decided.append(part.word != EARNS[verdict(part.difference, part.difference.p)])
+    assert any(decided)
 
 
 def test_a_branch_of_a_deeper_model_is_not_the_branch():
