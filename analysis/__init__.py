@@ -1,9 +1,15 @@
 """Records -> one tidy DataFrame -> figures and tables. Needs neither torch nor a GPU."""
 
+from __future__ import annotations
+
 import importlib.util
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _bench = importlib.util.find_spec("bench")
 if _bench is not None and not _bench.submodule_search_locations:
@@ -12,6 +18,26 @@ if _bench is not None and not _bench.submodule_search_locations:
         raise ImportError(_reason)
     print(f"error: {_reason}", file=sys.stderr)  # `python -m analysis` has no handler of errors yet
     sys.exit(2)
+
+
+def load(results_dir: str | Path, *, wide: bool = False) -> pd.DataFrame:
+    """The records of a folder as a pandas frame, the newest finished one of each cell.
+
+    For example `load("runs", wide=True).plot.scatter("seq_len", "latency forward (ms)")`.
+
+    Args:
+        results_dir: folder of the records.
+        wide: one row for each mechanism and condition and one column for each number, as people read it, with its unit:
+            `peak_memory forward (MiB)`. Else one row for each number, in `value` and `unit`, with its interval, its
+            samples (`raw`) and all conditions: `analysis.frame.COLUMNS` says what every column is.
+
+    Raises:
+        MissingRecords: there are none.
+        OSError: the folder cannot be read.
+    """
+    from analysis import frame  # pandas takes a second
+
+    return frame.widened(frame.load(results_dir)) if wide else frame.load(results_dir)
 
 
 def figures(

@@ -81,6 +81,12 @@ COLUMNS = (
     "sweep_id",
 )
 
+# What a row of `widened` is of.
+_CONDITIONS = (
+    *("attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "features", "baseline"),
+    *("inputs", "input_settings", "impl", "seed", "device_name", "hyperparameters", "settings"),
+)
+
 # Keys of a config that have columns of their own, or that do not change what is measured, only how well.
 _NOT_SETTINGS = frozenset(COLUMNS) | {
     "grids",
@@ -115,6 +121,24 @@ def load(results_dir: str | Path, cell_ids: Collection[str] | None = None) -> pd
         which = "" if cell_ids is None else f" of the {len(cell_ids)} cells asked for"
         raise MissingRecords(f"results_dir={results_dir}: holds no records{which}; `python -m bench` writes them")
     return tidy(chosen)
+
+
+def widened(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each mechanism and condition that varies, one column for each number with the unit that people read.
+
+    Where several cells differ in nothing else than their seed, each has a row.
+    """
+    shown = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()].copy()
+    names = shown["metric"] + shown["pass"].map(lambda name: f" {name}" if isinstance(name, str) else "")
+    shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
+    shown["shown"] = shown["value"] * shown["factor"]
+    # Of others the settings are of one benchmark, and its time and another's memory belong side by side.
+    shown["settings"] = shown["settings"].where(shown["bench"] == "train")
+    conditions = [
+        name for name in _CONDITIONS if shown[name].nunique(dropna=False) > 1 or name in ("attention", "seq_len")
+    ]
+    wide = shown.groupby([*conditions, "name"], dropna=False)["shown"].last().unstack("name")
+    return wide.reset_index().rename_axis(columns=None)
 
 
 def tidy(records: Iterable[Record]) -> pd.DataFrame:

@@ -1,6 +1,8 @@
 """The interface that every mechanism shares."""
 
 import contextlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,6 +41,9 @@ class Attention(ImplementationChoice):
         ValueError: an argument is out of range; the message names it, its value and what is allowed.
     """
 
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """Its hyperparameters, where `create` made it."""
+
     def __init__(
         self,
         *,
@@ -60,6 +65,11 @@ class Attention(ImplementationChoice):
             raise UnsupportedError(f"causal=true: {self.info.name} cannot hide the future from the past")
         if not (causal or self.info.bidirectional):
             raise UnsupportedError(f"causal=false: {self.info.name} sees the past only")
+
+    def extra_repr(self) -> str:
+        """What it was made with, for `print(model)`."""
+        common = {key: getattr(self, key) for key in ("head_dim", "num_heads", "causal", "seed", "impl")}
+        return ", ".join(f"{key}={value!r}" for key, value in {**common, **self.settings}.items())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend; the output is shaped like `query`.

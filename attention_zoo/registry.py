@@ -99,4 +99,5 @@ def create(
     with torch.inference_mode(False):
         with torch.device("cpu"):
             attention = cls(**common, **settings)
+        attention.settings = known | settings
         return attention.to(device=torch.get_default_device() if device is None else device, dtype=dtype)

@@ -19,6 +19,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'bench' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def _require_analysis() -> None:
     """Refuse, in one line, a module of the user's that `import analysis` would find instead of the suite's."""
     ours = Path(__file__).resolve().parents[1] / "analysis" / "__init__.py"

@@ -17,7 +17,7 @@ try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
-        "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'"
+        "attention_zoo.hf: transformers is missing; pip install 'transformers>=5.23,<6'"
     ) from None
 
 from attention_zoo.base import Attention

@@ -18,18 +18,13 @@ from attention_zoo.info import AttentionInfo, UnsupportedError
 def require_package(info: AttentionInfo, *modules: str) -> None:
     """Check that the `modules` of `info.package` are there, without importing them: that may start a GPU.
 
-    The extra of this library that installs them is named like the mechanism up to the first `_`.
-
     Raises:
         UnsupportedError: a module is missing.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            extra = info.name.partition("_")[0]
-            raise UnsupportedError(
-                f"{info.name}: needs the package {info.package}: pip install 'attention-zoo[{extra}]' "
-                f"(no module {module})"
-            )
+            why = f"needs the package {info.package}: pip install {info.package} (no module {module})"
+            raise UnsupportedError(f"{info.name}: {why}")
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def _run(name: str, rest: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PACKAGES:
             raise
-        return _refused(f"{error.name}: not installed; pip install 'attention-zoo[{extra}]'")
+        return _refused(f"{error.name}: not installed; in a checkout of attention-zoo: pip install -e '.[{extra}]'")
     return 0
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import changed
-from synthetic_records import compare, decode, everything, latency, record, spectral, under
+from synthetic_quality import quality
+from synthetic_records import compare, decode, everything, latency, memory, record, spectral, under
 
-from analysis.frame import load, tidy
+from analysis.frame import COLUMNS, load, tidy, widened
 from analysis.selection import MissingRecords, series, settle
 from analysis.table import by_cell
 from bench.records.record import Record
@@ -173,3 +174,23 @@ def test_the_table_says_what_intervals_are_over_and_few_rounds_have_a_range(rng)
     assert sorted(by_cell(frame)["intervals over"]) == ["20 rounds", "4 sequences", "5 rounds"]
     one = only(frame, metric="latency", seq_len=2048)
     assert one["interval"] == "range" and (one["low"], one["high"]) == (one["raw"].min(), one["raw"].max())
+
+
+def test_the_wide_frame_has_every_number_that_people_read_once():
+    frame = tidy(everything())
+    wide = widened(frame)
+    read = frame[(frame["status"] == "ok") & frame["shown_unit"].notna()]
+    numbers = wide[[name for name in wide if name not in COLUMNS]]
+    assert numbers.columns.str.fullmatch(r"[a-z0-9_]+( forward| backward| forward_backward)?( \(.+\))?").all()
+    assert not numbers.isna().all(axis=1).any() and not numbers.isna().all(axis=0).any()
+    found, expected = numbers.stack().dropna(), (read["value"] * read["factor"]).dropna()
+    assert set(found) <= set(expected) and len(set(found)) > 0.9 * len(set(expected))
+
+
+def test_time_and_memory_of_one_condition_are_in_one_row_and_trainings_apart(rng):
+    timed, held = (changed(one, {"batch_size": 2}) for one in (latency("flash", 64, rng), memory("flash", 64)))
+    learned = [changed(one, {"training": {"steps": steps}}) for steps in (1, 2) for one in quality(1, (64,))[:1]]
+    wide = widened(tidy([timed, held, *learned]))
+    row = wide[wide["latency forward (ms)"].notna()]
+    assert len(row) == 1 and row["peak_memory forward (MiB)"].notna().all()
+    assert len(wide[wide["loss (nats)"].notna()]) == 2

@@ -570,10 +570,22 @@ def test_bad_arguments_are_refused_by_name(name):
 @pytest.mark.parametrize("name", [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).package])
 def test_without_its_package_it_is_listed_and_refused(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    package, extra = attention_zoo.info(name).package, name.partition("_")[0]
-    reason = rf"^{name}: needs the package {package}: pip install 'attention-zoo\[{extra}\]' \(no module \w+\)$"
+    package = attention_zoo.info(name).package
+    reason = rf"^{name}: needs the package {package}: pip install {package} \(no module \w+\)$"
     with pytest.raises(UnsupportedError, match=reason):
         attention_zoo.create(name, head_dim=HEAD_DIM, num_heads=HEADS, causal=takes_causal(name), max_seq_len=LENGTH)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in attention_zoo.list_attentions() if not attention_zoo.info(name).package]
+)
+def test_a_printed_mechanism_says_its_settings(name):
+    own, size = attention_zoo.hyperparameters(name), attention_zoo.info(name).size
+    printed = repr(make(name, seed=3, block_size=2) if "block_size" in own else make(name, seed=3)).splitlines()
+    said = printed[0] if len(printed) == 1 else printed[1]
+    assert f"head_dim={HEAD_DIM}, num_heads={HEADS}" in said and "seed=3" in said
+    expected = own | ({} if size is None else {size: SIZE}) | {key: 2 for key in ("block_size",) if key in own}
+    assert all(f"{key}={value!r}" in said for key, value in expected.items() if key != "bucket_size")
 
 
 @every_case

@@ -252,7 +252,7 @@ def test_it_works_without_transformers_until_it_is_needed():
         "try: import attention_zoo.hf\nexcept ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "attention_zoo.hf: transformers is missing; pip install 'attention-zoo[pretrained]'\n"
+    assert done.stdout == "attention_zoo.hf: transformers is missing; pip install 'transformers>=5.23,<6'\n"
 
 
 # --- In models ------------------------------------------------------------------------------------

@@ -66,7 +66,10 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
 
     monkeypatch.setattr(console.runpy, "run_module", run_module)
     code, _, err = said(monkeypatch, capsys, "bench")
-    assert (code, err) == (2, "error: hydra.core: not installed; pip install 'attention-zoo[bench]'\n")
+    assert (code, err) == (
+        2,
+        "error: hydra.core: not installed; in a checkout of attention-zoo: pip install -e '.[bench]'\n",
+    )
 
 
 @pytest.mark.parametrize(
