@@ -26,8 +26,9 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS) requirements-data.txt
 
 demo: $(INSTALLED)  ## measure speed, memory and error on real text, draw the first figures (minutes)
 	$(BIN)/python -m bench experiment=demo results_dir=$(RESULTS)
-	$(BIN)/python -m analysis figures --results $(RESULTS)
-	@echo "figures: $(RESULTS)/figures; runs side by side: make ui"
+	$(BIN)/python -m analysis figures --results $(RESULTS) > /dev/null
+	@$(BIN)/python -m analysis answer --results $(RESULTS)
+	@echo "runs side by side: make ui"
 
 test: $(INSTALLED)  ## run the tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not commands and not faults"

@@ -1,4 +1,4 @@
-"""`python -m analysis figures|tables|table|list`: what the records under --results say."""
+"""`python -m analysis answer|figures|tables|table|list`: what the records under --results say."""
 
 import signal
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import formats, table
+from analysis import answer, formats, table, webpage
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
@@ -25,6 +25,8 @@ from analysis.selection import MissingRecords, choose, position
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import plans
 from bench.records.disk import is_file, write_atomically
+
+ANSWER = "answer"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +54,7 @@ def _parser() -> Parser:
     shared.add_argument("--sweep", metavar="ID", help="only what this sweep asked for")
     parser = Parser(prog="python -m analysis", description="Records to figures and tables.")
     parser.set_defaults(mechanisms=None, names="code", width=None, captions="picture")
-    commands = parser.add_subparsers(required=True, metavar="figures|tables|table|list")
+    commands = parser.add_subparsers(required=True, metavar="answer|figures|tables|table|list")
 
     def writing(kind: str, words: str, entries: Iterable[str], suffixes: Iterable[str], default: Iterable[str]) -> Any:
         command = commands.add_parser(kind, parents=[shared], help=f"write every {words}")
@@ -72,6 +74,9 @@ def _parser() -> Parser:
     figures.set_defaults(run=_figures)
     tables = writing("tables", "paper's table", TABLES, formats.FORMATS, formats.DEFAULT)
     tables.set_defaults(run=_tables)
+    said = "say which mechanism pays from which length on, and write one page with every figure that is drawn"
+    answering = commands.add_parser("answer", parents=[shared], help=said)
+    answering.set_defaults(run=_answer)
     cells = commands.add_parser("table", parents=[shared], help="print one row per cell, as Markdown")
     cells.add_argument("--csv", type=named_path, metavar="FILE", help="also write every number, unrounded")
     cells.set_defaults(run=_table)
@@ -131,6 +136,17 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
         return formats.write(table, out, name, options.formats)
 
     return _write(frame, options, "tables", TABLES, save)
+
+
+def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
+    sentences, found = answer.sentences(frame), answer.table(frame)
+    print("\n".join(sentences), formats.markdown(found), sep="\n\n")
+    folder = claimed(options.results, None, "figures", [*FIGURES, ANSWER], ("--results", "--out"))
+    machines = ", ".join(sorted(set(frame["device_name"].dropna())))
+    explanation = " ".join((answer.table.__doc__ or "").split())
+    webpage.write(folder / f"{ANSWER}.html", f"Which attention, on {machines}?", sentences, found, explanation)
+    print(f"\nthe same with every figure: {folder / ANSWER}.html")
+    return 0
 
 
 def _write(

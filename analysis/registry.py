@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis import attribution, controls, equal_quality
+from analysis import answer, attribution, controls, equal_quality
 from analysis.frame import load
 from analysis.plots import attribution as branches
 from analysis.plots import (
@@ -82,6 +82,7 @@ PARTS = {
 }
 """Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "answer": answer.table,
     "skeinformer_table3": costs.multiplications,
     "crossover_speeds": crossover.table,
     "trained": trained.trained,

@@ -33,9 +33,9 @@ ROOMS = {
     "execution": r"bench\.execution(\..*)?",
     "tracking": r"bench\.tracking(\..*)?",
     "frame": r"analysis\.(formats|frame|intervals|paired|published|selection|table|tables(\..*)?|training"
-    r"|attribution|controls|equal_quality)",
+    r"|attribution|controls|equal_quality|webpage)",
     "plots": r"analysis\.plots(\..*)?",
-    "analysis": r"analysis(\.(registry|__main__))?",
+    "analysis": r"analysis(\.(answer|registry|__main__))?",
     "front doors": r"bench(\.(api|cli|compile|merge|status|__main__)(\..*)?)?",
 }
 

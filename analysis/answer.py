@@ -1,0 +1,219 @@
+"""Which attention should I use, from which length on, and what does it cost me: a table, and sentences that say it.
+
+One baseline throughout: the best exact softmax that was measured in the same rounds, any kernel and dtype.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.plots import crossover
+from analysis.selection import MissingRecords, newest
+
+AVERAGING = "v_mean"
+"""What an approximation has to be nearer to softmax than: the mean of all values."""
+
+
+class Answer(NamedTuple):
+    """What is known of one mechanism under one mask; NaN and None where nothing was measured."""
+
+    attention: str
+    causal: bool
+    function: str
+    """That its output is or estimates."""
+    from_n: float
+    """The length from which the forward pass is faster for good, the far end of its interval; inf where it is not."""
+    is_first: bool
+    """Whether `from_n` is the shortest length measured, so that it may be faster below, too."""
+    n: int
+    """The longest length at which it was compared, and what the speeds are of."""
+    forward: tuple[float, float, float] | None
+    """Times as fast as the baseline in the same rounds, with its 95 % interval."""
+    training_n: float
+    training: tuple[float, float, float] | None
+    """The same of forward and backward pass."""
+    memory: float
+    """Peak bytes of the baseline that needs least, over its own, of a forward pass."""
+    training_memory: float
+    error: tuple[float, float, float] | None
+    """Relative to exact softmax, of a trained model's inputs."""
+    averaging: tuple[float, float, float] | None
+    """The error of averaging the values, of the same inputs."""
+
+
+def answers(frame: pd.DataFrame) -> list[Answer]:
+    """Of each mechanism that was compared with an exact softmax in interleaved rounds (bench=compare), in float32."""
+    speeds = crossover.table(frame)
+    speeds = speeds[(speeds["dtype"] == "float32") & ~speeds["attention"].isin(_softmax(frame))]
+    if speeds.empty:
+        raise MissingRecords(
+            "needs an ok record of bench=compare with an exact softmax and another mechanism in float32"
+        )
+    functions = dict(zip(frame["attention"], frame["function"], strict=True))
+    found = []
+    for (causal, name), rows in speeds.groupby(["causal", "attention"]):
+        forward, training = (
+            rows[rows["pass"] == which].sort_values("seq_len") for which in ("forward", "forward_backward")
+        )
+        if forward.empty:
+            continue
+        last, n = forward.iloc[-1], int(forward["seq_len"].iloc[-1])
+        from_n, is_first = _from(forward)
+        of_memory = [_memory(frame, str(name), bool(causal), n, which) for which in ("forward", "forward_backward")]
+        errors = _errors(frame, str(name), bool(causal)) or (None, None)
+        trained = (
+            (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
+        )
+        function = str(functions.get(name, name))
+        found.append(
+            Answer(
+                str(name), bool(causal), function, from_n, is_first, n, _numbers(last), *trained, *of_memory, *errors
+            )
+        )
+    return sorted(found, key=lambda one: (one.causal, one.from_n, one.attention))
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """From which length on each mechanism is faster than the best exact softmax, how much, at what memory and error.
+
+    `from n`: from this length on the forward pass is faster for good (the far end of the 95 % interval, rounded up to
+    two digits). `forward` and `training`: times as fast as the best exact softmax in the same rounds, with 95 %
+    intervals, at `n`. `memory`: peak bytes of the softmax that needs least, over the mechanism's. `error`: of a trained
+    model's inputs, relative to exact softmax, beside that of averaging the values; polynomial and linear attention
+    approximate no softmax.
+    """
+    rows = [
+        {
+            "attention": one.attention,
+            "mask": "causal" if one.causal else "not causal",
+            "from n": said_length(one),
+            "n": one.n,
+            "forward": speed(one.forward),
+            "training": speed(one.training)
+            + (f" at {one.training_n:,.0f}" if one.training and one.training_n != one.n else ""),
+            "memory": _times(one.memory),
+            "memory, training": _times(one.training_memory),
+            "error": _error(one.error),
+            "of averaging": _error(one.averaging),
+        }
+        for one in answers(frame)
+    ]
+    return pd.DataFrame(rows)
+
+
+def sentences(frame: pd.DataFrame) -> list[str]:
+    """What follows from `answers`, for each mask: when to keep softmax, what else to use, and for what."""
+    said = []
+    for causal in (True, False):
+        own = [one for one in answers(frame) if one.causal == causal]
+        if own:
+            said += [" ".join(_of_mask(own, "With a causal mask" if causal else "Without a mask"))]
+    return said
+
+
+def _of_mask(own: list[Answer], words: str) -> list[str]:
+    ahead = [one for one in own if math.isfinite(one.from_n) and _is_faster(one.forward)]
+    if not ahead:
+        most = max(one.n for one in own)
+        return [f"{words}: use exact softmax up to n = {most:,}; nothing that was measured is faster."]
+    first = min(ahead, key=lambda one: one.from_n)
+    keep = "" if first.is_first else f" below n = {_rounded(first.from_n):,} use exact softmax;"
+    trained = [one for one in ahead if _is_faster(one.training)] or ahead
+    best = max(trained, key=lambda one: (one.training or one.forward or (0.0,))[0])
+    at = best.training_n if best.training else best.n
+    what = "a training pass" if best.training else "a forward pass"
+    ratio = best.training or best.forward
+    gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast"
+    said = [f"{words}:{keep} use `{best.attention}` if you train a model with it: {gain}."]
+    useful = [one for one in ahead if one.error and one.averaging and one.error[2] < one.averaging[1]]
+    if useful:
+        near = min(useful, key=lambda one: one.error or (math.inf,))
+        said.append(
+            f"Use `{near.attention}` in place of the softmax of a trained model, from n = {said_length(near)} on: "
+            f"its error is {_error(near.error)}, that of averaging the values {_error(near.averaging)}."
+        )
+    elif any(one.error for one in own):
+        said.append(
+            "Nothing that was measured is clearly nearer to a trained model's softmax than averaging the values."
+        )
+    return said
+
+
+def _is_faster(ratio: tuple[float, float, float] | None) -> bool:
+    return ratio is not None and ratio[1] > 1
+
+
+def _softmax(frame: pd.DataFrame) -> set[str]:
+    return set(frame.loc[frame["exact"] & (frame["function"] == "softmax"), "attention"])
+
+
+def _numbers(row: pd.Series) -> tuple[float, float, float]:
+    return float(row["over_best"]), float(row["best_low"]), float(row["best_high"])
+
+
+def _from(rows: pd.DataFrame) -> tuple[float, bool]:
+    """The far end of the length from which a mechanism is ahead, and whether it is so at all lengths."""
+    if np.isfinite(rows["from_seq_len"].iloc[0]):
+        return float(rows["from_high"].iloc[0]), False
+    if (rows["best_verdict"] == "faster").all():
+        return float(rows["seq_len"].iloc[0]), True
+    return math.inf, False
+
+
+def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> float:
+    """How many times less it needs than the exact softmax that needs least, at the longest length up to n."""
+    rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
+    rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
+    rows, _ = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
+    is_softmax = rows["attention"].isin(_softmax(frame))
+    shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
+    least = rows[is_softmax].groupby(shape)["value"].min()
+    own = rows[rows["attention"] == name].set_index(shape)["value"]
+    ratios = (least / own).dropna().sort_index()
+    return float(ratios.iloc[-1]) if len(ratios) else math.nan
+
+
+def _errors(
+    frame: pd.DataFrame, name: str, causal: bool
+) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
+    """Its error on a trained model's inputs and that of averaging, at the longest length and most features of both."""
+    rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
+    rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
+    shape = ["seq_len", "batch_size", "input_settings", "device_name"]
+    rows, _ = newest(rows, ["attention", "features", *shape])
+    both = rows[rows["attention"] == name].merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
+    if both.empty or name == AVERAGING:
+        return None
+    last = both.sort_values(["seq_len", "features"]).iloc[-1]
+    own, mean = ((float(last[f"value{of}"]), float(last[f"low{of}"]), float(last[f"high{of}"])) for of in ("", "_mean"))
+    return own, mean
+
+
+def said_length(one: Answer) -> str:
+    """`870`, `512 (the shortest measured)` or `none up to 8,192`."""
+    if not math.isfinite(one.from_n):
+        return f"none up to {one.n:,}"
+    return f"{one.from_n:,.0f} (the shortest measured)" if one.is_first else f"{_rounded(one.from_n):,}"
+
+
+def _rounded(length: float) -> int:
+    """Up, to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(length)) - 1)
+    return math.ceil(length / unit) * unit
+
+
+def speed(ratio: tuple[float, float, float] | None) -> str:
+    """`6.7x (6.0 to 7.1)`."""
+    return "–" if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
+
+
+def _times(ratio: float) -> str:
+    if not math.isfinite(ratio):
+        return "–"
+    return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x more"
+
+
+def _error(error: tuple[float, float, float] | None) -> str:
+    return "–" if error is None else f"{error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f})"

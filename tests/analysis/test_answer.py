@@ -1,0 +1,136 @@
+"""The answer says what the records say: one baseline, far ends of intervals, nothing that was not measured."""
+
+import math
+
+import pytest
+from synthetic_records import ATTENTIONS, compare, config, memory, record, spectral
+
+from analysis import answer, webpage
+from analysis.__main__ import main
+from analysis.frame import tidy
+from analysis.selection import MissingRecords
+from bench.records.store import Store
+
+LENGTHS = (512, 1024, 2048, 4096)
+
+
+def timed(rng, times, n, causal=False, measured_pass="forward", rounds=20, **changes):
+    """A comparison in which each takes so many ns, but for a noise of 1 %."""
+    entries = [{"label": label, "attention": dict(ATTENTIONS[label][0])} for label in times]
+    bench = {"name": "compare", "measured_pass": measured_pass, "min_sample_ms": 20.0, "against": entries[1:]}
+    cell = config(entries[0]["label"], bench, n, causal=causal, batch_size=1, **changes)
+    samples = {label: (time * rng.lognormal(0, 0.01, rounds)).tolist() for label, time in times.items()}
+    return record(cell, {"pass": measured_pass, "labels": list(times), "samples": samples})
+
+
+def costs(n, crossing=1000, **others):
+    """Of flash quadratic, of the other linear: equal at the crossing."""
+    return {"flash": 1.0 * n * n, "skeinformer": 1.0 * n * crossing} | others
+
+
+def only(frame, name, causal=False):
+    (one,) = (one for one in answer.answers(frame) if (one.attention, one.causal) == (name, causal))
+    return one
+
+
+@pytest.fixture
+def frame(rng):
+    records = [timed(rng, costs(n), n) for n in LENGTHS]
+    records += [timed(rng, costs(n, 500), n, measured_pass="forward_backward") for n in LENGTHS[:3]]
+    records += [
+        spectral(name, 1024, size, rng, "pretrained") for name, size in (("skeinformer", 256), ("v_mean", None))
+    ]
+    return tidy(records)
+
+
+def test_the_length_is_the_far_end_of_the_crossing_and_speeds_are_of_the_longest(frame):
+    one = only(frame, "skeinformer")
+    assert 1000 < one.from_n < 1050 and not one.is_first and one.n == 4096
+    value, low, high = one.forward
+    assert low < 4.096 < high and low <= value <= high and high / low < 1.1
+    assert one.training_n == 2048 and one.training[1] < 4.096 < one.training[2]
+    assert answer.said_length(one) == "1,100"
+
+
+def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
+    ahead, behind = (tidy([timed(rng, costs(n, at), n) for n in LENGTHS]) for at in (100, 100_000))
+    assert answer.said_length(only(ahead, "skeinformer")) == "512 (the shortest measured)"
+    assert answer.said_length(only(behind, "skeinformer")) == "none up to 4,096"
+    assert answer.sentences(behind) == [
+        "Without a mask: use exact softmax up to n = 4,096; nothing that was measured is faster."
+    ]
+
+
+def test_the_baseline_is_the_fastest_exact_softmax_and_no_row_of_its_own(rng):
+    frame = tidy([timed(rng, costs(n, softmax=0.5 * n * n), n) for n in LENGTHS])
+    assert {one.attention for one in answer.answers(frame)} == {"skeinformer"}
+    assert only(frame, "skeinformer").forward[0] == pytest.approx(2.048, rel=0.03)
+    assert 2000 < only(frame, "skeinformer").from_n < 2100
+
+
+def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_shape(rng):
+    shape = {"batch_size": 1, "causal": False}
+    held = [memory(name, 2048, **shape) for name in ("flash", "softmax", "skeinformer")]
+    held += [memory("flash", 2048, batch_size=1, causal=True), memory("flash", 1024, batch_size=4, causal=False)]
+    records = [timed(rng, costs(n), n) for n in LENGTHS] + held
+    peaks = {one.config["label"]: one.measurements["passes"]["forward"]["peak_bytes"] for one in held[:3]}
+    assert only(tidy(records), "skeinformer").memory == pytest.approx(
+        min(peaks["flash"], peaks["softmax"]) / peaks["skeinformer"]
+    )
+    assert math.isnan(only(tidy([*records[: len(LENGTHS)], *held[3:]]), "skeinformer").memory)
+
+
+def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(frame, rng):
+    one = only(frame, "skeinformer")
+    own, mean = (
+        frame[(frame["attention"] == name) & (frame["metric"] == "relative")].iloc[0]
+        for name in ("skeinformer", "v_mean")
+    )
+    assert one.error == (own["value"], own["low"], own["high"]) and one.averaging[0] == mean["value"]
+    is_own = (frame["attention"] == "skeinformer") & (frame["metric"] == "relative")
+    for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
+        frame.loc[is_own, ["value", "low", "high"]] = error
+        (said,) = answer.sentences(frame)
+        assert "below n = 1,100 use exact softmax; use `skeinformer` if you train" in said
+        assert ("Use `skeinformer` in place of the softmax of a trained model, from n = 1,100 on" in said) == is_near
+        assert ("Nothing that was measured is clearly nearer" in said) != is_near
+
+
+def test_initialised_weights_and_gaussian_inputs_are_no_trained_model(rng):
+    records = [timed(rng, costs(n), n) for n in LENGTHS]
+    for weights in ("initialised", None):
+        records += [spectral(name, 1024, size, rng, weights) for name, size in (("skeinformer", 64), ("v_mean", None))]
+    assert only(tidy(records), "skeinformer").error is None
+
+
+def test_masks_are_answered_apart(rng):
+    frame = tidy([timed(rng, costs(n, at), n, causal) for n in LENGTHS for causal, at in ((True, 700), (False, 1500))])
+    assert 700 < only(frame, "skeinformer", True).from_n < 730 and 1500 < only(frame, "skeinformer").from_n < 1560
+    causal, free = answer.sentences(frame)
+    assert causal.startswith("With a causal mask: below n = 7") and free.startswith("Without a mask: below n = 1,")
+
+
+def test_without_a_comparison_it_says_what_is_missing(rng):
+    with pytest.raises(MissingRecords, match="bench=compare with an exact softmax"):
+        answer.table(tidy([memory("flash", 512)]))
+
+
+def test_the_command_says_it_and_leaves_a_page_with_every_picture(tmp_path, rng, capsys):
+    for one in [timed(rng, costs(n), n) for n in LENGTHS] + [compare(["flash", "performer"], n, rng) for n in LENGTHS]:
+        Store(tmp_path).write(one)
+    assert main(["figures", "--results", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["answer", "--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    page = tmp_path / "figures" / "answer.html"
+    assert said.splitlines()[-1] == f"the same with every figure: {page}"
+    for picture in (tmp_path / "figures").glob("*.png"):
+        assert f'<img src="{picture.name}"' in page.read_text()
+    assert "<td>skeinformer</td>" in page.read_text() and "| skeinformer | not causal | 1,100 |" in said
+
+
+def test_a_page_says_names_as_they_are(tmp_path):
+    webpage.write(tmp_path / "a.html", "a < b", ["use <x> & y"], answer.pd.DataFrame({"a": ["<b>"]}), "")
+    assert (
+        "use &lt;x&gt; &amp; y" in (tmp_path / "a.html").read_text() and "<b>" not in (tmp_path / "a.html").read_text()
+    )
