@@ -149,6 +149,12 @@ class Block(NamedTuple):
     grad: Tensor
     """To be filled; where nothing is pulled back, no memory of its own."""
 
+    def part(self, some: slice) -> "Block":
+        """Of some of its rows, counted from its first."""
+        rows = slice(self.rows.start + some.start, self.rows.start + some.stop)
+        log_scale = None if self.log_scale is None else self.log_scale[:, some]
+        return Block(rows, self.features[:, some], log_scale, self.grad[:, some])
+
 
 class Chunk:
     """The features of some blocks of rows; of queries there are no log scales, which cancel.
@@ -175,12 +181,8 @@ class Chunk:
 
     def blocks(self) -> list[Block]:
         """In their order."""
-        return [self._block(here) for here in slices(self.rows.stop - self.rows.start, self._block_size)]
-
-    def _block(self, here: slice) -> Block:
-        rows = slice(self.rows.start + here.start, self.rows.start + here.stop)
-        log_scale = None if self.log_scale is None else self.log_scale[:, here]
-        return Block(rows, self.features[:, here], log_scale, self.grad[:, here])
+        whole = Block(self.rows, self.features, self.log_scale, self.grad)
+        return [whole.part(here) for here in slices(self.rows.stop - self.rows.start, self._block_size)]
 
     def pull(self) -> Sequence[Tensor]:
         """From the blocks' gradients to that of their rows, and of each parameter that has one."""

@@ -9,7 +9,7 @@ As there, blocks of rows meet the keys before them by sums. Different are
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from attention_zoo.ops.feature_product.blocks import (
     weight_factors,
 )
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
-from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
+from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, slices, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
@@ -37,6 +37,8 @@ from attention_zoo.ops.operators import has_autocast
 ENTRIES = 2**20
 # Numbers of vectors that features are made of, likewise: a call for several blocks costs what one for a block does.
 CHUNK = 2**18
+# Queries whose weights are computed together where every weight is.
+SLAB = 128
 
 
 def why_unsupported(query: Tensor) -> str | None:
@@ -97,6 +99,16 @@ def normalised_block_product(
         parts = zip(*(itertools.repeat(None) if x is None else x.split(at_once) for x in flat), strict=False)
         out = torch.cat([_BlockProduct.apply(settings, *part, *features.parameters) for part in parts])
     return out.unflatten(0, (batch, heads)), "quadratic" if form.quadratic else "blocks"
+
+
+def _slabs(left: Block, right: Block, causal: bool) -> Iterator[tuple[Block, Block, Tensor | None]]:
+    """Some queries at a time, the keys that they see, and their scales: half of the weights are of the future."""
+    all_scales, keys = scales_inside_block(right.log_scale, causal), right.features.shape[1]
+    for rows in slices(left.features.shape[1], SLAB):
+        seen, scales = slice(0, rows.stop if causal else keys), all_scales
+        if scales is not None:
+            scales = scales[:, rows if causal else slice(None), seen]
+        yield left.part(rows), right.part(seen), scales
 
 
 class _BlockProduct(torch.autograd.Function):
@@ -161,9 +173,8 @@ class _Product:
         """Every weight is computed; there is one block."""
         (left,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.query.shape[1]), keys=False).blocks()
         (right,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.key.shape[1]), keys=True).blocks()
-        self._divide(
-            left.rows, *self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
-        )
+        for queries, keys, scales in _slabs(left, right, self.settings.causal):
+            self._divide(queries.rows, *self._intra_block(queries, keys, scales))
 
     def full(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every query sees every key; returns the total and the norm of the keys, and their largest log scale."""
@@ -242,8 +253,9 @@ class Gradients:
 
     def __init__(self, settings: Settings, inputs: Inputs, grad: Tensor, d_total: Tensor) -> None:
         self.settings, self.inputs, self.grad, self.d_total = settings, inputs, grad, d_total
-        self.query, self.key, self.value = (torch.empty_like(x) for x in inputs[:3])
-        self.local_query, self.local_key = (None if x is None else torch.empty_like(x) for x in inputs[3:5])
+        # Slabs add to what comes from keys.
+        self.query, self.key, self.value = (torch.zeros_like(x) for x in inputs[:3])
+        self.local_query, self.local_key = (None if x is None else torch.zeros_like(x) for x in inputs[3:5])
         self.parameters = [torch.zeros_like(p) if p.requires_grad else None for p in inputs.parameters]
 
     @property
@@ -257,8 +269,11 @@ class Gradients:
         queries = Chunk(self.settings, self.inputs, rows_of[0], keys=False, with_pull=True)
         keys = Chunk(self.settings, self.inputs, rows_of[1], keys=True, with_pull=True)
         (left,), (right,) = queries.blocks(), keys.blocks()
-        to_left, to_right = self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
-        left.grad[:], right.grad[:] = to_left, to_right
+        right.grad.zero_()
+        for some, seen, scales in _slabs(left, right, self.settings.causal):
+            to_left, to_right = self._intra_block(some, seen, scales)
+            some.grad[:] = to_left
+            seen.grad.add_(to_right)
         self._pull(queries, self.query)
         self._pull(keys, self.key)
 
@@ -340,14 +355,15 @@ class Gradients:
         """From the weights inside a block to values, and to what makes the weights: zero where features do not."""
         queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
         scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal
-        self.value[:, right.rows] = visible(power_(scores.clone(), degree), intra_block, causal).mT @ grad
+        self.value[:, right.rows] += visible(power_(scores.clone(), degree), intra_block, causal).mT @ grad
         d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
         slope = degree * power_(scores, degree - 1) if degree > 1 else 1
         d_scores = visible(d_weights * slope, intra_block, causal)
         to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
         if self.local_query is None or self.local_key is None:
             return to_queries, to_keys
-        self.local_query[:, left.rows], self.local_key[:, right.rows] = to_queries, to_keys
+        self.local_query[:, left.rows] = to_queries
+        self.local_key[:, right.rows] += to_keys
         return grad.new_zeros(()), grad.new_zeros(())
 
     def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> None:

@@ -300,9 +300,9 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor:
-    """Weights of a block, scaled and without those of the future, in place."""
+    """Weights of queries and of the keys up to the last of them, scaled and without those of the future, in place."""
     weights = weights if intra_block is None else weights.mul_(intra_block.to(weights.dtype))
-    return weights.tril_() if causal else weights
+    return weights.tril_(weights.shape[-1] - weights.shape[-2]) if causal else weights
 
 
 def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, Scales | None]]:

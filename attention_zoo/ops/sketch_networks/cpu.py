@@ -1,7 +1,7 @@
 """The networks of a level of a learned sketch as fast as a CPU multiplies (PolySketchFormer, ICML version, Appendix D).
 
 Some rows at a time, so that hidden units stay in the cache and no others are in memory. The backward pass computes them
-again, but not what networks make of them: that is r numbers where a network has 8r units. A layer norm's weight and bias
+again, but not what networks make of them: r numbers where a network has 8r units. A layer norm's weight and bias
 are part of the layer behind it. With `tanh(u) = 2 sigmoid(2u) - 1` gelu is `x sigmoid(2u)`, which a CPU has five times
 as fast. Products are oneDNN's, which has them twice as fast as MKL on CPUs that are not Intel's, gelu included.
 """
@@ -55,7 +55,7 @@ def sketch_networks(
 
 
 def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both layers behind a norm: `(groups, 2, hidden, in)`, its bias `(groups, 2, hidden)`, `(groups, 2, r, hidden)`."""
+    """The layers behind a norm: `(groups, 2, hidden, in)`, its bias `(groups, 2, hidden)`, `(groups, 2, r, hidden)`."""
     bias = (shift[:, None, :, None] * into).sum(2)
     into = gain[:, None, :, None] * into
     return tuple(w.transpose(0, 1).contiguous() for w in (into.mT, bias, onto.mT))  # type: ignore[return-value]
