@@ -49,6 +49,7 @@ CASES = [
     ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "bias": 0.0, "local": True, "degree": 8}),
     ("polysketch", {"block_size": 16, "causal": True, "degree": 2}),
     ("polysketch", {"sketch_size": 7, "causal": True}),
+    ("polysketch", {"sketch_size": 7, "causal": True, "local": True}),
     ("performer", {"num_features": 7, "causal": True}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "degree": 8}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "local": True, "causal": True}),
@@ -66,7 +67,7 @@ def small_chunks(monkeypatch):
     for module, sizes in {
         chunks: {"CPU_ENTRIES": 4000, "LEAST_ROWS": 2},
         fused_softmax: {"ENTRIES": 1000},
-        block_product: {"ENTRIES": 1000, "CHUNK": 300},
+        block_product: {"ENTRIES": 1000, "CHUNK": 300, "SLAB": 10},
         feature_maps: {"GROUP": 3},
         bigbird: {"GATHERED": 4000},
         informer: {"ENTRIES": 4000, "GATHERED_KEYS": 1},

@@ -12,6 +12,7 @@ from attention_zoo.ops.feature_product.reference import (
     default_block_size,
     next_scales,
     scaled,
+    slab_weights,
     slices,
 )
 
@@ -19,6 +20,8 @@ from attention_zoo.ops.feature_product.reference import (
 LEAST = -1e30
 # Weights of a head: more of them take longer to come from memory than sums over blocks to be multiplied.
 LARGEST_QUADRATIC = 2**20
+# Queries whose weights are computed together where every weight is, or, if causal, those of the keys up to them.
+SLAB = 128
 
 # Features `(batch, heads, rows, r)`, and log scales `(batch, heads, rows)` or None.
 Featured = tuple[Tensor, Tensor | None]
@@ -86,7 +89,8 @@ def form_of(
         return Form(True, rows, width)
     sums, weight = width * head_dim, features + head_dim
     if causal:
-        cheaper = block_size is None and queries * weight <= rows * weight + 2 * sums * (1 - rows / queries)
+        seen = slab_weights(queries, keys, SLAB, causal=True) / queries
+        cheaper = block_size is None and seen * weight <= rows * weight + 2 * sums * (1 - rows / queries)
     else:
         cheaper = queries * keys * weight <= (queries + keys) * sums
     quadratic = cheaper and inner is None and queries * keys <= LARGEST_QUADRATIC

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.feature_product.blocks import (
+    SLAB,
     Block,
     Chunk,
     Features,
@@ -37,8 +38,6 @@ from attention_zoo.ops.operators import has_autocast
 ENTRIES = 2**20
 # Numbers of vectors that features are made of, likewise: a call for several blocks costs what one for a block does.
 CHUNK = 2**18
-# Queries whose weights are computed together where every weight is.
-SLAB = 128
 
 
 def why_unsupported(query: Tensor) -> str | None:

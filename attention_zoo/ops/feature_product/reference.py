@@ -108,7 +108,7 @@ def product_flops(
     degree: int = 1,
     inner: int | None = None,
     width: int | None = None,
-    quadratic: bool = False,
+    slab: int | None = None,
     skips_future: bool = False,
 ) -> int:
     """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
@@ -120,11 +120,11 @@ def product_flops(
         causal: as in `feature_product`; so are `block_size` and `degree`.
         inner: the dimension of `local` queries and keys; None without.
         width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
-        quadratic: every weight is computed, and no state.
+        slab: every weight is computed, of so many queries and, if `causal`, the keys up to them at once, and no state.
         skips_future: of the weights inside blocks half are computed.
     """
-    if quadratic:
-        return 2 * seq_len**2 * ((inner or features) + columns)
+    if slab is not None:
+        return 2 * slab_weights(seq_len, seq_len, slab, causal=causal) * ((inner or features) + columns)
     state = features**degree * columns
     if width is not None:
         state = width * (columns - 1) + features**degree
@@ -136,6 +136,11 @@ def product_flops(
         # The first block reads no state and the last one writes none.
         total -= 2 * state * (widths[0] + widths[-1])
     return total
+
+
+def slab_weights(queries: int, keys: int, slab: int, *, causal: bool) -> int:
+    """The weights of all queries, some of them and, if `causal`, the keys up to the last of them at a time."""
+    return sum((rows.stop - rows.start) * (rows.stop if causal else keys) for rows in slices(queries, slab))
 
 
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
