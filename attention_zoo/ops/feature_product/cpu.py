@@ -9,7 +9,7 @@ As there, blocks of rows meet the keys before them by sums. Different are
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attention_zoo.ops.feature_product.blocks import (
-    SLAB,
     Block,
     Chunk,
     Features,
@@ -26,11 +25,11 @@ from attention_zoo.ops.feature_product.blocks import (
     Sums,
     form_of,
     relative,
-    scales_inside_block,
+    slabs,
     weight_factors,
 )
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
-from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, slices, visible
+from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
 
@@ -100,16 +99,6 @@ def normalised_block_product(
     return out.unflatten(0, (batch, heads)), "quadratic" if form.quadratic else "blocks"
 
 
-def _slabs(left: Block, right: Block, causal: bool) -> Iterator[tuple[Block, Block, Tensor | None]]:
-    """Some queries at a time, the keys that they see, and their scales: half of the weights are of the future."""
-    all_scales, keys = scales_inside_block(right.log_scale, causal), right.features.shape[1]
-    for rows in slices(left.features.shape[1], SLAB):
-        seen, scales = slice(0, rows.stop if causal else keys), all_scales
-        if scales is not None:
-            scales = scales[:, rows if causal else slice(None), seen]
-        yield left.part(rows), right.part(seen), scales
-
-
 class _BlockProduct(torch.autograd.Function):
     """Saves its inputs, the output and the denominators; the backward pass recomputes features and sums."""
 
@@ -169,11 +158,14 @@ class _Product:
         self.total = value.new_empty(*queries, 1, dtype=at_least_float32(value))
 
     def quadratic(self) -> None:
-        """Every weight is computed; there is one block."""
-        (left,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.query.shape[1]), keys=False).blocks()
-        (right,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.key.shape[1]), keys=True).blocks()
-        for queries, keys, scales in _slabs(left, right, self.settings.causal):
-            self._divide(queries.rows, *self._intra_block(queries, keys, scales))
+        """Every weight is computed."""
+        left, right = (Chunk.of_all(self.settings, self.inputs, keys=which).whole for which in (False, True))
+        for queries, own, before in slabs(self.settings, left, right):
+            summed, total = self._weigh(queries, own.keys, own.scales)
+            if before is not None:
+                more, of_more = self._weigh(queries, before, None, is_own=False)
+                summed, total = summed.add_(more), total.add_(of_more)
+            self._divide(queries.rows, summed, total)
 
     def full(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every query sees every key; returns the total and the norm of the keys, and their largest log scale."""
@@ -210,7 +202,7 @@ class _Product:
     def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
         """Let a block of queries see its own keys and what was summed, and add the keys."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
-        summed, total = self._intra_block(left, right, scales and scales.intra_block)
+        summed, total = self._weigh(left, right, scales and scales.intra_block)
         if sums is None:
             sums = Sums(self.settings, right.features, self.inputs)
         else:
@@ -222,10 +214,10 @@ class _Product:
             sums.advance(right.features, values, scales)
         return sums
 
-    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What a block of queries sees of a block of keys, weight by weight, and the sums of these weights."""
-        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
-        weights = visible(power_(queries @ keys.mT, degree), intra_block, self.settings.causal)
+    def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
+        """What queries see of their own block of keys, or of those before, and the sums of these weights."""
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
+        weights = visible(power_(queries @ keys.mT, degree), scales, self.settings.causal and is_own)
         return weights @ self.inputs.value[:, right.rows], weights.sum(-1, keepdim=True)
 
     def _divide(self, rows: slice, summed: Tensor, total: Tensor) -> None:
@@ -263,16 +255,19 @@ class Gradients:
         return self.query, self.key, self.value, self.local_query, self.local_key, None, *self.parameters
 
     def of_quadratic(self) -> None:
-        """Every weight is computed; there is one block."""
-        rows_of = [slice(0, x.shape[1]) for x in self.inputs[:2]]
-        queries = Chunk(self.settings, self.inputs, rows_of[0], keys=False, with_pull=True)
-        keys = Chunk(self.settings, self.inputs, rows_of[1], keys=True, with_pull=True)
-        (left,), (right,) = queries.blocks(), keys.blocks()
-        right.grad.zero_()
-        for some, seen, scales in _slabs(left, right, self.settings.causal):
-            to_left, to_right = self._intra_block(some, seen, scales)
+        """Every weight is computed."""
+        queries, keys = (
+            Chunk.of_all(self.settings, self.inputs, keys=which, with_pull=True) for which in (False, True)
+        )
+        keys.grad.zero_()
+        for some, own, before in slabs(self.settings, queries.whole, keys.whole):
+            to_left, to_right = self._weigh(some, own.keys, own.scales)
             some.grad[:] = to_left
-            seen.grad.add_(to_right)
+            own.keys.grad.add_(to_right)
+            if before is not None:
+                to_left, to_right = self._weigh(some, before, None, is_own=False)
+                some.grad.add_(to_left)
+                before.grad.add_(to_right)
         self._pull(queries, self.query)
         self._pull(keys, self.key)
 
@@ -318,7 +313,7 @@ class Gradients:
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
             for left, right in zip(chunk.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                to_left, to_right = self._intra_block(left, right, scales and scales.intra_block)
+                to_left, to_right = self._weigh(left, right, scales and scales.intra_block)
                 residuals.append(_BlockResiduals(scales and scales._replace(intra_block=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
@@ -350,16 +345,16 @@ class Gradients:
         of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
-    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From the weights inside a block to values, and to what makes the weights: zero where features do not."""
-        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
-        scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal
-        self.value[:, right.rows] += visible(power_(scores.clone(), degree), intra_block, causal).mT @ grad
+    def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
+        """From the weights of `_Product` to values, and to what makes the weights: zero where features do not."""
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
+        scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal and is_own
+        self.value[:, right.rows] += visible(power_(scores.clone(), degree), scales, causal).mT @ grad
         d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
         slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = visible(d_weights * slope, intra_block, causal)
+        d_scores = visible(d_weights * slope, scales, causal)
         to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
-        if self.local_query is None or self.local_key is None:
+        if self.local_query is None or self.local_key is None or not is_own:
             return to_queries, to_keys
         self.local_query[:, left.rows] = to_queries
         self.local_key[:, right.rows] += to_keys

@@ -120,11 +120,15 @@ def product_flops(
         causal: as in `feature_product`; so are `block_size` and `degree`.
         inner: the dimension of `local` queries and keys; None without.
         width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
-        slab: every weight is computed, of so many queries and, if `causal`, the keys up to them at once, and no state.
+        slab: every weight is computed, and no state: in a block, of so many queries and, if `causal`, the keys up to
+            them at a time.
         skips_future: of the weights inside blocks half are computed.
     """
     if slab is not None:
-        return 2 * slab_weights(seq_len, seq_len, slab, causal=causal) * ((inner or features) + columns)
+        blocks = list(slices(seq_len, block_size))
+        own = sum(slab_weights(*[rows.stop - rows.start] * 2, slab, causal=causal) for rows in blocks)
+        before = sum((rows.stop - rows.start) * rows.start for rows in blocks)
+        return 2 * (own * ((inner or features) + columns) + before * (features + columns))
     state = features**degree * columns
     if width is not None:
         state = width * (columns - 1) + features**degree
