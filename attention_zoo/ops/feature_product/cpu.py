@@ -28,7 +28,7 @@ from attention_zoo.ops.feature_product.blocks import (
     slabs,
     weight_factors,
 )
-from attention_zoo.ops.feature_product.feature_maps import at_least_float32
+from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
 from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
@@ -261,13 +261,9 @@ class Gradients:
         )
         keys.grad.zero_()
         for some, own, before in slabs(self.settings, queries.whole, keys.whole):
-            to_left, to_right = self._weigh(some, own.keys, own.scales)
-            some.grad[:] = to_left
-            own.keys.grad.add_(to_right)
+            some.grad[:] = self._weigh(some, own.keys, own.scales, own.keys.grad)
             if before is not None:
-                to_left, to_right = self._weigh(some, before, None, is_own=False)
-                some.grad.add_(to_left)
-                before.grad.add_(to_right)
+                some.grad.add_(self._weigh(some, before, None, before.grad, is_own=False))
         self._pull(queries, self.query)
         self._pull(keys, self.key)
 
@@ -313,7 +309,8 @@ class Gradients:
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
             for left, right in zip(chunk.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                to_left, to_right = self._weigh(left, right, scales and scales.intra_block)
+                to_right = torch.zeros_like(right.features)
+                to_left = self._weigh(left, right, scales and scales.intra_block, to_right)
                 residuals.append(_BlockResiduals(scales and scales._replace(intra_block=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
@@ -345,20 +342,28 @@ class Gradients:
         of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
-    def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
-        """From the weights of `_Product` to values, and to what makes the weights: zero where features do not."""
+    def _weigh(
+        self, left: Block, right: Block, scales: Tensor | None, to_keys: Tensor, *, is_own: bool = True
+    ) -> Tensor:
+        """From the weights of `_Product` to values and to what makes the weights, which of features is not written.
+
+        What goes to the features of keys is added to `to_keys`; what goes to those of queries is returned.
+        """
         queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
         scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal and is_own
-        self.value[:, right.rows] += visible(power_(scores.clone(), degree), scales, causal).mT @ grad
-        d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
-        slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = visible(d_weights * slope, scales, causal)
-        to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
+        weights = power_(scores.square(), degree // 2) if degree % 2 == 0 else power_(scores.clone(), degree)
+        add_product(self.value[:, right.rows], visible(weights, scales, causal).mT, grad)
+        d_scores = (degree * grad) @ self.inputs.value[:, right.rows].mT
+        d_scores.add_(degree * self.d_total[:, left.rows])
+        if degree > 1:
+            d_scores.mul_(power_(scores, degree - 1))
+        d_scores = visible(d_scores, scales, causal)
         if self.local_query is None or self.local_key is None or not is_own:
-            return to_queries, to_keys
-        self.local_query[:, left.rows] = to_queries
-        self.local_key[:, right.rows] += to_keys
-        return grad.new_zeros(()), grad.new_zeros(())
+            add_product(to_keys, d_scores.mT, queries)
+            return d_scores @ keys
+        self.local_query[:, left.rows] = d_scores @ keys
+        add_product(self.local_key[:, right.rows], d_scores.mT, queries)
+        return grad.new_zeros(())
 
     def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> None:
         """From sums over keys to the features of queries."""
