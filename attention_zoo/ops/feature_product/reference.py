@@ -125,9 +125,9 @@ def product_flops(
         skips_future: of the weights inside blocks half are computed.
     """
     if slab is not None:
-        blocks = list(slices(seq_len, block_size))
-        own = sum(slab_weights(*[rows.stop - rows.start] * 2, slab, causal=causal) for rows in blocks)
-        before = sum((rows.stop - rows.start) * rows.start for rows in blocks)
+        blocks = [(rows.start, rows.stop - rows.start) for rows in slices(seq_len, block_size)]
+        own = sum(slab_weights(size, size, slab, causal=causal) for _, size in blocks)
+        before = sum(start * size for start, size in blocks)
         return 2 * (own * ((inner or features) + columns) + before * (features + columns))
     state = features**degree * columns
     if width is not None:

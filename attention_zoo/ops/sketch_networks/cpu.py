@@ -146,11 +146,14 @@ class _Networks:
     """Both networks of a level, tile by tile: of each group, network by network, the layers behind both norms."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.groups, self.r, self.hidden = weights[2].shape[0], *weights[2].shape[2:]
+        self.groups, _, self.r, self.hidden = weights[2].shape
         self.root, self.dtype, memory = math.sqrt(self.r), weights[0].dtype, _Memory()
         self.first, self.second = (
-            [[_Layers(*(w[group, i] for w in some), memory) for i in range(2)] for group in range(self.groups)]
-            for some in (weights[:3], weights[3:])
+            [
+                [_Layers(into[group, i], bias[group, i], onto[group, i], memory) for i in range(2)]
+                for group in range(self.groups)
+            ]
+            for into, bias, onto in (weights[:3], weights[3:])
         )
 
     def tiles(self, rows: int) -> Iterator[tuple[int, slice]]:
