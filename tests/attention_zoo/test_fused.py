@@ -9,8 +9,8 @@ from small import maker, outcomes, padding_mask, sized
 import attention_zoo
 from attention_zoo import bigbird, informer
 from attention_zoo.ops import chunks, fused_softmax
+from attention_zoo.ops.feature_product import blocks, feature_maps
 from attention_zoo.ops.feature_product import cpu as block_product
-from attention_zoo.ops.feature_product import feature_maps
 
 HEADS, H, LONGEST = 2, 8, 75
 qkv, create = sized(LONGEST, h=H, batch=3), maker("", head_dim=H, max_seq_len=LONGEST)
@@ -49,6 +49,7 @@ CASES = [
     ("polysketch", {"sketch_size": 7, "block_size": 8, "causal": True, "bias": 0.0, "local": True, "degree": 8}),
     ("polysketch", {"block_size": 16, "causal": True, "degree": 2}),
     ("polysketch", {"sketch_size": 7, "causal": True}),
+    ("polysketch", {"sketch_size": 7, "causal": True, "local": True}),
     ("performer", {"num_features": 7, "causal": True}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "degree": 8}),
     ("polysketch", {"sketch_size": 7, "block_size": 8, "sketch": "learned", "local": True, "causal": True}),
@@ -67,6 +68,7 @@ def small_chunks(monkeypatch):
         chunks: {"CPU_ENTRIES": 4000, "LEAST_ROWS": 2},
         fused_softmax: {"ENTRIES": 1000},
         block_product: {"ENTRIES": 1000, "CHUNK": 300},
+        blocks: {"SLAB": 10},
         feature_maps: {"GROUP": 3},
         bigbird: {"GATHERED": 4000},
         informer: {"ENTRIES": 4000, "GATHERED_KEYS": 1},

@@ -1,6 +1,6 @@
 """Features of queries and keys, some blocks of them at a time, and sums over blocks, which others read instead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from attention_zoo.ops.feature_product.reference import (
     default_block_size,
     next_scales,
     scaled,
+    slab_weights,
     slices,
 )
 
@@ -19,6 +20,8 @@ from attention_zoo.ops.feature_product.reference import (
 LEAST = -1e30
 # Weights of a head: more of them take longer to come from memory than sums over blocks to be multiplied.
 LARGEST_QUADRATIC = 2**20
+# Queries whose weights are computed together where every weight is, or, if causal, those of the keys up to them.
+SLAB = 128
 
 # Features `(batch, heads, rows, r)`, and log scales `(batch, heads, rows)` or None.
 Featured = tuple[Tensor, Tensor | None]
@@ -79,18 +82,20 @@ def form_of(
     degree: int = 1,
     inner: int | None = None,
 ) -> Form:
-    """The form with fewer products; with exact weights in its blocks (`inner`), what their size says."""
+    """The form with fewer products; exact weights (`inner`) are those of blocks of this size in either."""
     width = Squares(features).width if degree == 2 else features
     rows = block_size or default_block_size(torch.device("cpu"), causal=causal, degree=degree)
     if causal and queries <= rows:
         return Form(True, rows, width)
     sums, weight = width * head_dim, features + head_dim
     if causal:
-        cheaper = block_size is None and queries * weight <= rows * weight + 2 * sums * (1 - rows / queries)
+        seen = slab_weights(queries, keys, SLAB if inner is None else rows, causal=True) / queries
+        cheaper = seen * weight <= rows * weight + 2 * sums * (1 - rows / queries)
+        cheaper = cheaper and (block_size is None or inner is not None)
     else:
         cheaper = queries * keys * weight <= (queries + keys) * sums
-    quadratic = cheaper and inner is None and queries * keys <= LARGEST_QUADRATIC
-    return Form(quadratic, max(queries, keys) if quadratic else rows, width)
+    quadratic = cheaper and queries * keys <= LARGEST_QUADRATIC
+    return Form(quadratic, max(queries, keys) if quadratic and inner is None else rows, width)
 
 
 class Settings(NamedTuple):
@@ -149,6 +154,12 @@ class Block(NamedTuple):
     grad: Tensor
     """To be filled; where nothing is pulled back, no memory of its own."""
 
+    def part(self, some: slice) -> "Block":
+        """Of some of its rows, counted from its first."""
+        rows = slice(self.rows.start + some.start, self.rows.start + some.stop)
+        log_scale = None if self.log_scale is None else self.log_scale[:, some]
+        return Block(rows, self.features[:, some], log_scale, self.grad[:, some])
+
 
 class Chunk:
     """The features of some blocks of rows; of queries there are no log scales, which cancel.
@@ -173,14 +184,20 @@ class Chunk:
             self.features = features.masked_fill(self._hidden[..., None], 0)
             self.log_scale = None if log_scale is None else log_scale.masked_fill(self._hidden, LEAST)
 
+    @classmethod
+    def of_all(cls, settings: Settings, inputs: Inputs, *, keys: bool, with_pull: bool = False) -> "Chunk":
+        """Of every query or key."""
+        rows = slice(0, (inputs.key if keys else inputs.query).shape[1])
+        return cls(settings, inputs, rows, keys=keys, with_pull=with_pull)
+
+    @property
+    def whole(self) -> Block:
+        """As one block."""
+        return Block(self.rows, self.features, self.log_scale, self.grad)
+
     def blocks(self) -> list[Block]:
         """In their order."""
-        return [self._block(here) for here in slices(self.rows.stop - self.rows.start, self._block_size)]
-
-    def _block(self, here: slice) -> Block:
-        rows = slice(self.rows.start + here.start, self.rows.start + here.stop)
-        log_scale = None if self.log_scale is None else self.log_scale[:, here]
-        return Block(rows, self.features[:, here], log_scale, self.grad[:, here])
+        return [self.whole.part(here) for here in slices(self.rows.stop - self.rows.start, self._block_size)]
 
     def pull(self) -> Sequence[Tensor]:
         """From the blocks' gradients to that of their rows, and of each parameter that has one."""
@@ -242,7 +259,33 @@ class Sums:
         self.maps.pull_norm(out, self.norm, x, weights)
 
 
-def scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:
+class Own(NamedTuple):
+    """The keys of some queries' own block, and their scales, broadcastable to `(heads, queries, keys)`."""
+
+    keys: Block
+    scales: Tensor | None
+
+
+def slabs(settings: Settings, left: Block, right: Block) -> Iterator[tuple[Block, Own, Block | None]]:
+    """Of all queries and keys some queries at a time, what they see of their own block, and the keys before it.
+
+    Where it is causal, half of the weights are of the future.
+    """
+    causal, keys, of_all = (
+        settings.causal,
+        right.features.shape[1],
+        _scales_inside_block(right.log_scale, settings.causal),
+    )
+    for block in slices(left.features.shape[1], settings.block_size):
+        before = right.part(slice(0, block.start)) if block.start else None
+        for some in slices(block.stop - block.start, SLAB):
+            rows = slice(block.start + some.start, block.start + some.stop)
+            seen = slice(block.start, rows.stop if causal else keys)
+            scales = None if of_all is None else of_all[:, rows if causal else slice(None), seen]
+            yield left.part(rows), Own(right.part(seen), scales), before
+
+
+def _scales_inside_block(log_scale: Tensor | None, causal: bool) -> Tensor | None:
     """Of each key for each query where all are in one block, broadcastable to `(heads, queries, keys)`."""
     if causal or log_scale is None:
         scales = next_scales(log_scale, None)
@@ -255,9 +298,11 @@ def relative(log_scale: Tensor | None, largest: Tensor | None) -> Tensor | None:
     return None if log_scale is None or largest is None else (log_scale - largest).exp_()[..., None]
 
 
-def weight_factors(settings: Settings, inputs: Inputs, left: Block, right: Block) -> tuple[Tensor, Tensor, int]:
-    """Whose products, to which degree, are the weights inside a block: the features', or exact ones."""
-    if inputs.local_query is None or inputs.local_key is None:
+def weight_factors(
+    settings: Settings, inputs: Inputs, left: Block, right: Block, *, is_own: bool
+) -> tuple[Tensor, Tensor, int]:
+    """Whose products, to which degree, are the weights: the features', or, of a block's own keys, exact ones."""
+    if inputs.local_query is None or inputs.local_key is None or not is_own:
         return left.features, right.features, settings.degree
     return inputs.local_query[:, left.rows], inputs.local_key[:, right.rows], settings.local_degree
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_zoo.ops import launching
 from attention_zoo.ops.feature_product import cpu, tiles
-from attention_zoo.ops.feature_product.blocks import LEAST, Features, Form, form_of
+from attention_zoo.ops.feature_product.blocks import LEAST, SLAB, Features, Form, form_of
 from attention_zoo.ops.feature_product.chunks import packed_products
 from attention_zoo.ops.feature_product.reference import product_flops
 from attention_zoo.ops.masking import zero_padding
@@ -59,7 +59,7 @@ def fused_flops(seq_len: int, features: int, head_dim: int, device: torch.device
         degree=options.get("degree", 1),
         inner=options.get("inner"),
         width=form.width,
-        quadratic=form.quadratic and not by_triton,
+        slab=SLAB if form.quadratic and not by_triton else None,
         skips_future=by_triton,
     )
 

@@ -25,10 +25,10 @@ from attention_zoo.ops.feature_product.blocks import (
     Sums,
     form_of,
     relative,
-    scales_inside_block,
+    slabs,
     weight_factors,
 )
-from attention_zoo.ops.feature_product.feature_maps import at_least_float32
+from attention_zoo.ops.feature_product.feature_maps import add_product, at_least_float32
 from attention_zoo.ops.feature_product.reference import Local, Scales, next_scales, scaled, visible
 from attention_zoo.ops.masking import denominator, power_
 from attention_zoo.ops.operators import has_autocast
@@ -158,12 +158,14 @@ class _Product:
         self.total = value.new_empty(*queries, 1, dtype=at_least_float32(value))
 
     def quadratic(self) -> None:
-        """Every weight is computed; there is one block."""
-        (left,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.query.shape[1]), keys=False).blocks()
-        (right,) = Chunk(self.settings, self.inputs, slice(0, self.inputs.key.shape[1]), keys=True).blocks()
-        self._divide(
-            left.rows, *self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
-        )
+        """Every weight is computed."""
+        left, right = (Chunk.of_all(self.settings, self.inputs, keys=which).whole for which in (False, True))
+        for queries, own, before in slabs(self.settings, left, right):
+            summed, total = self._weigh(queries, own.keys, own.scales)
+            if before is not None:
+                more, of_more = self._weigh(queries, before, None, is_own=False)
+                summed, total = summed.add_(more), total.add_(of_more)
+            self._divide(queries.rows, summed, total)
 
     def full(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every query sees every key; returns the total and the norm of the keys, and their largest log scale."""
@@ -200,7 +202,7 @@ class _Product:
     def _add_causal(self, left: Block, right: Block, scales: Scales | None, sums: Sums | None) -> Sums:
         """Let a block of queries see its own keys and what was summed, and add the keys."""
         rows, values = right.rows, self.inputs.value[:, right.rows]
-        summed, total = self._intra_block(left, right, scales and scales.intra_block)
+        summed, total = self._weigh(left, right, scales and scales.intra_block)
         if sums is None:
             sums = Sums(self.settings, right.features, self.inputs)
         else:
@@ -212,10 +214,10 @@ class _Product:
             sums.advance(right.features, values, scales)
         return sums
 
-    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What a block of queries sees of a block of keys, weight by weight, and the sums of these weights."""
-        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
-        weights = visible(power_(queries @ keys.mT, degree), intra_block, self.settings.causal)
+    def _weigh(self, left: Block, right: Block, scales: Tensor | None, *, is_own: bool = True) -> tuple[Tensor, Tensor]:
+        """What queries see of their own block of keys, or of those before, and the sums of these weights."""
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
+        weights = visible(power_(queries @ keys.mT, degree), scales, self.settings.causal and is_own)
         return weights @ self.inputs.value[:, right.rows], weights.sum(-1, keepdim=True)
 
     def _divide(self, rows: slice, summed: Tensor, total: Tensor) -> None:
@@ -242,8 +244,9 @@ class Gradients:
 
     def __init__(self, settings: Settings, inputs: Inputs, grad: Tensor, d_total: Tensor) -> None:
         self.settings, self.inputs, self.grad, self.d_total = settings, inputs, grad, d_total
-        self.query, self.key, self.value = (torch.empty_like(x) for x in inputs[:3])
-        self.local_query, self.local_key = (None if x is None else torch.empty_like(x) for x in inputs[3:5])
+        # Slabs add to what comes from keys.
+        self.query, self.key, self.value = (torch.zeros_like(x) for x in inputs[:3])
+        self.local_query, self.local_key = (None if x is None else torch.zeros_like(x) for x in inputs[3:5])
         self.parameters = [torch.zeros_like(p) if p.requires_grad else None for p in inputs.parameters]
 
     @property
@@ -252,13 +255,15 @@ class Gradients:
         return self.query, self.key, self.value, self.local_query, self.local_key, None, *self.parameters
 
     def of_quadratic(self) -> None:
-        """Every weight is computed; there is one block."""
-        rows_of = [slice(0, x.shape[1]) for x in self.inputs[:2]]
-        queries = Chunk(self.settings, self.inputs, rows_of[0], keys=False, with_pull=True)
-        keys = Chunk(self.settings, self.inputs, rows_of[1], keys=True, with_pull=True)
-        (left,), (right,) = queries.blocks(), keys.blocks()
-        to_left, to_right = self._intra_block(left, right, scales_inside_block(right.log_scale, self.settings.causal))
-        left.grad[:], right.grad[:] = to_left, to_right
+        """Every weight is computed."""
+        queries, keys = (
+            Chunk.of_all(self.settings, self.inputs, keys=which, with_pull=True) for which in (False, True)
+        )
+        keys.grad.zero_()
+        for some, own, before in slabs(self.settings, queries.whole, keys.whole):
+            some.grad[:] = self._weigh(some, own.keys, own.scales, own.keys.grad)
+            if before is not None:
+                some.grad.add_(self._weigh(some, before, None, before.grad, is_own=False))
         self._pull(queries, self.query)
         self._pull(keys, self.key)
 
@@ -304,7 +309,8 @@ class Gradients:
             keys = Chunk(self.settings, self.inputs, rows, keys=True)
             for left, right in zip(chunk.blocks(), keys.blocks(), strict=True):
                 scales = next_scales(right.log_scale, scales)
-                to_left, to_right = self._intra_block(left, right, scales and scales.intra_block)
+                to_right = torch.zeros_like(right.features)
+                to_left = self._weigh(left, right, scales and scales.intra_block, to_right)
                 residuals.append(_BlockResiduals(scales and scales._replace(intra_block=None), to_right))
                 if sums is None:
                     sums = Sums(self.settings, right.features, self.inputs)
@@ -336,19 +342,28 @@ class Gradients:
         of_queries.add(left.features, grad, doubled=False, weights=weights)
         return of_queries
 
-    def _intra_block(self, left: Block, right: Block, intra_block: Tensor | None) -> tuple[Tensor, Tensor]:
-        """From the weights inside a block to values, and to what makes the weights: zero where features do not."""
-        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right)
-        scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal
-        self.value[:, right.rows] = visible(power_(scores.clone(), degree), intra_block, causal).mT @ grad
-        d_weights = grad @ self.inputs.value[:, right.rows].mT + self.d_total[:, left.rows].to(grad.dtype)
-        slope = degree * power_(scores, degree - 1) if degree > 1 else 1
-        d_scores = visible(d_weights * slope, intra_block, causal)
-        to_queries, to_keys = d_scores @ keys, d_scores.mT @ queries
-        if self.local_query is None or self.local_key is None:
-            return to_queries, to_keys
-        self.local_query[:, left.rows], self.local_key[:, right.rows] = to_queries, to_keys
-        return grad.new_zeros(()), grad.new_zeros(())
+    def _weigh(
+        self, left: Block, right: Block, scales: Tensor | None, to_keys: Tensor, *, is_own: bool = True
+    ) -> Tensor:
+        """From the weights of `_Product` to values and to what makes the weights, which of features is not written.
+
+        What goes to the features of keys is added to `to_keys`; what goes to those of queries is returned.
+        """
+        queries, keys, degree = weight_factors(self.settings, self.inputs, left, right, is_own=is_own)
+        scores, grad, causal = queries @ keys.mT, self.grad[:, left.rows], self.settings.causal and is_own
+        weights = power_(scores.square(), degree // 2) if degree % 2 == 0 else power_(scores.clone(), degree)
+        add_product(self.value[:, right.rows], visible(weights, scales, causal).mT, grad)
+        d_scores = (degree * grad) @ self.inputs.value[:, right.rows].mT
+        d_scores.add_(degree * self.d_total[:, left.rows])
+        if degree > 1:
+            d_scores.mul_(power_(scores, degree - 1))
+        d_scores = visible(d_scores, scales, causal)
+        if self.local_query is None or self.local_key is None or not is_own:
+            add_product(to_keys, d_scores.mT, queries)
+            return d_scores @ keys
+        self.local_query[:, left.rows] = d_scores @ keys
+        add_product(self.local_key[:, right.rows], d_scores.mT, queries)
+        return grad.new_zeros(())
 
     def _from_keys(self, of_keys: Sums, left: Block, scale: Tensor | None) -> None:
         """From sums over keys to the features of queries."""

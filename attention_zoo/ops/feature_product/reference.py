@@ -108,7 +108,7 @@ def product_flops(
     degree: int = 1,
     inner: int | None = None,
     width: int | None = None,
-    quadratic: bool = False,
+    slab: int | None = None,
     skips_future: bool = False,
 ) -> int:
     """FLOPs of `feature_product` for one head: writing and reading the state, and the causal diagonal blocks.
@@ -120,11 +120,15 @@ def product_flops(
         causal: as in `feature_product`; so are `block_size` and `degree`.
         inner: the dimension of `local` queries and keys; None without.
         width: how many features there are where equal ones are one, but in the normaliser; None is features^degree.
-        quadratic: every weight is computed, and no state.
+        slab: every weight is computed, and no state: in a block, of so many queries and, if `causal`, the keys up to
+            them at a time.
         skips_future: of the weights inside blocks half are computed.
     """
-    if quadratic:
-        return 2 * seq_len**2 * ((inner or features) + columns)
+    if slab is not None:
+        blocks = [(rows.start, rows.stop - rows.start) for rows in slices(seq_len, block_size)]
+        own = sum(slab_weights(size, size, slab, causal=causal) for _, size in blocks)
+        before = sum(start * size for start, size in blocks)
+        return 2 * (own * ((inner or features) + columns) + before * (features + columns))
     state = features**degree * columns
     if width is not None:
         state = width * (columns - 1) + features**degree
@@ -136,6 +140,11 @@ def product_flops(
         # The first block reads no state and the last one writes none.
         total -= 2 * state * (widths[0] + widths[-1])
     return total
+
+
+def slab_weights(queries: int, keys: int, slab: int, *, causal: bool) -> int:
+    """The weights of all queries, some of them and, if `causal`, the keys up to the last of them at a time."""
+    return sum((rows.stop - rows.start) * (rows.stop if causal else keys) for rows in slices(queries, slab))
 
 
 def _heads_at_once(left: Tensor, block_size: int, degree: int) -> int:
@@ -300,9 +309,9 @@ def scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def visible(weights: Tensor, intra_block: Tensor | None, causal: bool) -> Tensor:
-    """Weights of a block, scaled and without those of the future, in place."""
+    """Weights of queries and of the keys up to the last of them, scaled and without those of the future, in place."""
     weights = weights if intra_block is None else weights.mul_(intra_block.to(weights.dtype))
-    return weights.tril_() if causal else weights
+    return weights.tril_(weights.shape[-1] - weights.shape[-2]) if causal else weights
 
 
 def _blocks(length: int, size: int, log_scale: Tensor | None) -> Iterator[tuple[slice, Scales | None]]:

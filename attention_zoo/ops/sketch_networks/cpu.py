@@ -1,29 +1,31 @@
 """The networks of a level of a learned sketch as fast as a CPU multiplies (PolySketchFormer, ICML version, Appendix D).
 
-Rows lie along the last dimension, some of them at a time, so that hidden units stay in the cache and no others are in
-memory; the backward pass computes them again. Both networks are one product where they read the same, and all heads are
-where they share a network. A layer norm's weight and bias are part of the layer behind it, whose bias is the weight of
-a row of ones. With `tanh(u) = 2 sigmoid(2u) - 1` gelu is `x sigmoid(2u)`, which a CPU has five times as fast.
+Some rows at a time, so that hidden units stay in the cache and no others are in memory. The backward pass computes them
+again, but not what networks make of them: r numbers where a network has 8r units. A layer norm's weight and bias
+are part of the layer behind it. With `tanh(u) = 2 sigmoid(2u) - 1` gelu is `x sigmoid(2u)`, which a CPU has five times
+as fast. Products are oneDNN's, which has them twice as fast as MKL on CPUs that are not Intel's, gelu included.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
 from attention_zoo.ops.operators import autocast, register
 
 # Hidden units of a tile of rows: a few times that stays in the caches.
-ENTRIES = 2**17
+ENTRIES = 2**18
 # Of PyTorch's LayerNorm.
 EPS = 1e-5
-# gelu(x) = x sigmoid(SLOPE x (1 + 0.044715 x^2)). A layer's weights are times SLOPE: of y = SLOPE x it is
-# y sigmoid(y + CUBE y^3) / SLOPE, and that quotient is part of the layer behind.
+# gelu(x) = x sigmoid(SLOPE x (1 + 0.044715 x^2)): of y = SLOPE x it is y sigmoid(y + CUBE y^3) / SLOPE.
 SLOPE = 2 * math.sqrt(2 / math.pi)
 CUBE = 0.044715 / SLOPE**2
+# Tensors that a backward pass reads, of each result.
+KEPT = 3
 
 
 def sketch_networks(
@@ -46,121 +48,120 @@ def sketch_networks(
     precision = at_least_float32(inputs[0][0])
     layers = zip(norms, weights[::2], weights[1::2], strict=True)
     folded = [x for norm, into, onto in layers for x in _fold(*(w.to(precision) for w in (*norm, into, onto)))]
-    made = _networks([x for some in inputs for x in autocast(*some)], len(inputs[0]), folded)
-    return list(made)
+    rows = [x for some in inputs for x in autocast(*some)]
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*rows, *folded))
+    made = _networks(rows, len(inputs[0]), folded, keep)
+    return list(made[: len(inputs)])
 
 
-def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor]:
-    """Both layers as matrices from columns: `(groups, 2, hidden, in + 1)`, of a row of ones too, `(..., r, hidden)`."""
-    bias = (shift[:, None, :, None] * into).sum(2, keepdim=True)
-    into = torch.cat([gain[:, None, :, None] * into, bias], 2) * SLOPE
-    return tuple(w.permute(1, 0, 3, 2).contiguous() for w in (into, onto / SLOPE))  # type: ignore[return-value]
+def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The layers behind a norm: `(groups, 2, hidden, in)`, its bias `(groups, 2, hidden)`, `(groups, 2, r, hidden)`."""
+    bias = (shift[:, None, :, None] * into).sum(2)
+    into = gain[:, None, :, None] * into
+    return tuple(w.transpose(0, 1).contiguous() for w in (into.mT, bias, onto.mT))  # type: ignore[return-value]
+
+
+def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
+    """`x matrix^T + bias`, `(rows, out)` of `(rows, in)` and `(out, in)`, or gelu of that."""
+    if x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        return linear(x, matrix, bias, "gelu" if gelu else "none", [], "tanh")  # type: ignore[no-any-return]
+    out = F.linear(x, matrix, bias)
+    return F.gelu(out, approximate="tanh") if gelu else out
+
+
+def _normalise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of mean 0 and variance 1, and one over the standard deviations, `(rows, 1)`."""
+    hats, _, rstds = torch.native_layer_norm(x, x.shape[-1:], None, None, EPS)
+    return hats, rstds
+
+
+def _normalise_backward(d_hats: Tensor, hats: Tensor, rstds: Tensor) -> Tensor:
+    """The gradient of what was normalised."""
+    zeros, ones = torch.zeros_like(rstds), torch.ones_like(rstds)
+    parts = torch.ops.aten.native_layer_norm_backward.default(
+        *(d_hats, hats, hats.shape[-1:], zeros, ones, None, None, [True, False, False])
+    )
+    return parts[0].mul_(rstds)  # type: ignore[no-any-return]
 
 
 class _Memory:
     """Tensors that every tile uses again, by name."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
+    def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
 
-    def __call__(self, name: str, *size: int) -> Tensor:
-        numbers = math.prod(size)
+    def __call__(self, name: str, like: Tensor) -> Tensor:
+        numbers = like.numel()
         if name not in self._tensors or len(self._tensors[name]) < numbers:
-            self._tensors[name] = self._like.new_empty(numbers)
-        return self._tensors[name][:numbers].view(size)
+            self._tensors[name] = like.new_empty(numbers)
+        return self._tensors[name][:numbers].view(like.shape)
 
 
-class _Hidden(NamedTuple):
-    """The hidden units of a layer norm and two layers: what a backward pass reads of a tile, columns for rows."""
-
-    hats: Tensor  # (groups, in + 1, rows), of both networks where they read the same, else (2 groups, ...)
-    rstds: Tensor
-    units: Tensor  # (2 groups, hidden, rows)
-    slopes: Tensor | None  # of the units, without which there is no backward pass
-
-
-class _Block:
-    """A layer norm and the two layers behind it, of both networks, of one tile after the other.
+class _Layers:
+    """Both layers behind a layer norm, of one network of one group, of one tile after the other.
 
     Args:
-        name: whose memory it is.
-        into: the first layer, `(groups, 2, hidden, in + 1)`.
-        onto: the second one, `(groups, 2, r, hidden)`.
-        shared: whether both networks read the same.
+        into: the first layer, `(hidden, in)`.
+        bias: its bias, `(hidden,)`.
+        onto: the second one, `(r, hidden)`.
         memory: of the tiles.
     """
 
-    def __init__(self, name: str, into: Tensor, onto: Tensor, shared: bool, memory: _Memory) -> None:
-        self.into, self.onto = into.flatten(1, 2) if shared else into.flatten(0, 1), onto.flatten(0, 1)
-        self.sizes = into.shape, onto.shape
-        self.d_into, self.d_onto = torch.zeros_like(self.into), torch.zeros_like(self.onto)
-        self._name, self._memory = name, memory
-
-    def forward(self, x: Tensor, *, with_slopes: bool) -> tuple[Tensor, _Hidden]:
-        """`(2 groups, r, rows)` of columns `(groups or 2 groups, in, rows)`."""
-        many, width, rows = x.shape
-        hats = self._memory(f"{self._name} hats", many, width + 1, rows)
-        hats[:, width:] = 1
-        rstds = _normalise(x, hats[:, :width])
-        size = len(self.onto), self.onto.shape[2], rows
-        y, squares, gates = (self._memory(name, *size) for name in ("y", "squares", "gates"))
-        torch.bmm(self.into, hats, out=y.view(many, -1, rows))
-        torch.mul(y, y, out=squares)
-        torch.addcmul(y, squares, y, value=CUBE, out=gates).sigmoid_()
-        units, slopes = torch.mul(y, gates, out=self._memory(f"{self._name} units", *size)), None
-        if with_slopes:
-            # gate + unit (1 - gate) (1 + 3 CUBE y^2)
-            slopes = self._memory(f"{self._name} slopes", *size)
-            torch.addcmul(units, units, gates, value=-1, out=slopes)
-            slopes.addcmul_(slopes, squares, value=3 * CUBE).add_(gates)
-        return self.onto @ units, _Hidden(hats, rstds, units, slopes)
-
-    def backward(self, d_out: Tensor, hidden: _Hidden) -> Tensor:
-        """The gradient of the columns; those of the layers are added up."""
-        assert hidden.slopes is not None
-        self.d_onto.baddbmm_(d_out, hidden.units.mT)
-        d_y = (
-            torch.bmm(self.onto.mT, d_out, out=hidden.units)
-            .mul_(hidden.slopes)
-            .view(len(self.into), -1, d_out.shape[2])
+    def __init__(self, into: Tensor, bias: Tensor, onto: Tensor, memory: _Memory) -> None:
+        self.into, self.bias, self.onto, self._memory = into, bias, onto, memory
+        self.steep, self.steep_bias = into * SLOPE, bias * SLOPE
+        self.d_into, self.d_bias, self.d_onto = (
+            torch.zeros_like(into.mT),
+            torch.zeros_like(bias),
+            torch.zeros_like(onto),
         )
-        self.d_into.baddbmm_(d_y, hidden.hats.mT)
-        d_hats, hats = self.into[:, :, :-1].mT @ d_y, hidden.hats[:, :-1]
-        along = (d_hats * hats).mean(1, keepdim=True)
-        return d_hats.sub_(d_hats.mean(1, keepdim=True)).addcmul_(hats, along, value=-1).mul_(hidden.rstds)
+
+    def forward(self, hats: Tensor) -> Tensor:
+        """`(rows, r)` of normalised rows `(rows, in)`."""
+        return _product(_product(hats, self.into, self.bias, gelu=True), self.onto)
+
+    def backward(self, d_out: Tensor, hats: Tensor) -> Tensor:
+        """The gradient of the normalised rows; those of the layers are added up."""
+        y = _product(hats, self.steep, self.steep_bias)
+        squares = torch.mul(y, y, out=self._memory("squares", y))
+        gates = torch.addcmul(y, squares, y, value=CUBE, out=self._memory("gates", y)).sigmoid_()
+        units = y.mul_(gates)
+        self.d_onto += _product(d_out.mT, units.mT)
+        # gate + unit (1 - gate) (1 + 3 CUBE y^2)
+        slopes = torch.addcmul(units, units, gates, value=-1, out=self._memory("slopes", y))
+        slopes.addcmul_(slopes, squares, value=3 * CUBE).add_(gates)
+        d_x = _product(d_out, self.onto.mT).mul_(slopes)
+        self.d_into += _product(hats.mT, d_x.mT)
+        self.d_bias += d_x.sum(0)
+        return _product(d_x, self.into.mT)
 
     @property
-    def gradients(self) -> tuple[Tensor, Tensor]:
-        """Of both layers."""
-        return self.d_into.view(self.sizes[0]), self.d_onto.view(self.sizes[1])
-
-
-def _normalise(x: Tensor, out: Tensor) -> Tensor:
-    """Normalise columns; returns one over their standard deviations, `(..., 1, rows)`."""
-    torch.sub(x, x.mean(1, keepdim=True), out=out)
-    rstds = out.square().mean(1, keepdim=True).add_(EPS).rsqrt_()
-    out.mul_(rstds)
-    return rstds
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of both layers; units were times SLOPE."""
+        return self.d_into.mT, self.d_bias, self.d_onto / SLOPE
 
 
 class _Networks:
-    """Both networks of a level, tile by tile."""
+    """Both networks of a level, tile by tile: of each group, network by network, the layers behind both norms."""
 
-    def __init__(self, weights: Sequence[Tensor], distinct: int) -> None:
-        self.groups, self.r = weights[0].shape[0], weights[1].shape[2]
-        self.root, self.distinct = math.sqrt(self.r), distinct
-        memory = _Memory(weights[0])
-        self.first = _Block("first", weights[0], weights[1], distinct == 1, memory)
-        self.second = _Block("second", weights[2], weights[3], False, memory)
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.groups, _, self.r, self.hidden = weights[2].shape
+        self.root, self.dtype, memory = math.sqrt(self.r), weights[0].dtype, _Memory()
+        self.first, self.second = (
+            [
+                [_Layers(into[group, i], bias[group, i], onto[group, i], memory) for i in range(2)]
+                for group in range(self.groups)
+            ]
+            for into, bias, onto in (weights[:3], weights[3:])
+        )
 
-    def tiles(self, rows: int) -> Iterator[slice]:
-        """Some rows at a time."""
-        hidden = self.first.onto.shape[0] * self.first.onto.shape[2]
-        size = max(1, ENTRIES // hidden)
-        count = -(-rows // size)
-        size = -(-rows // count)
-        return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+    def tiles(self, rows: int) -> Iterator[tuple[int, slice]]:
+        """Some rows of a group at a time."""
+        size = max(1, ENTRIES // self.hidden)
+        size = -(-rows // -(-rows // size)) if rows else 1
+        for group in range(self.groups):
+            yield from ((group, slice(start, min(start + size, rows))) for start in range(0, rows, size))
 
     def by_group(self, x: Tensor) -> Tensor:
         """`(batch, heads, seq_len, ...)` -> `(groups, rows, ...)`."""
@@ -176,72 +177,104 @@ class _Networks:
             else x.unflatten(1, (batch, -1)).transpose(0, 1).contiguous()
         )
 
-    def columns(self, inputs: Sequence[Tensor], rows: slice) -> Tensor:
-        """Of these inputs by group, `(groups or 2 groups, width, rows)`."""
-        like = self.first.into
-        parts = [x[:, rows].mT.to(like.dtype, memory_format=torch.contiguous_format) for x in inputs]
-        return parts[0] if len(parts) == 1 else torch.stack(parts, 1).flatten(0, 1)
-
-    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The sketch of one or two inputs."""
+    def forward(self, inputs: Sequence[Tensor], keep: bool) -> list[Tensor]:
+        """The sketch of one or two inputs, and, where they are kept, what is between the layers."""
         xs = [self.by_group(x) for x in inputs]
         out = inputs[0].new_empty(*xs[0].shape[:2], self.r)
-        for rows in self.tiles(out.shape[1]):
-            between, _ = self.first.forward(self.columns(xs, rows), with_slopes=False)
-            both = self.second.forward(between, with_slopes=False)[0].unflatten(0, (-1, 2))
-            out[:, rows] = (both[:, 0] * both[:, 1]).div_(self.root).tanh_().mul_(self.root).mT
-        return self.from_groups(out, inputs[0])
+        kept = self.empty(xs[0]) if keep else []
+        for group, rows in self.tiles(out.shape[1]):
+            normed = [_normalise(x[group, rows].to(self.dtype))[0] for x in xs]
+            ends = []
+            for i, layers in enumerate(self.first[group]):
+                between, rstds = _normalise(layers.forward(normed[i % len(normed)]))
+                ends.append(self.second[group][i].forward(between))
+                for whole, part in zip(kept, (between, rstds, ends[i]), strict=keep):
+                    whole[group, i, rows] = part
+            out[group, rows] = (ends[0] * ends[1]).div_(self.root).tanh_().mul_(self.root)
+        return [self.from_groups(out, inputs[0]), *kept]
 
-    def backward(self, d_out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def empty(self, x: Tensor) -> list[Tensor]:
+        """For what is kept of rows `(groups, rows, ...)`: normalised rows between the layers, their rstds, the ends."""
+        return [x.new_empty(len(x), 2, x.shape[1], width, dtype=self.dtype) for width in (self.r, 1, self.r)]
+
+    def backward(self, d_out: Tensor, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the inputs; those of the weights are added up."""
         xs, d_out = [self.by_group(x) for x in inputs], self.by_group(d_out)
         d_xs = [x.new_empty(x.shape) for x in xs]
-        for rows in self.tiles(d_out.shape[1]):
-            between, first = self.first.forward(self.columns(xs, rows), with_slopes=True)
-            both, second = self.second.forward(between, with_slopes=True)
-            d_both = both.unflatten(0, (-1, 2)).flip(1)
-            product = (d_both[:, 0] * d_both[:, 1]).div_(self.root).tanh_()
-            d_product = self.columns([d_out], rows)
-            d_both *= torch.addcmul(d_product, d_product * product, product, value=-1)[:, None]
-            d_columns = self.first.backward(self.second.backward(d_both.flatten(0, 1), second), first)
-            for d_x, part in zip(d_xs, d_columns.unflatten(0, (-1, self.distinct)).unbind(1), strict=True):
-                d_x[:, rows] = part.mT
+        for group, rows in self.tiles(d_out.shape[1]):
+            normed = [_normalise(x[group, rows].to(self.dtype)) for x in xs]
+            d_normed: list[Tensor] = []
+            between, rstds, ends = (whole[group, :, rows] for whole in kept)
+            # 1 - tanh(u)^2 = 4 sigmoid'(2u)
+            gates = (ends[0] * ends[1]).mul_(2 / self.root).sigmoid_()
+            d_product = torch.ops.aten.sigmoid_backward.default(d_out[group, rows].to(self.dtype) * 4, gates)
+            for i, layers in enumerate(self.second[group]):
+                d_between = layers.backward(d_product * ends[1 - i], between[i])
+                d_middle = _normalise_backward(d_between, between[i], rstds[i])
+                d_normed.append(self.first[group][i].backward(d_middle, normed[i % len(normed)][0]))
+            if len(xs) == 1:
+                d_normed = [d_normed[0].add_(d_normed[1])]
+            for d_x, d_hats, (hats, of_hats) in zip(d_xs, d_normed, normed, strict=True):
+                d_x[group, rows] = _normalise_backward(d_hats, hats, of_hats)
         return [self.from_groups(d_x, x) for d_x, x in zip(d_xs, inputs, strict=True)]
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of the weights."""
+        return [
+            torch.stack([torch.stack([layers.gradients[which] for layers in group]) for group in some])
+            for some in (self.first, self.second)
+            for which in range(3)
+        ]
 
-def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor]) -> list[Tensor]:
-    networks = _Networks(weights, distinct)
+
+def _forward(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
+    """The sketches, and after them what a backward pass reads of each."""
+    networks = _Networks(weights)
     with torch.autocast("cpu", enabled=False):
-        return [networks.forward(inputs[i : i + distinct]) for i in range(0, len(inputs), distinct)]
+        made = [networks.forward(inputs[i : i + distinct], keep) for i in range(0, len(inputs), distinct)]
+    return [*(out for out, *_ in made), *(x for _, *kept in made for x in kept)]
 
 
-def _backward(d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+def _backward(
+    d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
+) -> list[Tensor]:
     """The gradients of the inputs and of the weights."""
-    distinct = len(inputs) // len(d_outs)
-    networks = _Networks(weights, distinct)
+    distinct, networks = len(inputs) // len(d_outs), _Networks(weights)
     with torch.autocast("cpu", enabled=False):
-        d_inputs = [networks.backward(d_out, inputs[i * distinct :][:distinct]) for i, d_out in enumerate(d_outs)]
-    return [*(d_x for some in d_inputs for d_x in some), *networks.first.gradients, *networks.second.gradients]
+        d_inputs = [
+            networks.backward(d_out, inputs[i * distinct :][:distinct], kept[i * KEPT :][:KEPT])
+            for i, d_out in enumerate(d_outs)
+        ]
+    return [*(d_x for some in d_inputs for d_x in some), *networks.gradients]
 
 
-def _empty(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor]) -> list[Tensor]:
-    return [x.new_empty(*x.shape[:3], weights[1].shape[2]) for x in inputs[::distinct]]
+def _empty(inputs: Sequence[Tensor], distinct: int, weights: Sequence[Tensor], keep: bool) -> list[Tensor]:
+    networks, firsts = _Networks(weights), inputs[::distinct]
+    outs = [x.new_empty(*x.shape[:3], networks.r) for x in firsts]
+    return [*outs, *(x for first in firsts if keep for x in networks.empty(networks.by_group(first)))]
 
 
-def _empty_gradients(d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+def _empty_gradients(
+    d_outs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor], kept: Sequence[Tensor]
+) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in (*inputs, *weights)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    tensors, _, weights = inputs
-    ctx.count = len(tensors)
-    ctx.save_for_backward(*tensors, *weights)
+    tensors, distinct, weights, _ = inputs
+    ctx.counts = len(tensors), len(weights), len(tensors) // distinct
+    kept = output[ctx.counts[2] :]
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(*tensors, *weights, *kept)
 
 
-def _differentiate(ctx: Any, d_outs: Sequence[Tensor]) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_made: Sequence[Tensor]) -> tuple[Any, ...]:
     saved = ctx.saved_tensors  # checkpointing allows to ask once
-    made = _networks_backward(d_outs, saved[: ctx.count], saved[ctx.count :])
-    return made[: ctx.count], None, made[ctx.count :]
+    count, of_weights, results = ctx.counts
+    tensors, weights, kept = saved[:count], saved[count : count + of_weights], saved[count + of_weights :]
+    made = _networks_backward(d_made[:results], tensors, weights, kept)
+    return made[:count], None, made[count:], None
 
 
 _networks = register("cpu_sketch_networks", _forward, _empty)

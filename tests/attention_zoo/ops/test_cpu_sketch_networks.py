@@ -73,3 +73,26 @@ def test_bfloat16_is_that_of_float32_rounded():
     made = as_operation(1)(x, *given)
     assert made.dtype == torch.bfloat16
     torch.testing.assert_close(made, as_operation(1)(x.float(), *given).bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_available", [True, False], ids=["onednn", "without_it"])
+def test_float32_is_the_formula_in_double_precision_with_gradients(is_available, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_available)
+    exact = [x.requires_grad_() for x in (operations.drawn(2, HEADS, 64, 16).cpu().double(), *parameters(16, 16, 1))]
+    given = [x.detach().float().requires_grad_() for x in exact]
+    expected, made = operations.sketch_networks(exact[:1], exact[1:]), as_operation(1)(*given)
+    torch.testing.assert_close(made.double(), expected, rtol=1e-4, atol=1e-5)
+    gradients = (torch.autograd.grad(out.square().sum(), x) for out, x in ((made, given), (expected, exact)))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+def test_what_a_backward_pass_reads_is_made_for_one_only(monkeypatch):
+    x, given, made = operations.drawn(1, HEADS, 9, 16).cpu(), [p.float() for p in parameters(16, 16, 1)], []
+    operator = networks._networks
+    monkeypatch.setattr(networks, "_networks", lambda *arguments: made.append(operator(*arguments)) or made[-1])
+    as_operation(1)(x, *given)
+    as_operation(1)(x.requires_grad_(), *given)
+    (_,), (_, *kept) = made
+    # Normalised rows and results of both networks, and the deviations: 8r hidden units are not.
+    assert sum(one.numel() for one in kept) == HEADS * 9 * 2 * (16 + 1 + 16)

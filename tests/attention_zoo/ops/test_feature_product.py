@@ -3,7 +3,7 @@ import torch
 from closeness import assert_near
 from torch.profiler import ProfilerActivity, profile
 
-from attention_zoo.ops.feature_product.blocks import form_of
+from attention_zoo.ops.feature_product.blocks import SLAB, form_of
 from attention_zoo.ops.feature_product.reference import (
     Local,
     feature_product,
@@ -201,10 +201,10 @@ def test_the_form_has_the_fewer_products_and_no_more_weights_than_a_cache_bears(
     assert not quadratic(2**13) and not quadratic(2**13, causal=False)
     assert not quadratic(1024, block_size=512), "who says how large blocks are is obeyed"
     assert quadratic(512, block_size=512), "one block is every weight"
-    assert not quadratic(1024, inner=64, block_size=512), "exact weights are those of the blocks"
-    n, r, h = 700, 16, 32
+    assert quadratic(1024, inner=64, block_size=512), "exact weights are those of the blocks in either form"
+    n, r, h = 800, 16, 32
     for causal in (False, True):
         form = form_of(n, n, r, h, causal=causal, block_size=None, degree=2)
         options = {"causal": causal, "block_size": form.block_size, "degree": 2, "width": form.width}
-        assert product_flops(n, r, h + 1, **options) < product_flops(n, r, h + 1, **options, quadratic=True)
+        assert product_flops(n, r, h + 1, **options) < product_flops(n, r, h + 1, **options, slab=SLAB)
         assert not form.quadratic
