@@ -17,6 +17,8 @@ from torch import Tensor
 from attention_zoo.ops.feature_product.feature_maps import at_least_float32
 from attention_zoo.ops.operators import autocast, register
 
+# What torch.compile makes of a linear layer and gelu; private, seen in PyTorch 2.13. Without it MKL multiplies.
+ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 # Hidden units of a tile of rows: a few times that stays in the caches.
 ENTRIES = 2**18
 # Of PyTorch's LayerNorm.
@@ -63,9 +65,8 @@ def _fold(gain: Tensor, shift: Tensor, into: Tensor, onto: Tensor) -> tuple[Tens
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
     """`x matrix^T + bias`, `(rows, out)` of `(rows, in)` and `(out, in)`, or gelu of that."""
-    if x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        return linear(x, matrix, bias, "gelu" if gelu else "none", [], "tanh")  # type: ignore[no-any-return]
+    if x.dtype == torch.float32 and ONEDNN is not None and torch.backends.mkldnn.is_available():
+        return ONEDNN(x, matrix, bias, "gelu" if gelu else "none", [], "tanh")  # type: ignore[no-any-return]
     out = F.linear(x, matrix, bias)
     return F.gelu(out, approximate="tanh") if gelu else out
 

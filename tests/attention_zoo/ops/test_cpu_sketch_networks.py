@@ -75,9 +75,12 @@ def test_bfloat16_is_that_of_float32_rounded():
     torch.testing.assert_close(made, as_operation(1)(x.float(), *given).bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("is_available", [True, False], ids=["onednn", "without_it"])
-def test_float32_is_the_formula_in_double_precision_with_gradients(is_available, monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: is_available)
+@pytest.mark.parametrize("onednn", ["here", "not built in", "without the private operator"])
+def test_float32_is_the_formula_in_double_precision_with_gradients(onednn, monkeypatch):
+    assert networks.ONEDNN is not None  # a PyTorch that has it no more is slower, and right
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn != "not built in")
+    if onednn == "without the private operator":
+        monkeypatch.setattr(networks, "ONEDNN", None)
     exact = [x.requires_grad_() for x in (operations.drawn(2, HEADS, 64, 16).cpu().double(), *parameters(16, 16, 1))]
     given = [x.detach().float().requires_grad_() for x in exact]
     expected, made = operations.sketch_networks(exact[:1], exact[1:]), as_operation(1)(*given)
