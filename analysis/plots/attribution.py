@@ -63,4 +63,5 @@ def _draw(axes: Axes, one: Attribution) -> None:
     difference_axis(axes, "loss less the hybrid's (nats)")
     for at, part in enumerate(parts):
         word(axes, part.word, at)
-    layout.titles(axes, f"{layout.shown(one.hybrid)}, {one.kind}, n = {one.n:,}: {one.loss:.2f} nats", one.sentence)
+    words = f"{one.kind}: {one.loss:.2f} nats, of which {one.sentence}"
+    layout.titles(axes, f"{layout.shown(one.hybrid)}, n = {one.n:,}", words)

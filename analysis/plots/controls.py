@@ -44,8 +44,8 @@ def figure(frame: pd.DataFrame) -> Picture:
     drawn, axes = layout.panels(len(groups), 2, share_y=True, heights=heights, width=4.2, least=NAMED)
     for pair, (name, found, table) in zip(axes, groups, strict=True):
         order = _order(table, found)
-        for panel, anchor in zip(pair, (found.negative, found.positive), strict=True):
-            layout.title(panel, f"{name}: {found.word}")
+        for panel, anchor, words in zip(pair, (found.negative, found.positive), (name, found.word), strict=True):
+            layout.title(panel, words)
             _draw(panel, table[table["against"] == anchor], anchor, order, properties)
     is_far = any(axes.get_xscale() == "symlog" for axes in drawn.axes)
     text = [*notes(data), _EXPLANATION + _SYMLOG * is_far, *more, captions.conditions(data)]
