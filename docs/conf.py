@@ -35,7 +35,9 @@ autodoc_member_order = "bysource"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 
-PAGES = own.Kind("pages of the attention zoo", ("*.html", "_*", "*.js", "*.inv", "mechanisms", "reference", "tutorials"))
+PAGES = own.Kind(
+    "pages of the attention zoo", ("*.html", "_*", "*.js", "*.inv", "mechanisms", "reference", "tutorials")
+)
 
 
 def setup(app: Sphinx) -> None:

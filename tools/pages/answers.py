@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,24 +32,21 @@ class Speed(NamedTuple):
     @property
     def text(self) -> str:
         """The ratio with its interval."""
-        return f"{self.over:.1f}x ({self.low:.1f} to {self.high:.1f})" + (" tie" if self.verdict == "tie" else "")
+        tie = " tie" if self.verdict == "tie" else ""
+        return readings.together(f"{self.over:.1f}x ({self.low:.1f} to {self.high:.1f}){tie}")
 
 
 def read(mask: str, name: str) -> list[Speed]:
     """The speeds with this mask (`causal`, `not_causal`) of a pass (`forward`, `forward_backward`)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if (row["causal"], row["pass"]) == (MASKS[mask], name)]
-    return [
-        Speed(
-            row["attention"],
-            int(row["seq_len"]),
-            *(float(row[key]) for key in ("over_best", "best_low", "best_high")),
-            row["best_verdict"],
-            (float(row["from_low"]), float(row["from_high"])) if row["from_seq_len"] else None,
-        )
-        for row in rows
-        if row["dtype"] == "float32" and row["attention"] not in BASELINES
-    ]
+    return [_speed(row) for row in rows if row["dtype"] == "float32" and row["attention"] not in BASELINES]
+
+
+def _speed(row: dict[str, str]) -> Speed:
+    over, low, high = (float(row[key]) for key in ("over_best", "best_low", "best_high"))
+    start = (float(row["from_low"]), float(row["from_high"])) if row["from_seq_len"] else None
+    return Speed(row["attention"], int(row["seq_len"]), over, low, high, row["best_verdict"], start)
 
 
 def length(mask: str) -> int:
@@ -63,16 +61,18 @@ def starts(rows: list[Speed]) -> str:
     """From which length on these rows of one mechanism are faster, as exactly as its interval allows."""
     if rows[0].start is not None:
         low, high = rows[0].start
-        return f"{_round(low, math.floor)} to {_round(high, math.ceil)}" if low else f"at most {_round(high, math.ceil)}"
+        return (
+            f"{_round(low, math.floor)} to {_round(high, math.ceil)}" if low else f"at most {_round(high, math.ceil)}"
+        )
     lengths = f"{min(row.seq_len for row in rows):,} to {max(row.seq_len for row in rows):,}"
     if all(row.verdict == "faster" for row in rows):
         return f"everywhere ({lengths} measured)"
     return f"nowhere ({lengths} measured)" if not any(row.verdict == "faster" for row in rows) else "unclear"
 
 
-def _round(value: float, way: type[int] | object) -> str:
+def _round(value: float, way: Callable[[float], int]) -> str:
     step = 10 ** (math.floor(math.log10(value)) - 1)
-    return f"{way(value / step) * step:,}"  # type: ignore[operator]
+    return f"{way(value / step) * step:,}"
 
 
 def speeds(mask: str) -> str:
@@ -82,7 +82,9 @@ def speeds(mask: str) -> str:
     rows = []
     for variant in dict.fromkeys(row.variant for row in forward):
         own = [row for row in forward if row.variant == variant]
-        here = [next((row.text for row in part if (row.variant, row.seq_len) == (variant, at)), "–") for part in (own, both)]
+        here = [
+            next((row.text for row in part if (row.variant, row.seq_len) == (variant, at)), "–") for part in (own, both)
+        ]
         name = zoo.mechanisms_of_variants()[variant]
         rows.append([f"[{variant}]({mechanism.page(name)})", starts(own), *here, wrong.get(name, _no_error(name))])
     header = f"mechanism | faster from n | forward at n = {at:,} | training at n = {at:,} | error"

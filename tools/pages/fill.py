@@ -1,7 +1,7 @@
 """What the code and the records know, put into pages of the site while it is made.
 
-A line `<!-- made: KIND ARGUMENTS -->` stands for it in the page. It is a comment of Markdown, so that the rest can be read
-anywhere; nothing that is made is kept, and so nothing of it can be out of date.
+A line `<!-- made: KIND ARGUMENTS -->` stands for it in the page. It is a comment of Markdown, so that the rest can be
+read anywhere; nothing that is made is kept, and so nothing of it can be out of date.
 """
 
 import re

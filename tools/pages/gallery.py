@@ -29,9 +29,9 @@ def figure_of(stem: str) -> str:
     return max(names, key=len)
 
 
-def _order(path: Path) -> tuple[str, int, str]:
-    # Within a folder as in the table of sentences, which begins with what most readers look for.
-    return path.parts[-3], [*ENTRIES].index(figure_of(path.stem)), path.stem
+def _order(path: Path) -> tuple[bool, str, int, str]:
+    # What most readers look for first: the folder on costs, and in each folder as in the table of sentences.
+    return path.parts[-3] != "laptop", path.parts[-3], [*ENTRIES].index(figure_of(path.stem)), path.stem
 
 
 def page() -> str:

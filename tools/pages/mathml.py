@@ -4,6 +4,8 @@ MathML Core is in Chromium from version 109 on, in Firefox and in Safari. The tr
 that it does not know is a warning with its name.
 """
 
+import html
+
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.application import Sphinx
@@ -30,7 +32,7 @@ def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
         return latex2mathml.tex2mathml(node.astext(), as_block=as_block)
     except MathError as error:
         logging.getLogger(__name__).warning("%s: %s", node.astext(), error, location=node)
-        return nodes.literal(node.astext(), node.astext()).astext()
+        return html.escape(node.astext())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

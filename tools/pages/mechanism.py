@@ -1,12 +1,15 @@
 """What the registry, the docstrings and conf/attention know of a mechanism, for its page on the site."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attention_zoo
 from bench.plan import config
 from tools.pages import zoo
 
+DOCS = Path(__file__).parents[2] / "docs"
 # In what follows a name stands for its page; those of other people's packages share one.
 SHARED = "third_party"
 
@@ -35,8 +38,7 @@ def facts(name: str) -> str:
         "time of a forward pass": f"`{info.complexity}`",
         "fast path (`impl=fused`)": _yes("fused" in info.implementations),
         "runs on": " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices),
-        "paper": info.paper,
-        "class": f"{{py:class}}`{_class(name)}`",
+        "class": f"{{py:class}}`~{_class(name)}`",
     }
     return zoo.table(" | ", [[key, value] for key, value in words.items()])
 
@@ -85,14 +87,19 @@ def _variants(names: list[str]) -> str:
 
 
 def index() -> str:
-    """All mechanisms, each with a link to its page: what is approximated, causal or not, complexity."""
+    """The mechanisms of this repository, each with a link to its page and what that begins with."""
     rows = []
-    for name in (*own(), *(name for name in attention_zoo.list_attentions() if name not in own())):
+    for name in own():
         info = attention_zoo.info(name)
-        causal = "nearly" if info.approximately_causal else _yes(info.causal) if info.bidirectional else "only"
-        says = (type_of(name).__doc__ or "").splitlines()[0]
-        rows.append([f"[{name}]({page(name)})", says, info.approximates or "–", causal, f"`{info.complexity}`"])
-    return zoo.table("mechanism | what it is | approximates | causal | time", rows)
+        causal = "nearly" if info.approximately_causal else _yes(info.causal)
+        rows.append([f"[{name}]({page(name)})", _begins(name), info.approximates or "–", causal])
+    return zoo.table("mechanism | what it is | approximates | causal", rows)
+
+
+def _begins(name: str) -> str:
+    """The first paragraph of a page, without its links, which lead on from there."""
+    paragraph = (DOCS / page(name)).read_text(encoding="utf-8").split("\n\n")[1]
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " "))
 
 
 def packages() -> str:

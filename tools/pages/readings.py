@@ -36,7 +36,12 @@ class Point(NamedTuple):
     def text(self) -> str:
         """The value with its interval, three digits each."""
         interval = f" ({number(self.low)} to {number(self.high)})" if self.low is not None else ""
-        return number(self.y) + interval
+        return together(number(self.y) + interval)
+
+
+def together(text: str) -> str:
+    """A text that no narrow column breaks: a number and its interval are read as one."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def number(value: float | None) -> str:
@@ -51,15 +56,16 @@ def points(figure: str) -> list[Point]:
 
 def _read(path: Path) -> Iterator[Point]:
     with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["y"] and not row["line"] and not row["status"]]
+        everything = [*csv.DictReader(file)]
+    rows = [row for row in everything if row["y"] and not row["line"] and not row["status"]]
+    # Panels of a row or column may share the name of an axis, and one of them says it.
     named = {row["panel"]: row["y_axis"] for row in rows if row["y_axis"]}
-    # Panels of one row may share the name of their axis, and say it once.
-    shared = next(iter(named.values()), "")
+    y_axis, x_axis = (next((row[axis] for row in everything if row[axis]), "") for axis in ("y_axis", "x_axis"))
     for row in rows:
         x, y, low, high = (float(row[key]) if row[key] else None for key in ("x", "y", "y_low", "y_high"))
         assert y is not None
-        axis = named.get(row["panel"], shared)
-        yield Point(path.parts[-3], row["panel"], row["series"], x, y, low, high, row["x_axis"], axis)
+        axis = named.get(row["panel"], y_axis)
+        yield Point(path.parts[-3], row["panel"], row["series"], x, y, low, high, row["x_axis"] or x_axis, axis)
 
 
 def last(figure: str) -> list[Point]:
@@ -85,23 +91,25 @@ def section(name: str) -> str:
     rows = [row for figure, baseline in SHOWN.items() for row in _rows(name, figure, baseline)]
     if not rows:
         return "No committed figure shows it yet: nothing is claimed about its speed, memory or error here."
-    header = "what | where | variant | at | value (interval) | beside"
+    header = "what | variant | at | value (interval) | beside"
     return f"{zoo.table(header, rows)}\n\n{REMARK}"
 
 
 REMARK = (
-    "The last point of each line of the committed figures; a link leads to the figure, its machine and its command. "
-    "`n` is the length, `d` the size of the approximation, MiB are 1,048,576 bytes."
+    "The last point of each line of the committed figures, in float32. A link leads to the figure, which names its "
+    "machine, and to its command. `n` is the length, `d` the size of the approximation, a MiB 1,048,576 bytes."
 )
 _SYMBOLS = {"context length n (tokens)": "n", "number of features d": "d"}
 
 
 def _rows(name: str, figure: str, baseline: str | None) -> Iterator[list[str]]:
     for point in last(figure):
-        if point.mechanism != name or point.panel.startswith(UNTRAINED):
+        if point.mechanism != name or point.panel.startswith(UNTRAINED) or point.series.endswith(" bfloat16"):
             continue
         other = beside(point, figure, baseline) if baseline and point.series != baseline else None
-        place = "" if point.x is None else f"{_SYMBOLS.get(point.x_axis, point.x_axis)} = {point.x:,.0f}"
-        link = f"[{point.y_axis}](gallery.md#{figure})"
-        others = f"{other.series} {other.text}" if other else ""
-        yield [link, point.panel, f"`{point.series}`", place, point.text, others]
+        place = "" if point.x is None else together(f"{_SYMBOLS.get(point.x_axis, point.x_axis)} = {point.x:,.0f}")
+        # The panels `time` and `state` of the figure on decoding only say again what their axes do.
+        panel = "" if point.y_axis.startswith(point.panel) else f", {point.panel}"
+        link = f"[{point.y_axis}](gallery.md#{figure}){panel}"
+        others = f"`{other.series}` {number(other.y)}" if other else ""
+        yield [link, f"`{point.series.removesuffix(' float32')}`", place, point.text, others]
