@@ -1,4 +1,4 @@
-"""What is read from the CSV of a figure: lines and horizontal lines, no seeds and no gaps, beside the right baseline."""
+"""What is read from the CSV of a figure: lines and levels, no seeds, no gaps, beside the right baseline."""
 
 import pytest
 
