@@ -22,7 +22,9 @@ def marked(page):
 def printed(line, out):
     """Whether a line was printed, whatever stands where the page has `…`; columns may be wider or narrower."""
     narrow = [re.sub(r"(?<=[ -])[ -]+", "", text) for text in (line, out)]
-    return re.search(".*".join(re.escape(part.strip(" ")) + " *" for part in narrow[0].split("…")), narrow[1]) is not None
+    return (
+        re.search(".*".join(re.escape(part.strip(" ")) + " *" for part in narrow[0].split("…")), narrow[1]) is not None
+    )
 
 
 def blocks(page, language):

@@ -92,7 +92,9 @@ def index() -> str:
     for name in own():
         info = attention_zoo.info(name)
         causal = "nearly" if info.approximately_causal else _yes(info.causal)
-        rows.append([f"[{name}]({page(name)})", _begins(name), info.approximates or "–", causal])
+        rows.append(
+            [f"[{name}]({page(name)})", _begins(name), "–" if info.control else info.approximates or "–", causal]
+        )
     return zoo.table("mechanism | what it is | approximates | causal", rows)
 
 
