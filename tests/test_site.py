@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,24 @@ import pytest
 from command import environment
 
 import attention_zoo
+from analysis.__main__ import _parser
+from bench.api import planned
+from bench.plan.load import Loader
+from tools.pages.fill import MARK, filled
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# The tutorials have a test of their own.
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "tutorials"]
+RUN = [path for path in PAGES if path.parent.name == "mechanisms" or path.stem in ("choosing", "faq", "index")]
 
 
-def test_every_mechanism_is_on_the_page_of_mechanisms():
-    page = (DOCS / "reference" / "mechanisms.md").read_text()
-    modules = {attention_zoo.attention_class(name).__module__ for name in attention_zoo.list_attentions()}
-    own = {module for module in modules if module.startswith("attention_zoo.")}
-    assert [module for module in sorted(own) if f".. automodule:: {module}\n" not in page] == []
+def name_of(path):
+    return path.relative_to(DOCS).with_suffix("").as_posix()
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_help_of_create_describes_each_of_its_arguments():
@@ -28,13 +38,81 @@ def test_help_of_create_describes_each_of_its_arguments():
         assert re.search(rf"^    \**{name}: ", text, re.MULTILINE), name
 
 
+def test_every_page_is_in_a_toctree():
+    listed = {"index"}
+    for path in DOCS.rglob("*.md"):
+        for entries in re.findall(r"^```\{toctree\}\n((?:[^`].*\n|\n)*)```", path.read_text(), re.MULTILINE):
+            names = [line for line in entries.splitlines() if line and not line.startswith(":")]
+            listed |= {name_of(path.parent / f"{name}.md") for name in names}
+    assert listed == {name_of(path) for path in DOCS.rglob("*.md")}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_every_picture_of_a_page_exists(path):
+    text = filled(path.read_text(), name_of(path))
+    pictures = re.findall(r"^```\{(?:image|figure)\} (\S+)", text, re.MULTILINE) + re.findall(
+        r"!\[[^]]*\]\((\S+)\)", text
+    )
+    assert [picture for picture in pictures if not (path.parent / picture).is_file()] == []
+    assert pictures or name_of(path) not in ("index", "gallery", "tutorials/read_a_figure")
+
+
+@pytest.mark.parametrize("path", RUN, ids=name_of)
+def test_the_examples_of_a_page_run(path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    examples = blocks(path.read_text(), "python")
+    assert examples or path.parent.name != "mechanisms" or path.stem == "index"
+    namespace = {}
+    for example in examples:
+        try:
+            exec(compile(example, str(path), "exec"), namespace)
+        except attention_zoo.UnsupportedError as error:  # another's package
+            assert path.stem == "third_party", error
+            pytest.skip(str(error))
+    if path == DOCS / "index.md":
+        assert blocks(path.read_text(), "text") == [capsys.readouterr().out]
+
+
+@pytest.mark.parametrize("path", [path for path in RUN if path.stem != "index"], ids=name_of)
+def test_the_commands_of_a_page_can_be_given(path):
+    for line in "".join(blocks(path.read_text(), "sh")).splitlines():
+        python, flag, module, *arguments = shlex.split(line)
+        assert (python, flag) == ("python", "-m")
+        if module == "bench":
+            assert planned(Loader(), arguments).cells, line
+        else:
+            assert module == "analysis"
+            _parser().parse_args(arguments)
+
+
+def test_a_mark_that_nobody_makes_is_a_mistake_and_a_nested_page_reaches_the_same_files():
+    with pytest.raises(KeyError):
+        filled("<!-- made: nothing -->", "index")
+    deep = filled("<!-- made: measured performer -->", "mechanisms/performer")
+    assert "](../gallery.md#crossover)" in deep and "](gallery.md#crossover)" in filled(
+        "<!-- made: measured performer -->", "x"
+    )
+    assert not any("made:" in MARK.sub("", path.read_text()) for path in PAGES)
+
+
 @pytest.mark.commands
-def test_the_site_builds_without_a_warning_and_has_the_docstrings(tmp_path):
+def test_the_site_builds_without_a_warning_and_has_docstrings_pictures_and_formulas(tmp_path):
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("needs the extra docs")
     options = ["-q", "-W", "--keep-going", "-d", tmp_path / "cache"]
-    command = [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"]
-    built = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", *options, DOCS, site]
+    built = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert "<strong>head_dim</strong>" in (tmp_path / "site" / "reference" / "library.html").read_text()
-    assert (tmp_path / "site" / "tutorials" / "first_sweep.html").exists()
+    assert "<strong>head_dim</strong>" in (site / "reference" / "library.html").read_text()
+    assert (site / "tutorials" / "first_sweep.html").exists()
+    classes = (site / "reference" / "mechanisms.html").read_text()
+    assert classes.count("<h2>") > 15 and "Alias for field" not in classes
+    assert "<mfrac>" in (site / "mechanisms" / "performer.html").read_text()
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        for source in re.findall(r'<img[^>]* src="([^"]+)"', text):
+            assert (page.parent / source).is_file(), (page, source)
+        assert not re.search(r'<(?:script|link)[^>]* (?:src|href)="https?:', text), f"{page}: needs a network"
+    assert (site / "index.html").read_text().count("<img") == 1
+    assert "copybutton" in (site / "index.html").read_text()

@@ -19,6 +19,14 @@ def marked(page):
     return pytest.param(page, id=page.stem, marks=pytest.mark.commands if page.stem in QUICK else pytest.mark.slow)
 
 
+def printed(line, out):
+    """Whether a line was printed, whatever stands where the page has `…`; columns may be wider or narrower."""
+    narrow = [re.sub(r"(?<=[ -])[ -]+", "", text) for text in (line, out)]
+    return (
+        re.search(".*".join(re.escape(part.strip(" ")) + " *" for part in narrow[0].split("…")), narrow[1]) is not None
+    )
+
+
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
@@ -34,9 +42,27 @@ def test_a_tutorial_runs_from_top_to_bottom(tmp_path, page):
         ["bash", "-e", "-c", "\n".join(blocks(page, "sh"))],
         [sys.executable, "-c", "\n".join(blocks(page, "python"))],
     ]
+    out = ""
     for program in programs:
         ran = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+        out += ran.stdout
+    expected = "".join(blocks(page, "text")).splitlines()
+    assert [line for line in expected if not printed(line, out)] == [], out[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("line", "out", "shown"),
+    [
+        ("| ok | flash | forward … ms |", "| ok     | flash | forward 1.5 ms [disturbed: load] |", False),
+        ("| ok | flash | forward … ms … |", "| ok     | flash | forward 1.5 ms [disturbed: load] |", True),
+        ("| ok  | flash | forward … ms  |", "|--|\n| ok | flash  | forward 1.5 ms      |", True),
+        ("| ok | flash | forward … ms |", "| ok | flash | forward\n1.5 ms |", False),
+        ("sweep …: 6 cells", "sweep 0123: 7 cells", False),
+    ],
+)
+def test_a_line_is_printed_or_not(line, out, shown):
+    assert printed(line, out) == shown
 
 
 def test_every_tutorial_is_in_the_index_and_runs_something():

@@ -1,5 +1,6 @@
 """The page that lists the zoo, from the registry and conf/attention: `python -m tools.pages.zoo` writes it."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,23 @@ def page() -> str:
     names = attention_zoo.list_attentions()
     mechanisms = "name | from | approximates | causal | padding | cross | decode | random | complexity | parameters"
     defaults = [[f"`{name}`", _settings(attention_zoo.hyperparameters(name))] for name in names]
-    variants = [_variant(path) for path in sorted((CONF / "attention").glob("*.yaml"))]
     rows = [[row.paper, row.where, row.row, f"`{row.variant}`" if row.variant else "none", row.note] for row in ROWS]
     sections = [
         INTRODUCTION,
         "## Mechanisms\n",
-        _table(mechanisms, [_mechanism(name) for name in names]),
+        table(mechanisms, [_mechanism(name) for name in names]),
         "\n## Hyperparameters and their defaults\n",
-        _table("name | hyperparameters", defaults),
+        table("name | hyperparameters", defaults),
         "\n## Variants\n\n`attention=NAME` on the command line; rows of the papers' tables in the last column.\n",
-        _table("name | mechanism | what it sets | what it is | rows", variants),
+        table("name | mechanism | what it sets | what it is | rows", variants()),
         "\n## Rows of the papers' tables\n",
-        _table("paper | where | row | variant | remark", rows),
+        table("paper | where | row | variant | remark", rows),
     ]
     return "\n".join(sections) + "\n"
 
 
-def _table(header: str, rows: list[list[str]]) -> str:
+def table(header: str, rows: list[list[str]]) -> str:
+    """A table in Markdown; the columns of the header are separated by `|`."""
     columns = header.count("|") + 1
     lines = [f"| {header} |", "|" + "---|" * columns]
     return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)])
@@ -67,6 +68,17 @@ def _parameters(name: str) -> str:
             continue
         return str(sum(p.numel() for p in attention.parameters()))
     raise AssertionError(f"{name} can be neither causal nor not")
+
+
+def variants() -> list[list[str]]:
+    """A row for each file of conf/attention: name, mechanism, settings, purpose, rows of the papers' tables."""
+    return [_variant(path) for path in sorted((CONF / "attention").glob("*.yaml"))]
+
+
+@functools.cache
+def mechanisms_of_variants() -> dict[str, str]:
+    """The mechanism of every variant."""
+    return {path.stem: _mechanism_of(path.stem) for path in (CONF / "attention").glob("*.yaml")}
 
 
 def _variant(path: Path) -> list[str]:

@@ -1,0 +1,49 @@
+"""The gallery shows every committed figure, and has a sentence and a command for each that can be drawn."""
+
+import re
+
+import pytest
+
+from analysis.registry import FIGURES
+from bench.plan.conf import CONF
+from tools.pages import gallery
+
+
+def test_every_figure_has_a_sentence_and_experiments_that_there_are():
+    assert gallery.ENTRIES.keys() == FIGURES.keys()
+    for name, entry in gallery.ENTRIES.items():
+        assert entry.keys() == {"answers", "experiments"} and entry["experiments"], name
+        assert re.fullmatch(r"[A-Z].*[.?]", entry["answers"]), name
+        assert [one for one in entry["experiments"] if not (CONF / "experiment" / f"{one}.yaml").is_file()] == [], name
+
+
+def test_every_committed_picture_is_on_the_page_with_its_numbers():
+    text = gallery.page()
+    shown = re.findall(r"\{image\} \.\./(\S+)", text)
+    committed = [f"results/{path.relative_to(gallery.RESULTS)}" for path in gallery.RESULTS.glob("*/figures/*.png")]
+    assert sorted(shown) == sorted(committed) and len(set(shown)) == len(shown)
+    assert text.count("[The numbers drawn]") == len([*gallery.RESULTS.glob("*/figures/*.csv")])
+
+
+def test_a_new_picture_needs_no_hand_work_and_an_unknown_one_is_named(tmp_path, monkeypatch):
+    figures = tmp_path / "quality" / "figures"
+    figures.mkdir(parents=True)
+    (figures / "controls.png").touch()
+    monkeypatch.setattr(gallery, "RESULTS", tmp_path)
+    assert "## results/quality\n\n### controls\n" in gallery.page() and "The numbers" not in gallery.page()
+    (figures / "mine.png").touch()
+    with pytest.raises(KeyError, match="mine"):
+        gallery.page()
+
+
+@pytest.mark.parametrize(
+    ("stem", "figure"),
+    [
+        ("crossover", "crossover"),
+        ("crossover_forward_not_causal", "crossover"),
+        ("skeinformer_figure1_relative", "skeinformer_figure1_relative"),
+        ("recall_state_mqar", "recall_state"),
+    ],
+)
+def test_a_part_belongs_to_the_figure_with_the_longest_name(stem, figure):
+    assert gallery.figure_of(stem) == figure

@@ -1,0 +1,64 @@
+"""The page of a mechanism says what the code knows, whole, and every mechanism has one."""
+
+import re
+
+import pytest
+
+import attention_zoo
+from bench.plan.conf import CONF
+from tools.pages import mechanism
+
+HAND = ("Formula", "Cost", "Measured", "When to take it", "When not", "Example", "Paper")
+
+
+def test_every_own_mechanism_has_a_page_and_no_page_is_of_another():
+    pages = {path.stem for path in (mechanism.DOCS / "mechanisms").glob("*.md")}
+    assert pages == {*mechanism.own(), "index", mechanism.SHARED}
+
+
+@pytest.mark.parametrize("name", mechanism.own())
+def test_a_page_has_all_parts_and_its_own_facts(name):
+    text = (mechanism.DOCS / mechanism.page(name)).read_text()
+    assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == HAND
+    assert re.findall(r"<!-- made: (\w+) (\w+) -->", text) == [
+        (kind, name) for kind in ("facts", "measured", "settings")
+    ]
+    assert "$$" in text
+
+
+@pytest.mark.parametrize("name", mechanism.own())
+def test_settings_are_all_there_with_a_meaning_and_so_are_the_variants(name):
+    text = mechanism.settings(name)
+    for key, default in attention_zoo.hyperparameters(name).items():
+        assert re.search(rf"^\| `{key}` \| `{re.escape(str(default))}` \| \S.*\|$", text, re.MULTILINE), key
+    assert f"| `{name}` |" in text
+
+
+def test_every_variant_is_on_exactly_one_page():
+    parts = [mechanism.settings(name).partition("## Variants")[2] for name in mechanism.own()]
+    parts += [part.partition("\n##")[0] for part in mechanism.packages().split("Variants:")[1:]]
+    listed = re.findall(r"^\| `(\w+)` \| .* \| .*\S.* \|$", "\n".join(parts), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
+
+
+def test_facts_are_those_of_the_registry():
+    assert "| approximates | softmax attention, exactly |" in mechanism.facts("flash")
+    assert "| approximates | softmax attention |" in mechanism.facts("performer")
+    assert "| approximates | nothing: it is a function of its own |" in mechanism.facts("linear")
+    assert "| approximates | nothing: it is a control" in mechanism.facts("local")
+    assert "| causal | no |" in mechanism.facts("linformer")
+    assert "| causal | nearly:" in mechanism.facts("reformer")
+    assert "| random | no |" in mechanism.facts("linear") and "| random | yes" in mechanism.facts("performer")
+
+
+def test_every_class_is_in_the_reference_under_a_heading_of_its_own():
+    text = mechanism.classes()
+    registered = [
+        name
+        for name in attention_zoo.list_attentions()
+        if mechanism.type_of(name).__module__.startswith("attention_zoo")
+    ]
+    assert text.count("autoclass::") == len(registered)
+    for name in mechanism.own():
+        assert f"## {name}\n\n```{{eval-rst}}\n.. autoclass:: attention_zoo." in text
+    assert ":members:" not in text

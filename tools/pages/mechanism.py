@@ -1,0 +1,140 @@
+"""What the registry, the docstrings and conf/attention know of a mechanism, for its page on the site."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attention_zoo
+from bench.plan import config
+from tools.pages import zoo
+
+DOCS = Path(__file__).parents[2] / "docs"
+# In what follows a name stands for its page; those of other people's packages share one.
+SHARED = "third_party"
+
+
+def own() -> list[str]:
+    """The mechanisms of this repository, sorted: each has a page of its own."""
+    return [name for name in attention_zoo.list_attentions() if not attention_zoo.info(name).package]
+
+
+def page(name: str) -> str:
+    """The page of a mechanism, from `docs/`."""
+    return f"mechanisms/{name if name in own() else SHARED}.md"
+
+
+def facts(name: str) -> str:
+    """What a mechanism is and can do, a table of two columns."""
+    info = attention_zoo.info(name)
+    words = {
+        "name": f"`{name}`",
+        "approximates": _function(info),
+        "causal": _causal(info),
+        "padding mask": _yes(info.padding),
+        "keys of another length than queries": _yes(info.cross),
+        "token by token (`prefill`, `step`)": _yes(info.decode),
+        "random": "yes, from its `seed`" if info.random else "no",
+        "time of a forward pass": f"`{info.complexity}`",
+        "fast path (`impl=fused`)": _yes("fused" in info.implementations),
+        "runs on": " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices),
+        "class": f"{{py:class}}`~{_class(name)}`",
+    }
+    return zoo.table(" | ", [[key, value] for key, value in words.items()])
+
+
+def _function(info: attention_zoo.AttentionInfo) -> str:
+    if info.control:
+        return "nothing: it is a control, with which others are compared"
+    if info.approximates is None:
+        return "nothing: it is a function of its own"
+    return f"{info.approximates} attention" + (", exactly" if info.exact else "")
+
+
+def _causal(info: attention_zoo.AttentionInfo) -> str:
+    if info.approximately_causal:
+        return "nearly: a query sees no later key, but later tokens decide which earlier keys it sees"
+    return ("yes" if info.bidirectional else "yes, and nothing else") if info.causal else "no"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _class(name: str) -> str:
+    found = type_of(name)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def type_of(name: str) -> type[Any]:
+    """The class behind a name."""
+    return attention_zoo.registry.attention_class(name)
+
+
+def settings(name: str) -> str:
+    """Hyperparameters with defaults and meanings, then the named variants: two sections."""
+    known, meanings = attention_zoo.hyperparameters(name), config.meanings("attention", name)
+    rows = [[f"`{key}`", f"`{value}`", meanings.get(key, "")] for key, value in known.items()]
+    lines = ["## Settings", ""]
+    lines += [zoo.table("setting | default | meaning", rows) if rows else "It has none.", "", "## Variants", ""]
+    lines += ["On the command line `attention=NAME`; a setting is `attention.SETTING=VALUE`.", ""]
+    return "\n".join([*lines, _variants([name])])
+
+
+def _variants(names: list[str]) -> str:
+    rows = [row for row in zoo.variants() if row[1].strip("`") in names]
+    return zoo.table("name | sets | what it is", [[row[0], row[2], row[3]] for row in rows])
+
+
+def index() -> str:
+    """The mechanisms of this repository, each with a link to its page and what that begins with."""
+    rows = []
+    for name in own():
+        info = attention_zoo.info(name)
+        causal = "nearly" if info.approximately_causal else _yes(info.causal)
+        rows.append(
+            [f"[{name}]({page(name)})", _begins(name), "–" if info.control else info.approximates or "–", causal]
+        )
+    return zoo.table("mechanism | what it is | approximates | causal", rows)
+
+
+def _begins(name: str) -> str:
+    """The first paragraph of a page, without its links, which lead on from there."""
+    paragraph = (DOCS / page(name)).read_text(encoding="utf-8").split("\n\n")[1]
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " "))
+
+
+def packages() -> str:
+    """A section for each package that others made: what it needs, its mechanisms, their settings."""
+    lines = []
+    for package, names in _by_package():
+        rows = []
+        for name in names:
+            info = attention_zoo.info(name)
+            says = (type_of(name).__doc__ or "").splitlines()[0]
+            runs = " and ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in info.devices)
+            rows.append([f"`{name}`", says, f"`{info.complexity}`", runs, info.paper])
+        lines += [f"## {package}", "", zoo.table("name | what it is | time | runs on | paper", rows), ""]
+        lines += ["Variants:", "", _variants(names), ""]
+    return "\n".join(lines)
+
+
+def _by_package() -> Iterator[tuple[str, list[str]]]:
+    found: dict[str, list[str]] = {}
+    for name in attention_zoo.list_attentions():
+        if package := attention_zoo.info(name).package:
+            found.setdefault(package, []).append(name)
+    yield from found.items()
+
+
+def classes() -> str:
+    """The reference of all classes, a section for each mechanism and one for each module of other people's packages."""
+    lines = []
+    for name in own():
+        lines += [f"## {name}", "", "```{eval-rst}", f".. autoclass:: {_class(name)}", "```", ""]
+    modules = dict.fromkeys(type_of(name).__module__ for _, names in _by_package() for name in names)
+    for module in modules:
+        lines += [f"## {module.removeprefix('attention_zoo.')}", "", "```{eval-rst}", f".. automodule:: {module}"]
+        names = [name for name in attention_zoo.list_attentions() if type_of(name).__module__ == module]
+        lines += [*(f".. autoclass:: {_class(name)}" for name in names), "```", ""]
+    return "\n".join(lines)

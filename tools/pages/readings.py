@@ -1,0 +1,115 @@
+"""What the committed figures say of a mechanism, read from the CSV beside each picture."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.pages import zoo
+
+RESULTS = Path(__file__).parents[2] / "results"
+# Of which figure the last point of each line is shown, and which mechanism stands beside it.
+SHOWN = {"crossover": None, "skeinformer_figure1_relative": "v_mean", "memory": "flash", "decode": "flash"}
+# Inputs of a network that has learned nothing have nearly equal weights, which every average fits.
+UNTRAINED = "initialised"
+
+
+class Point(NamedTuple):
+    """A point of a figure; `x` is None for a horizontal line, `low` and `high` where it has no interval."""
+
+    folder: str
+    panel: str
+    series: str
+    x: float | None
+    y: float
+    low: float | None
+    high: float | None
+    x_axis: str
+    y_axis: str
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism behind the variant that the line is named after; empty where it is named otherwise."""
+        return zoo.mechanisms_of_variants().get(self.series.split()[0], "")
+
+    @property
+    def text(self) -> str:
+        """The value with its interval, three digits each."""
+        interval = f" ({number(self.low)} to {number(self.high)})" if self.low is not None else ""
+        return together(number(self.y) + interval)
+
+
+def together(text: str) -> str:
+    """A text that no narrow column breaks: a number and its interval are read as one."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def number(value: float | None) -> str:
+    """Three digits, thousands apart."""
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def points(figure: str) -> list[Point]:
+    """What a figure draws of medians and means, in every folder of results; not its single seeds and crossovers."""
+    return [point for path in sorted(RESULTS.glob(f"*/figures/{figure}.csv")) for point in _read(path)]
+
+
+def _read(path: Path) -> Iterator[Point]:
+    with path.open(newline="", encoding="utf-8") as file:
+        everything = [*csv.DictReader(file)]
+    rows = [row for row in everything if row["y"] and not row["line"] and not row["status"]]
+    # Panels of a row or column may share the name of an axis, and one of them says it.
+    named = {row["panel"]: row["y_axis"] for row in rows if row["y_axis"]}
+    y_axis, x_axis = (next((row[axis] for row in everything if row[axis]), "") for axis in ("y_axis", "x_axis"))
+    for row in rows:
+        x, y, low, high = (float(row[key]) if row[key] else None for key in ("x", "y", "y_low", "y_high"))
+        assert y is not None
+        axis = named.get(row["panel"], y_axis)
+        yield Point(path.parts[-3], row["panel"], row["series"], x, y, low, high, row["x_axis"] or x_axis, axis)
+
+
+def last(figure: str) -> list[Point]:
+    """Of each line of a figure the point furthest right."""
+    ends: dict[tuple[str, str, str], Point] = {}
+    for point in points(figure):
+        before = ends.get(point[:3])
+        if before is None or (point.x or 0) > (before.x or 0):
+            ends[point[:3]] = point
+    return [*ends.values()]
+
+
+def beside(point: Point, figure: str, baseline: str) -> Point | None:
+    """What the baseline has in the same panel and place; a horizontal line has the same everywhere."""
+    for other in points(figure):
+        if (other.folder, other.panel, other.series) == (*point[:2], baseline) and other.x in (None, point.x):
+            return other
+    return None
+
+
+def section(name: str) -> str:
+    """What the committed records say of a mechanism and its variants, Markdown: a table, or that there are none."""
+    rows = [row for figure, baseline in SHOWN.items() for row in _rows(name, figure, baseline)]
+    if not rows:
+        return "No committed figure shows it yet: nothing is claimed about its speed, memory or error here."
+    header = "what | variant | at | value (interval) | beside"
+    return f"{zoo.table(header, rows)}\n\n{REMARK}"
+
+
+REMARK = (
+    "The last point of each line of the committed figures, in float32. A link leads to the figure, which names its "
+    "machine, and to its command. `n` is the length, `d` the size of the approximation, a MiB 1,048,576 bytes."
+)
+_SYMBOLS = {"context length n (tokens)": "n", "number of features d": "d"}
+
+
+def _rows(name: str, figure: str, baseline: str | None) -> Iterator[list[str]]:
+    for point in last(figure):
+        if point.mechanism != name or point.panel.startswith(UNTRAINED) or point.series.endswith(" bfloat16"):
+            continue
+        other = beside(point, figure, baseline) if baseline and point.series != baseline else None
+        place = "" if point.x is None else together(f"{_SYMBOLS.get(point.x_axis, point.x_axis)} = {point.x:,.0f}")
+        # The panels `time` and `state` of the figure on decoding only say again what their axes do.
+        panel = "" if point.y_axis.startswith(point.panel) else f", {point.panel}"
+        link = f"[{point.y_axis}](gallery.md#{figure}){panel}"
+        others = f"`{other.series}` {number(other.y)}" if other else ""
+        yield [link, f"`{point.series.removesuffix(' float32')}`", place, point.text, others]
