@@ -12,6 +12,8 @@ import pandas as pd
 from analysis.plots import crossover
 from analysis.selection import MissingRecords, newest
 
+CLEARLY = 1.1
+"""Times less memory: what a page of the allocator more or less does not make."""
 AVERAGING = "v_mean"
 """What an approximation has to be nearer to softmax than: the mean of all values."""
 
@@ -126,7 +128,12 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     what = "a training pass" if best.training else "a forward pass"
     ratio = best.training or best.forward
     gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast"
-    said = [f"{words}:{keep} use `{best.attention}` if you train a model with it: {gain}."]
+    said = [f"{words}:{keep} the fastest to train with is `{best.attention}`: {gain}."]
+    held = [one for one in own if math.isfinite(one.memory)]
+    if held:
+        least = max(held, key=lambda one: one.memory)
+        needs = f"`{least.attention}` needs {_times(least.memory)} memory than the softmax that needs least"
+        said.append(f"{needs}." if least.memory > CLEARLY else "None clearly needs less memory than the best softmax.")
     useful = [one for one in ahead if one.error and one.averaging and one.error[2] < one.averaging[1]]
     if useful:
         near = min(useful, key=lambda one: one.error or (math.inf,))
@@ -136,7 +143,7 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
         )
     elif any(one.error for one in own):
         said.append(
-            "Nothing that was measured is clearly nearer to a trained model's softmax than averaging the values."
+            "In place of a trained model's softmax nothing measured is clearly better than averaging the values."
         )
     return said
 
