@@ -8,9 +8,11 @@ if __name__ == "__main__":
     signals.answer(signals.leave)  # the other imports take seconds
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +144,28 @@ def _write(
 ) -> int:
     out, wrote = claimed(options.results, options.out, kind, entries, ("--results", "--out")), False
     chosen = {options.only: entries[options.only]} if options.only else entries
-    for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
-        if isinstance(paths, MissingRecords):
-            print(f"{name}: skipped, {paths}")
-        else:
-            print(f"{name}: wrote {', '.join(map(str, paths))}")
-            wrote = True
+    with _log_on_stderr():
+        for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
+            if isinstance(paths, MissingRecords):
+                print(f"{name}: skipped, {paths}")
+            else:
+                print(f"{name}: wrote {', '.join(map(str, paths))}")
+                wrote = True
     return 0 if wrote else 1
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """What figures and tables leave out is said on stderr."""
+    log, handler = logging.getLogger("analysis"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:

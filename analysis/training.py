@@ -34,10 +34,10 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
         parts.append(settled)
         notes += more
     data = pd.concat(parts)
-    cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
+    cells = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
     data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
-    return data, [*_notes(data), *dict.fromkeys(notes), *older]
+    return data, [*_notes(data), *dict.fromkeys(notes)]
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:

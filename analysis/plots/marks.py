@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -164,10 +164,11 @@ def front_line(axes: Axes, best: pd.DataFrame, x: str) -> None:
     axes.plot(best[x], best["value"], **shade, **SQUARE, zorder=1, gid="front")
 
 
-def level(axes: Axes, row: Any, properties: dict[str, Any]) -> None:
-    """A line at the height of one value, all along the panel, with a pale band from low to high."""
-    axes.axhline(row.value, **properties, gid="level")
-    axes.axhspan(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level")
+def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", "x"] = "y") -> None:
+    """A line at one value of an axis, all across the panel, with a pale band from low to high."""
+    line, span = (axes.axhline, axes.axhspan) if along == "y" else (axes.axvline, axes.axvspan)
+    line(row.value, **properties, gid="level" if along == "y" else "upright")
+    span(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level" if along == "y" else "upright")
 
 
 def gaps(

@@ -52,7 +52,7 @@ def figure(frame: pd.DataFrame) -> Picture:
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     """The losses (`value`, `low`, `high`) with the times of a step in ms, measured (`_BARS`) and while training."""
     steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
-    steps, _ = newest(steps.assign(work=work(steps)), _STEP)
+    steps = newest(steps.assign(work=work(steps)), _STEP)
     times = steps[[*_STEP, "value", "low", "high", *_BARS]].set_axis([*_STEP, *_TIMES, *_BARS], axis=1)
     times[_TIMES] *= 1e-6
     speeds = over_seeds(data, "steps_per_second")

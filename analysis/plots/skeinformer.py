@@ -36,7 +36,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     data = data[(data["function"] == "softmax") & ~data["exact"]]
     data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
     data = data.assign(series=series(data, apart_from_size=True))
-    data, older = newest(data, ["series", "features", "seq_len", "kind"])
+    data = newest(data, ["series", "features", "seq_len", "kind"])
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]), key=lambda kind: (kind not in ORDER, kind))
     recorded = sorted(set(measured["seq_len"]))
@@ -68,7 +68,6 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
         _FAR_ABOVE if any(far.values()) else "",
         captions.conditions(data),
         *notes,
-        *older,
     ]
     return layout.finish(figure, properties, *text)
 
