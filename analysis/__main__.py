@@ -22,7 +22,7 @@ from analysis import formats, table
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
-from analysis.registry import FIGURES, PARTS, TABLES, Made, claimed, made, parts
+from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, made, parts
 from analysis.selection import MissingRecords, choose, position
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import plans
@@ -110,7 +110,7 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     def save(drawn: Picture, out: Path, name: str) -> list[Path]:
-        pages, columns = {name: drawn}, 0
+        pages, columns = apart(name, frame, drawn), 0
         while columns < len(PARTS.get(name, ())) and not all(one.fits for one in pages.values()):
             columns += 1
             pages = dict(parts(name, frame, columns))

@@ -1,7 +1,7 @@
 """How a cost grows with the context length: of attention alone, of decoding, of a step of training."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -24,6 +24,8 @@ class Panel(NamedTuple):
     """Those that gaps and the axis of lengths are of, too."""
     label: str
     scale: float = 1
+    says_missing: bool = False
+    """Whether the series that it has not, and other panels have, are named in it."""
 
 
 @layout.styled()
@@ -41,6 +43,11 @@ def over_lengths(
         layout.title(place, panel.title)
         marks.over_lengths(place, panel.measured, panel.rows, properties, panel.scale)
         marks.length_axis(place, data["seq_len"])
+        missing = [name for name in properties if name not in set(panel.rows["series"])]
+        if panel.says_missing and missing:
+            words = layout.wrapped(f"not measured: {', '.join(map(layout.shown, missing))}", 0.6 * drawn.panel_width, 7)
+            look: dict[str, Any] = {"size": layout.SMALLEST, "color": "0.3", "bbox": marks.BOX, "va": "bottom"}
+            place.annotate(words, (0.03, 0.03), xycoords="axes fraction", gid="missing", **look)
     for place, panel in zip(axes.flat, panels, strict=True):
         if not share_y or place in axes[:, 0]:
             marks.log_axis(place.yaxis, panel.label)
@@ -101,7 +108,8 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
     """
     data, notes = _steps(frame)
     panels = [
-        Panel(f"training, {BENCHES[bench]}", rows[rows["metric"] == "steps_per_second"], rows, "steps/s")
+        Panel(f"training, {BENCHES[bench]}", rows[rows["metric"] == "steps_per_second"], rows, "steps/s",
+              says_missing=True)  # fmt: skip
         for bench, rows in data.groupby("bench", sort=False)
     ]
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
