@@ -24,6 +24,7 @@ from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, made, parts
 from analysis.selection import MissingRecords, choose, position
+from analysis.tables import people
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import plans
 from bench.records.disk import is_file, write_atomically
@@ -130,7 +131,7 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
             table = table.loc[places.sort_values(kind="stable").index]
         if "attention" in table:
             table = table.assign(attention=table["attention"].map(shown))
-        return formats.write(table, out, name, options.formats)
+        return formats.write(table, out, name, options.formats, people.readable)
 
     return _write(frame, options, "tables", TABLES, save)
 

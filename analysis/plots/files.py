@@ -53,7 +53,12 @@ def numbers(figure: Picture) -> pd.DataFrame:
         at one value of an axis has nothing of the other.
     """
     rows = [
-        {"panel": axes.get_title() or str(axes.get_label()), "x_axis": axes.get_xlabel(), "y_axis": _shared_label(axes), **row}
+        {
+            "panel": axes.get_title() or str(axes.get_label()),
+            "x_axis": axes.get_xlabel(),
+            "y_axis": _shared_label(axes),
+            **row,
+        }
         for axes in figure.axes
         if axes.axison
         for rows in (_bars, _lines, _levels, _gaps)

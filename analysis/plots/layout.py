@@ -208,8 +208,8 @@ def title(axes: Axes, text: str, points_above: float = 6) -> None:
     """The title of one panel, in lines where it is wider than the panel."""
     size, width = float(mpl.rcParams["axes.titlesize"]), picture(axes).panel_width
     text = bounded(text, LONGEST_NAME)
-    lines = fitted(text, 0.8 * width, size)
-    axes.set_title(wrapped(text, width, size) if _LETTER * size * len(lines) > 72 * width else lines, pad=points_above)
+    is_wide = not in_a_column() and _LETTER * size * len(text) > 72 * width
+    axes.set_title(wrapped(text, width, size) if is_wide else fitted(text, 0.8 * width, size), pad=points_above)
 
 
 def titles(axes: Axes, text: str, small: str) -> None:

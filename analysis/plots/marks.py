@@ -17,7 +17,7 @@ from analysis.plots.layout import PANEL, SMALLEST, SQUARE, in_a_column, picture,
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
 PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 LENGTH = "context length n (tokens)"
-_LETTER = 0.58  # of its size, a letter's width
+_LETTER = 0.62  # of its size, a letter's width
 BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 """Around words that stand on lines."""
 
@@ -137,17 +137,22 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
     axes.get_xlim(), axes.get_ylim()  # what is drawn settles the limits when they are asked for
 
     def placed(across: str, along: str) -> np.ndarray:
-        return axes.transAxes.inverted().transform(axes.transData.transform(rows[[across, along]].to_numpy(float))) * size
+        return (
+            axes.transAxes.inverted().transform(axes.transData.transform(rows[[across, along]].to_numpy(float))) * size
+        )
 
     at = placed(x, "value")
     taken = [(place - 4, place + 4) for place in at]
-    for low, high in ((placed(f"{x}_low", "value"), placed(f"{x}_high", "value")), (placed(x, "low"), placed(x, "high"))):
+    for low, high in (
+        (placed(f"{x}_low", "value"), placed(f"{x}_high", "value")),
+        (placed(x, "low"), placed(x, "high")),
+    ):
         taken += [(start - 1, end + 1) for start, end in zip(low, high, strict=True) if np.isfinite([start, end]).all()]
     look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points", "gid": "name"}
     for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):
         needed = np.array([_LETTER * SMALLEST * len(text), 1.25 * SMALLEST])
         offset = min(_places(needed), key=lambda corner: _cost(place + corner, needed, taken, size))
-        taken.append((place + offset, place + offset + needed))
+        taken.append((place + offset - 2, place + offset + needed + 2))
         # The nearest point of the text.
         near = np.clip(0, offset, offset + needed)
         far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
@@ -163,9 +168,7 @@ def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
             yield away * side - needed * (1 - np.round(side)) / 2
 
 
-def _cost(
-    low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.ndarray]], size: np.ndarray
-) -> float:
+def _cost(low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.ndarray]], size: np.ndarray) -> float:
     """How bad a place is: by what it covers, and by what of it is outside."""
     high = low + needed
     both = [np.minimum(high, top) - np.maximum(low, bottom) for bottom, top in taken]
@@ -194,7 +197,9 @@ def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", 
     """A line at one value of an axis, all across the panel, with a pale band from low to high."""
     line, span = (axes.axhline, axes.axhspan) if along == "y" else (axes.axvline, axes.axvspan)
     line(row.value, **properties, gid="level" if along == "y" else "upright")
-    span(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level" if along == "y" else "upright")
+    span(
+        row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level" if along == "y" else "upright"
+    )
 
 
 def broken(upper: Axes, lower: Axes) -> None:

@@ -108,8 +108,13 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
     """
     data, notes = _steps(frame)
     panels = [
-        Panel(f"training, {BENCHES[bench]}", rows[rows["metric"] == "steps_per_second"], rows, "steps/s",
-              says_missing=True)  # fmt: skip
+        Panel(
+            f"training, {BENCHES[bench]}",
+            rows[rows["metric"] == "steps_per_second"],
+            rows,
+            "steps/s",
+            says_missing=True,
+        )  # fmt: skip
         for bench, rows in data.groupby("bench", sort=False)
     ]
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
@@ -138,7 +143,7 @@ def _steps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         if (rows["status"] == "ok").any():
             # A comparison's settings name its baseline.
             part, more = settle(with_settings(rows, {"layers": ("model", "layers")}))
-            part = newest(part.assign(series=with_layers(part)), ["series", "seq_len"])
             parts.append(part)
             notes += more
-    return pd.concat(parts), notes
+    steps = pd.concat(parts)
+    return newest(steps.assign(series=with_layers(steps)), ["bench", "series", "seq_len"]), notes

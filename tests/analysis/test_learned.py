@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import bars_of_rows, caption, marked, words
+from drawn import bars_of_rows, caption, changed, marked, words
 from matplotlib.text import Text
 from synthetic_records import config, latency, record, train, train_step
 
@@ -199,9 +199,9 @@ def test_the_thesis_figures_show_the_start_and_the_rest(rng):
     assert first.get_ydata()[4] == pytest.approx(np.mean(losses[40:50]))
     assert figure.axes[0].get_yscale() == "linear" and figure.axes[1].get_yscale() == "log"
     assert "Other lengths and settings are left out (1)." in caption(figure)
-    labels = ["polynomial_p2", "polynomial_p4", "polynomial_p8"]
-    degrees = thesis.figure(tidy([train(label, 50, 0, rng, evaluations=30) for label in labels])).axes[1].get_legend()
-    assert len({handle.get_marker() for handle in degrees.legend_handles}) == 3
+    degrees = [changed(records[0], {"label": f"polynomial_p{p}"}, cell_id=str(p) * 64) for p in (2, 4, 8)]
+    handles = thesis.figure(tidy(degrees)).axes[1].get_legend().legend_handles
+    assert len({handle.get_marker() for handle in handles}) == len({handle.get_color() for handle in handles}) == 3
     with pytest.raises(MissingRecords, match="mechanism of the thesis"):
         thesis.figure(tidy([train("performer", 16, 0, rng)]))
 

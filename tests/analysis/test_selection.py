@@ -134,7 +134,9 @@ def test_memory_has_a_panel_for_each_mask_and_pass_with_its_baselines():
 
 def test_comparisons_are_over_exact_softmax_if_over_any_and_have_both_masks(rng, log):
     records = [compare(("flash", "performer"), n, rng, causal=causal) for n in (512, 1024) for causal in (True, False)]
-    records += [compare(("polynomial_p4", "performer", "linformer"), n, rng, causal=False) for n in (512, 1024, 2048, 4096)]
+    records += [
+        compare(("polynomial_p4", "performer", "linformer"), n, rng, causal=False) for n in (512, 1024, 2048, 4096)
+    ]
     figure = comparison.figure(tidy(records))
     assert list(panels(figure)) == ["not causal, forward", "causal, forward"]
     assert {panel.get_ylabel() for panel in figure.axes} == {"speed over flash", ""}
