@@ -168,8 +168,8 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
         text = {"fontsize": layout.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
         if crossed is None:
             words = "behind throughout" if length else "ahead throughout"
-            own = [fates[curve][0] for curve in fates if curve[0] == name]
-            if len(own) > 1 and len(set(own)) == 1:  # said once of all dtypes
+            alike = [fates[curve][0] for curve in fates if curve[0] == name]
+            if len(alike) > 1 and len(set(alike)) == 1:  # said once of all dtypes
                 if dtype != next(one for of, one in fates if of == name):
                     continue
                 at = names.index(name)

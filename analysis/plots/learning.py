@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis import controls
 from analysis.plots import captions, layout, marks, style
-from analysis.plots import controls as rows
+from analysis.plots.controls import NAMED, ROW, bar, names_of_rows, word
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import over_seeds, panels, trained_cells
@@ -89,8 +89,8 @@ def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
     words = [f"{count} of {len(cells)}: {marks.STATUS.get(status, status)}" for status, count in failed.items()]
     look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": marks.BOX, "gid": "gap"}
-    for i, word in enumerate(words or ["not run"] * ok.empty):
-        panel.annotate(word, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
+    for i, text in enumerate(words or ["not run"] * ok.empty):
+        panel.annotate(text, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
     panel.set_ylim(-3, 103)
 
 
@@ -128,13 +128,13 @@ def recall(frame: pd.DataFrame) -> Picture:
 
 def _rows_of(properties: dict[str, dict[str, Any]], count: int) -> tuple[Picture, list[Axes]]:
     """So many panels with a row for each series, whose names stand beside the first."""
-    columns = layout.beside(count, rows.NAMED)
-    heights = [0.7 + 1.6 * rows.ROW * len(properties)] * -(-count // columns)
+    columns = layout.beside(count, NAMED)
+    heights = [0.7 + 1.6 * ROW * len(properties)] * -(-count // columns)
     drawn, axes = layout.panels(len(heights), columns, heights=heights)
     for unused in axes.flat[count:]:
         unused.remove()
     for panel in axes.flat[:count]:
-        rows.names_of_rows(panel, [layout.wrapped(layout.shown(name), 1.6, layout.SMALLEST) for name in properties])
+        names_of_rows(panel, [layout.wrapped(layout.shown(name), 1.6, layout.SMALLEST) for name in properties])
     return drawn, list(axes.flat[:count])
 
 
@@ -142,13 +142,13 @@ def _draw_rows(panel: Axes, right: pd.DataFrame, cells: pd.DataFrame, properties
     order = list(properties)
     for row in right.itertuples():
         at, look = order.index(row.series), properties[row.series]
-        rows.bar(panel, 100 * row.value, 100 * row.low, 100 * row.high, at, look)
+        bar(panel, 100 * row.value, 100 * row.low, 100 * row.high, at, look)
         of_series = cells[(cells["series"] == row.series) & (cells["metric"] == "token_accuracy")]
         seeds = {"color": look["color"], "alpha": 0.6, "linestyle": "none", "marker": ".", "markersize": 4}
         panel.plot(100 * of_series["value"], [at + 0.28] * len(of_series), label=look["label"], gid="seed", **seeds)
     missing = set(cells["series"]) - set(right["series"])
     for name in missing:
         status = cells.loc[cells["series"] == name, "status"].iloc[0]
-        rows.word(panel, marks.STATUS.get(status, status), order.index(name))
+        word(panel, marks.STATUS.get(status, status), order.index(name))
     panel.set_xlim(-3, 103)
     panel.set_xlabel("right answers (%)")

@@ -156,7 +156,9 @@ def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None
         # The nearest point of the text.
         near = np.clip(0, offset, offset + needed)
         far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-        joined = {"arrowprops": {**far, "relpos": tuple((near - offset) / needed)}} if np.hypot(*near) > 8 else {}
+        joined: dict[str, Any] = (
+            {"arrowprops": {**far, "relpos": tuple((near - offset) / needed)}} if np.hypot(*near) > 8 else {}
+        )
         axes.annotate(text, tuple(own), tuple(offset), **look, **joined)
 
 

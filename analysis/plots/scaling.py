@@ -114,7 +114,7 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
             rows,
             "steps/s",
             says_missing=True,
-        )  # fmt: skip
+        )
         for bench, rows in data.groupby("bench", sort=False)
     ]
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."

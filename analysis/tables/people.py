@@ -54,7 +54,7 @@ class View(NamedTuple):
 
 
 def readable(name: str, table: pd.DataFrame) -> str:
-    """The table of that name in Markdown: what a column means, the rows, what they have in common, where the rest is."""
+    """The table of that name in Markdown: what columns mean, the rows, what they have in common, where the rest is."""
     view = VIEWS.get(name, View())
     shown = view.shorten(table)
     for column in VALUES.keys() & set(shown):

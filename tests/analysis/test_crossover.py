@@ -168,7 +168,7 @@ def test_comparisons_show_every_dtype_and_never_two_baselines():
     assert "bfloat16, float32, 12 heads" in caption(figure)
     # The same baseline's name in another dtype is another baseline.
     mixed = [pairs(n, [dtype], named=False) for n, dtype in ((512, "float32"), (1024, "float32"), (2048, "bfloat16"))]
-    assert ["float32"] == [*dict.fromkeys(compare.table(tidy(mixed)).merge(tidy(mixed))["dtype"])]
+    assert [*dict.fromkeys(compare.table(tidy(mixed)).merge(tidy(mixed))["dtype"])] == ["float32"]
 
 
 def test_a_tie_has_a_ring_and_a_row():

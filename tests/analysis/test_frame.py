@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from drawn import changed
 from synthetic_quality import quality
-from synthetic_records import compare, decode, everything, latency, memory, record, spectral, under
+from synthetic_records import compare, decode, everything, latency, memory, spectral, under
 
 from analysis.frame import COLUMNS, load, tidy, widened
 from analysis.selection import MissingRecords, series

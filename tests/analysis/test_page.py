@@ -6,16 +6,17 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import changed, legend, marked
+from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from synthetic_records import latency, spectral
 
+from analysis import registry
 from analysis.__main__ import main
 from analysis.frame import load, tidy
 from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
 from analysis.plots.layout import page, shown
-from analysis.registry import FIGURES, PARTS, apart, parts
+from analysis.registry import FIGURES, PARTS, parts
 from analysis.selection import MissingRecords, choose
 from bench.published.papers import NAMES
 
@@ -85,7 +86,7 @@ def test_learning_is_a_figure_for_each_task(frame, synthetic_results, tmp_path):
     whole = files.numbers(FIGURES["learning"](frame))
     assert sorted(pd.concat(written.values())["y"].round(6)) == sorted(whole["y"].round(6))
     one = frame[(frame["bench"] != "train") | (frame["inputs"] == "reversal")]
-    assert list(apart("learning", one, FIGURES["learning"](one))) == ["learning"]
+    assert list(registry.apart("learning", one, FIGURES["learning"](one))) == ["learning"]
 
 
 def test_parts_are_named_by_what_they_are_of(monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 from synthetic_records import compare, memory, roofline, train, train_step
 
 from analysis.frame import load, tidy
-from analysis.plots import crossover, roofline as ceilings, scaling
+from analysis.plots import crossover, scaling
+from analysis.plots import roofline as ceilings
 from analysis.registry import TABLES
 from analysis.tables import trained
 from analysis.tables.peers import peers
@@ -40,7 +41,7 @@ def test_no_table_is_longer_than_a_page_or_has_names_of_code_in_its_header(name,
     header, *body = rows(text)
     assert 1 <= len(body) <= MOST and len(set(map(len, [header, *body]))) == 1
     assert not {"low", "high", "from", "to"} & set(header) and not (WORDS.keys() - WORDS.values()) & set(header)
-    assert "True" not in sum(body, []) and "forward_backward" not in sum(body, [])
+    assert not {"True", "forward_backward"} & {cell for row in body for cell in row}
 
 
 def test_speeds_are_over_the_best_softmax_at_the_longest_length_and_softmax_has_no_row(rng):
@@ -72,8 +73,8 @@ def test_where_nothing_was_measured_a_length_has_no_end():
 
 def test_text_has_tokens_that_are_right_and_no_example(rng):
     """No text is wholly right: 0 % would say nothing."""
-    records = [train(label, 64, 0, rng, final=final, task=task)
-               for label, final in (("softmax", 1.0), ("performer", 2.0)) for task in ("language_modelling", "reversal")]  # fmt: skip
+    tasks, ends = ("language_modelling", "reversal"), {"softmax": 1.0, "performer": 2.0}
+    records = [train(label, 64, 0, rng, final=end, task=task) for label, end in ends.items() for task in tasks]
     table = trained.trained(tidy(records)).set_index(["task", "attention"])
     text, other = table.loc[("language modelling, kjv", "softmax")], table.loc[("reversal", "softmax")]
     assert (text["right are"], other["right are"]) == ("tokens", "whole examples")
