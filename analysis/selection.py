@@ -30,6 +30,8 @@ CODE = (*_RUN, "mechanisms", "code", "commit")
 """What the code of a cell depends on beside its mechanisms, and what is known of it."""
 # A cell that did not get to measure may not know them.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
+PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+"""The values of the column `pass` in words."""
 _CONTROLS = ("v_mean", "local", "identity")
 _BATCH = ("batch_size", "tokens")
 _LOG = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """What trained models are compared within."""
 MOST_NAMED = 6
+BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
+"""How steps of training are timed."""
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:

@@ -13,9 +13,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from matplotlib.transforms import ScaledTranslation
 
 from analysis.plots.layout import PANEL, SMALLEST, SQUARE, in_a_column, picture, title
+from analysis.selection import PASSES as PASSES
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
-PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 LENGTH = "context length n (tokens)"
 _LETTER = 0.62  # of its size, a letter's width
 BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}

@@ -10,9 +10,7 @@ from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.published import beside
 from analysis.selection import mask, newest, require_ok, select, series, settle, several_lengths, unless_quiet
-from analysis.training import with_layers, with_settings
-
-BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
+from analysis.training import BENCHES, with_layers, with_settings
 
 
 class Panel(NamedTuple):

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.formats import markdown, with_intervals
-from analysis.plots.marks import PASSES
-from analysis.plots.scaling import BENCHES
-from analysis.selection import mask
+from analysis.selection import PASSES, mask
+from analysis.training import BENCHES
 
 MOST = 30
 """Rows, above which nobody reads a table."""
