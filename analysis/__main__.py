@@ -8,9 +8,11 @@ if __name__ == "__main__":
     signals.answer(signals.leave)  # the other imports take seconds
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from analysis import answer, formats, table, webpage
 from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
-from analysis.registry import FIGURES, PARTS, TABLES, Made, claimed, made, parts
+from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, made, parts
 from analysis.selection import MissingRecords, choose, position
+from analysis.tables import people
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import plans
 from bench.records.disk import is_file, write_atomically
@@ -113,7 +116,7 @@ def _chosen(frame: pd.DataFrame, options: argparse.Namespace) -> pd.DataFrame:
 
 def _figures(frame: pd.DataFrame, options: argparse.Namespace) -> int:
     def save(drawn: Picture, out: Path, name: str) -> list[Path]:
-        pages, columns = {name: drawn}, 0
+        pages, columns = apart(name, frame, drawn), 0
         while columns < len(PARTS.get(name, ())) and not all(one.fits for one in pages.values()):
             columns += 1
             pages = dict(parts(name, frame, columns))
@@ -133,7 +136,7 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
             table = table.loc[places.sort_values(kind="stable").index]
         if "attention" in table:
             table = table.assign(attention=table["attention"].map(shown))
-        return formats.write(table, out, name, options.formats)
+        return formats.write(table, out, name, options.formats, people.readable)
 
     return _write(frame, options, "tables", TABLES, save)
 
@@ -158,13 +161,28 @@ def _write(
 ) -> int:
     out, wrote = claimed(options.results, options.out, kind, entries, ("--results", "--out")), False
     chosen = {options.only: entries[options.only]} if options.only else entries
-    for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
-        if isinstance(paths, MissingRecords):
-            print(f"{name}: skipped, {paths}")
-        else:
-            print(f"{name}: wrote {', '.join(map(str, paths))}")
-            wrote = True
+    with _log_on_stderr():
+        for name, paths in made(frame, chosen, lambda name, one: save(one, out, name)):
+            if isinstance(paths, MissingRecords):
+                print(f"{name}: skipped, {paths}")
+            else:
+                print(f"{name}: wrote {', '.join(map(str, paths))}")
+                wrote = True
     return 0 if wrote else 1
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """What figures and tables leave out is said on stderr."""
+    log, handler = logging.getLogger("analysis"), logging.StreamHandler(sys.stderr)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _table(frame: pd.DataFrame, options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.controls import BLIND, compared, diagnose, losses
 from analysis.paired import BETTER, EQUIVALENT, UNDECIDED, corrected, verdict
-from analysis.selection import MissingRecords, disturbance, newest, settle, unless_quiet
+from analysis.selection import MissingRecords, disturbance, exact_softmax, newest, settle, unless_quiet
 from analysis.training import panels, trained_cells, work
 from bench.records.statistics import ratio_interval
 
@@ -118,11 +118,11 @@ def _over_best(steps: pd.DataFrame, bench: str) -> pd.DataFrame:
     """The best of the same rounds (a cell), or of cells of the same model, task and batch."""
     is_apart = bench == "train_step"
     where = [name for name in STEP if name not in ("mechanism", "hyperparameters", "impl", "dtype")]
-    steps = newest(steps, STEP)[0] if is_apart else steps.sort_values("ended", ascending=False, kind="stable")
+    steps = newest(steps, STEP) if is_apart else steps.sort_values("ended", ascending=False, kind="stable")
     own = where if is_apart else ["cell_id"]
     rows = []
     for _, group in steps.groupby(own, sort=False):
-        exact = group[group["exact"] & (group["function"] == "softmax")]
+        exact = group[exact_softmax(group)]
         if len(exact):
             best = exact.loc[exact["value"].idxmin()]
             for place, row in group.drop(index=exact.index).to_dict("index").items():

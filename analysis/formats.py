@@ -61,7 +61,7 @@ def latex(table: pd.DataFrame) -> list[str]:
     """
     numeric = [name for name in table if pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool]
     text = pd.DataFrame({name: table[name].astype(object).map(_cell) for name in table}, dtype=object)
-    text, shared = _without_shared(_with_intervals(text))
+    text, shared = _without_shared(with_intervals(text))
     note = f"\n\\par\\smallskip In all rows: {_escaped(', '.join(shared))}.\\par" if shared else ""
     lines = [max(math.ceil(len(cell) / LONG) for cell in ["x", *row]) for row in text.to_numpy(object)]
     pages = [(end - 1) // LINES for end in itertools.accumulate(lines)]
@@ -78,11 +78,20 @@ FORMATS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
 DEFAULT = ("md", "csv")
 
 
-def write(table: pd.DataFrame, out_dir: str | Path, name: str, formats: Sequence[str] = DEFAULT) -> list[Path]:
-    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files."""
+def write(
+    table: pd.DataFrame,
+    out_dir: str | Path,
+    name: str,
+    formats: Sequence[str] = DEFAULT,
+    readable: Callable[[str, pd.DataFrame], str] | None = None,
+) -> list[Path]:
+    """Write `name` in some of `FORMATS`, numbered where it is in several parts; returns the files.
+
+    Markdown is what `readable` makes of the name and the table, if it is there.
+    """
     contents = {}
     for suffix in formats:
-        parts = FORMATS[suffix](table)
+        parts = [readable(name, table)] if suffix == "md" and readable is not None else FORMATS[suffix](table)
         for i, text in enumerate(parts, 1):
             numbered = f"{name}_{i}" if len(parts) > 1 else name
             contents[f"{numbered}.{suffix}"] = f"{text}\n".encode()
@@ -101,7 +110,7 @@ def _cell(value: object) -> str:
     return "" if pd.isna(value) else number(value)
 
 
-def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
     """Two columns of the ends of an interval in the one before them."""
     names = list(table)
     for value, low, high in zip(names, names[1:], names[2:], strict=False):

@@ -81,6 +81,8 @@ PARTS = {
     "crossover": ("pass", "causal"),
 }
 """Of a figure that is higher than a page: it is made for each value of the first column, or of more of them."""
+APART = ("learning",)
+"""Figures that are always made for each value of the first column, where there are several: panels by the dozen."""
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "answer": answer.table,
     "skeinformer_table3": costs.multiplications,
@@ -131,6 +133,12 @@ def parts(name: str, frame: pd.DataFrame, columns: int) -> Iterator[tuple[str, P
             yield "_".join([name, *words]), FIGURES[name](rows)
 
 
+def apart(name: str, frame: pd.DataFrame, figure: Picture) -> dict[str, Picture]:
+    """The figure by its name, or one for each task where it is one of those `APART`."""
+    some = dict(parts(name, frame, 1)) if name in APART else {}
+    return some if len(some) > 1 else {name: figure}
+
+
 def claimed(results: Path, out: Path | None, kind: str, entries: Collection[str], settings: tuple[str, str]) -> Path:
     """The folder `out` for figures or tables, or that of the `kind` in the results, made the suite's before it is used.
 
@@ -151,5 +159,9 @@ def draw(results_dir: Path, cell_ids: Collection[str] | None, folder: Callable[[
     except MissingRecords:
         return []
     out = folder()
-    drawn = made(frame, FIGURES, lambda name, figure: files.save(figure, out, name))
+
+    def save(name: str, figure: Picture) -> list[Path]:
+        return [path for part, one in apart(name, frame, figure).items() for path in files.save(one, out, part)]
+
+    drawn = made(frame, FIGURES, save)
     return [path for _, paths in drawn if isinstance(paths, list) for path in paths]

@@ -1,6 +1,7 @@
-"""Which rows of the frame may stand side by side, and what to say of those that may not."""
+"""Which rows of the frame may stand side by side; of those that may not, the log of this module says which they are."""
 
 import json
+import logging
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,7 +30,11 @@ CODE = (*_RUN, "mechanisms", "code", "commit")
 """What the code of a cell depends on beside its mechanisms, and what is known of it."""
 # A cell that did not get to measure may not know them.
 _KNOWN_ONCE_MEASURED = {"device_name", "cpu_model", "threads", "torch"}
+PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
+"""The values of the column `pass` in words."""
+_CONTROLS = ("v_mean", "local", "identity")
 _BATCH = ("batch_size", "tokens")
+_LOG = logging.getLogger(__name__)
 
 
 class MissingRecords(ValueError):
@@ -51,8 +56,7 @@ def choose(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             known = ", ".join(sorted({label.partition(" ")[0] for label in places}))
             raise MissingRecords(f"mechanisms={name}: has no records; there are {known}")
     place = frame["attention"].map(places)
-    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & frame["exact"]
-    base &= frame["function"] == "softmax"
+    base = (frame["bench"] == "compare") & (frame["metric"] == "latency") & exact_softmax(frame)
     return frame.assign(place=place)[(place < len(names)) | base]
 
 
@@ -90,20 +94,54 @@ def series(frame: pd.DataFrame, apart_from_size: bool = False) -> pd.Series:
     return pd.Series(names, index=frame.index, name="series")
 
 
+def exact_softmax(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of softmax itself, up to rounding: what speeds and memory are compared with."""
+    return rows["exact"].astype(bool) & (rows["function"] == "softmax")
+
+
+def controls(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of a control; older records do not say it."""
+    return rows["control"].astype(bool) | rows["mechanism"].isin(_CONTROLS)
+
+
+def references(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of what the others are compared with: exact softmax, or controls where none of it was measured."""
+    exact = exact_softmax(rows)
+    return exact if (exact & (rows["status"] == "ok")).any() else controls(rows)
+
+
 def select(
-    frame: pd.DataFrame, bench: str, keys: Sequence[str], *, metric: str | None = None, facets: Collection[str] = ()
+    frame: pd.DataFrame,
+    bench: str,
+    keys: Sequence[str],
+    *,
+    metric: str | None = None,
+    facets: Collection[str] = (),
+    panels: Sequence[str] = (),
+    among: pd.Series | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """The cells of a benchmark that may stand in one figure, with a new column `series`, and sentences for its caption.
 
-    They have one set of conditions, but for the `facets`; of each point (a series and the columns `keys`) it is the
-    newest. Cells that did not measure the `metric` stay.
+    They are as `settle` leaves them; of each point (a series and the columns `keys`) it is the newest. Cells that did
+    not measure the `metric` stay.
     """
     data = frame[frame["bench"] == bench]
     if metric is not None:
         data = data[data["metric"].isna() | (data["metric"] == metric)]
-    data, notes = settle(require_ok(data, f"bench={bench}"), facets)
-    data, older = newest(data.assign(series=series(data)), ["series", *keys])
-    return data, notes + older
+    data, notes = settle(require_ok(data, f"bench={bench}"), facets, panels, among)
+    return newest(data.assign(series=series(data)), ["series", *panels, *keys]), notes
+
+
+def several_lengths(frame: pd.DataFrame, bench: str, panels: Sequence[str] = ("causal",)) -> pd.DataFrame:
+    """The rows without those of a benchmark of which a panel would have a single length, if another has more."""
+    of_panel = pd.Series([*frame[[*panels]].itertuples(index=False, name=None)], frame.index)
+    cells = frame[(frame["bench"] == bench) & (frame["status"] == "ok")]
+    lengths = cells["seq_len"].groupby(of_panel[cells.index]).nunique()
+    few = [*lengths.index[lengths == 1]]
+    if len(few) in (0, len(lengths)):
+        return frame
+    _LOG.info("bench=%s: left out what has one length: %s", bench, "; ".join(_panel(panels, one) for one in few))
+    return frame[(frame["bench"] != bench) | ~of_panel.isin(few)]
 
 
 def require_ok(rows: pd.DataFrame, what: str) -> pd.DataFrame:
@@ -113,33 +151,99 @@ def require_ok(rows: pd.DataFrame, what: str) -> pd.DataFrame:
     return rows
 
 
-def settle(frame: pd.DataFrame, facets: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the cells measured under one set of conditions, the most frequent, and say in a sentence what was left out.
+def settle(
+    frame: pd.DataFrame, facets: Collection[str] = (), panels: Sequence[str] = (), among: pd.Series | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the cells measured under one set of conditions, and none without its reference where there is one.
 
-    The conditions are `CONDITIONS` without `facets`, and the batch size, or the tokens per batch where
-    those vary less. Cells that are not ok stay where nothing known of them contradicts.
+    The conditions are `CONDITIONS` without `facets` and `panels`, and the batch size, or the tokens per batch where
+    those vary less. Of those under which a reference (`among`; by default `references`) was measured together with
+    something else, the most frequent are kept; without any, the most frequent of all. A panel (the rows that agree in
+    the columns `panels`) that would lose its reference by this, or all of its cells, has conditions of its own, and a
+    sentence for the caption says which. What is left out is logged. Cells that are not ok stay where nothing known of
+    them contradicts.
+
+    Raises:
+        MissingRecords: no cell ended ok.
     """
+    reference = references(frame) if among is None else among
     measured = frame[frame["status"] == "ok"]
     if measured.empty:
         raise MissingRecords("no cell ended ok")
     batch = min(_BATCH, key=lambda name: measured[name].nunique())
-    conditions = [name for name in (*CONDITIONS, batch) if name not in facets]
-    cells = measured.drop_duplicates("cell_id")
-    chosen = cells.groupby(conditions, dropna=False, sort=True).size().idxmax()
+    conditions = [name for name in (*CONDITIONS, batch) if name not in facets and name not in panels]
+    common = _chosen(measured, reference, conditions, panels)
+    kept, own = _agreeing(frame, common), []
+    for value, rows in frame.groupby([*panels], dropna=False) if panels else ():
+        ok = measured.loc[measured.index.intersection(rows.index)]
+        here = ok[kept[ok.index]]
+        if _compared(here, reference) or not (here.empty or _compared_somewhere(ok, reference, conditions)):
+            continue
+        if not ok.empty:
+            other = _chosen(ok, reference, conditions)
+            kept[rows.index] = _agreeing(rows, other)
+            own.append(f"{_panel(panels, value)}: {_words({k: v for k, v in other.items() if v != common[k]})}")
+    left = measured[~kept[measured.index]]
+    if len(left):
+        varying = [name for name in conditions if measured[name].nunique(dropna=False) > 1]
+        others = {name: " or ".join(sorted({str(one) for one in left[name].dropna()})) for name in varying}
+        cells = left["cell_id"].nunique()
+        _LOG.info("bench=%s: left out %d cells, with %s", measured["bench"].iloc[0], cells, _words(others))
+    return frame[kept], [f"Measured under other conditions: {'; '.join(own)}."] if own else []
+
+
+def _chosen(
+    measured: pd.DataFrame, reference: pd.Series, conditions: Sequence[str], panels: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values of the conditions that are kept."""
+    best: tuple[tuple[int, int], dict[str, Any]] | None = None
+    for values, rows in measured.groupby([*conditions], dropna=False, sort=True):
+        parts = [rows] if not panels else [part for _, part in rows.groupby([*panels], dropna=False)]
+        rank = (sum(_compared(part, reference) for part in parts), rows["cell_id"].nunique())
+        if best is None or rank > best[0]:
+            best = rank, dict(zip(conditions, values, strict=True))
+    assert best is not None
+    return best[1]
+
+
+def _compared(rows: pd.DataFrame, reference: pd.Series) -> bool:
+    """Whether a reference is among the rows, and something else."""
+    own = reference[rows.index]
+    return bool(own.any() and not own.all())
+
+
+def _compared_somewhere(rows: pd.DataFrame, reference: pd.Series, conditions: Sequence[str]) -> bool:
+    return any(_compared(part, reference) for _, part in rows.groupby([*conditions], dropna=False))
+
+
+def _agreeing(frame: pd.DataFrame, chosen: dict[str, Any]) -> pd.Series:
+    """The rows under these conditions, and those of which too little is known to tell."""
     agreeing = pd.Series(True, index=frame.index)
-    left_out = []
-    for name, value in zip(conditions, chosen, strict=True):
+    for name, value in chosen.items():
         missing = frame[name].isna()
         agrees = missing if pd.isna(value) else frame[name] == value
         if name in _KNOWN_ONCE_MEASURED:
             agrees = agrees | (missing & (frame["status"] != "ok"))
         agreeing &= agrees
-        others = sorted({str(other) for other in measured.loc[measured[name] != value, name].dropna()})
-        if others and name in ("settings", "input_settings"):
-            left_out.append(f"other {name.replace('_', ' ')}")
-        elif others:
-            left_out.append(f"{name}={' or '.join(others)}")
-    return frame[agreeing], [f"Left out: cells with {', '.join(left_out)}."] if left_out else []
+    return agreeing
+
+
+def _words(conditions: dict[str, Any]) -> str:
+    """`dtype=bfloat16, other settings`: of JSON only that it differs."""
+    words = [f"other {name.replace('_', ' ')}" if name in ("settings", "input_settings") else f"{name}={value}"
+             for name, value in conditions.items() if not pd.isna(value) and value != ""]  # fmt: skip
+    return ", ".join(words) or "other conditions"
+
+
+def _panel(panels: Sequence[str], values: tuple[Any, ...]) -> str:
+    return ", ".join(
+        mask(value) if name == "causal" else f"{name}={value}" for name, value in zip(panels, values, strict=True)
+    )
+
+
+def mask(causal: Any) -> str:
+    """The value of the column `causal` in words."""
+    return "causal" if causal else "not causal"
 
 
 def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -158,11 +262,12 @@ def settle_each(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return pd.concat(parts), notes
 
 
-def newest(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """The row of the newest cell for each combination of keys, and a sentence where others were left out."""
+def newest(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The row of the newest cell for each combination of keys; how many others are left out is logged."""
     rows = frame.sort_values("ended", kind="stable").drop_duplicates(keys, keep="last").sort_index()
-    left_out = frame["cell_id"].nunique() - rows["cell_id"].nunique()
-    return rows, [f"Older measurements of the same points are left out ({left_out})."] if left_out else []
+    if left_out := frame["cell_id"].nunique() - rows["cell_id"].nunique():
+        _LOG.info("left out %d older measurements of the same points", left_out)
+    return rows
 
 
 def disturbance(rows: pd.DataFrame) -> str | None:

@@ -16,6 +16,8 @@ _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """What trained models are compared within."""
 MOST_NAMED = 6
+BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
+"""How steps of training are timed."""
 
 
 def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.DataFrame, list[str]]:
@@ -34,10 +36,10 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
         parts.append(settled)
         notes += more
     data = pd.concat(parts)
-    cells, older = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
+    cells = newest(data.drop_duplicates("cell_id"), [*PANEL, *_MODEL, "rate", "seed"])
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
     data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
-    return data, [*_notes(data), *dict.fromkeys(notes), *older]
+    return data, [*_notes(data), *dict.fromkeys(notes)]
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:

@@ -1,5 +1,7 @@
 """Which of two is faster, and from which length on: ratios of interleaved rounds."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,37 +10,63 @@ from matplotlib.axes import Axes
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import select
+from analysis.selection import exact_softmax, mask, newest, select, series, several_lengths
 from bench.records.statistics import Comparison, Overtaking, overtakings
 
+DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
+_PANEL = ["baseline", "causal", "pass"]
+_TIE: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
+_TIE |= {"markeredgecolor": "0.45", "label": ""}
 MOST_MARKED = 6
 """More vertical lines hide what they mark; `crossovers`, and the figure of that name, have a row for each."""
 _EXPLANATION = (
-    "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), bars {}. Hollow: a tie; pale "
-    "band: where a ratio would be one; vertical line: length from which the order holds, with its interval."
+    "Median over interleaved rounds of the baseline's time over theirs (above 1: faster), bars {}. Grey ring: a tie; "
+    "pale band: where a ratio would be one{}."
 )
+_MARKED = "; vertical line: length from which the order holds, with its interval"
 
 
 @layout.styled()
 def figure(frame: pd.DataFrame) -> Picture:
-    """Speed-up from interleaved rounds over context length, with crossovers: a panel per baseline and pass."""
+    """Speed-up from interleaved rounds over context length, with crossovers: a row per pass and a column per mask.
+
+    Colour, marker and fill are the mechanism; dashes are the dtype, where there are several. Of a mask and pass with a
+    single length there is no panel, if another has more.
+    """
     data, notes = _select(frame)
-    # Hollow means a tie here, not a variant.
-    properties = {name: line | {"markerfacecolor": line["color"]} for name, line in style.of_series(data).items()}
+    data = several_lengths(data, "compare", ["causal", "pass"])
+    names = {name: label.replace(" dtype=", " ") for label, name in
+             sorted(set(zip(data["baseline"], without_dtype(data, "baseline"), strict=True)))}  # fmt: skip
+    data = data.assign(attention=without_dtype(data), baseline=without_dtype(data, "baseline"))
+    data = newest(data.assign(series=series(data)), ["series", "dtype", *_PANEL, "seq_len"])
     measured = data[data["metric"] == "speedup"]
-    panels = list(measured.groupby(["baseline", "pass"], sort=True))
-    drawn, axes = layout.panels(1, len(panels))
-    for panel, ((baseline, name), rows) in zip(axes[0], panels, strict=True):
-        layout.title(panel, f"over {layout.shown(baseline)}, {marks.PASSES[name]}")
-        failed = data[(data["status"] != "ok") & (data["baseline"] == baseline) & (data["pass"] == name)]
-        _draw(panel, rows, properties)
-        marks.gaps(panel, failed, "seq_len", properties)
-        marks.length_axis(panel, [*rows["seq_len"], *failed["seq_len"]])
-    marks.log_axis(axes[0, 0].yaxis, "speed-up over the baseline")
+    dtypes = [name for name in DTYPES if (measured["dtype"] == name).any()]
+    properties = style.of_series(data)
+    passes = [name for name in marks.PASSES if (measured["pass"] == name).any()]
+    masks, baselines = sorted(set(measured["causal"])), sorted(set(measured["baseline"]))
+    columns = [(baseline, causal) for baseline in baselines for causal in masks]
+    drawn, axes = layout.panels(len(passes), len(columns))
+    crossed = False
+    for line, name in zip(axes, passes, strict=True):
+        for panel, (baseline, causal) in zip(line, columns, strict=True):
+            own = (data["pass"] == name) & (data["baseline"] == baseline) & (data["causal"] == causal)
+            rows = data[own & (data["metric"] == "speedup")]
+            if rows.empty:
+                panel.set_axis_off()
+                continue
+            layout.title(panel, f"{mask(causal)}, {marks.PASSES[name]}")
+            crossed |= _draw(panel, rows, properties, dtypes)
+            marks.gaps(panel, data[own & (data["status"] != "ok")], "seq_len", properties)
+            marks.length_axis(panel, data.loc[own, "seq_len"])
+            panel.set_ylabel(
+                f"speed over {layout.shown(names[baseline])}" if panel is line[0] or len(baselines) > 1 else ""
+            )
+        marks.log_axis(line[0].yaxis, line[0].get_ylabel())
     # Of the candidates and of the baselines.
     cells = frame[frame["cell_id"].isin(measured["cell_id"])]
-    text = [_EXPLANATION.format(intervals.bars(measured)), captions.conditions(cells), captions.functions(cells)]
-    return layout.finish(drawn, properties, *text, *notes)
+    words = _EXPLANATION.format(intervals.bars(measured), _MARKED if crossed else "")
+    text = [words, captions.conditions(cells), captions.functions(cells), *notes]
+    return layout.finish(drawn, properties | dashes(dtypes), *text)
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -63,9 +91,24 @@ def crossovers(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(sorted(rows), columns=["baseline", "attention", "pass", "faster", "seq_len", "low", "high"])
 
 
+def without_dtype(rows: pd.DataFrame, column: str = "attention") -> list[str]:
+    """Labels without the dtype that a comparison of several adds to them."""
+    return [re.sub(r" dtype=\w+$", "", str(label)) for label in rows[column]]
+
+
+def dashes(dtypes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Lines of the legend that stand for no mechanism: of each dtype, where there are several."""
+    look = {"color": "0.35", "marker": ""}
+    return {name: {"label": name, "linestyle": DTYPES[name], **look} for name in dtypes if len(dtypes) > 1}
+
+
 def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    # Labels name the dtypes that differ, settings that of the baseline.
-    return select(frame, "compare", ["baseline", "pass", "seq_len"], metric="speedup", facets=("dtype",))
+    """Speeds over one baseline: an exact softmax, if any was one. Settings name it and its dtype, labels the dtypes."""
+    softmax = set(frame.loc[exact_softmax(frame), "attention"])
+    over_softmax = frame["baseline"].isin(softmax) | (frame["bench"] != "compare")
+    chosen = frame[over_softmax] if (over_softmax & (frame["bench"] == "compare")).any() else frame
+    return select(chosen, "compare", ["baseline", "pass", "seq_len"], metric="speedup", facets=("dtype",),
+                  panels=["causal"], among=pd.Series(False, chosen.index))  # fmt: skip
 
 
 def _overtakings(rows: pd.DataFrame) -> list[Overtaking]:
@@ -73,19 +116,22 @@ def _overtakings(rows: pd.DataFrame) -> list[Overtaking]:
     return overtakings(Comparison(*values) for values in columns.itertuples(index=False))
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]], dtypes: Sequence[str]) -> bool:
+    """One panel; returns whether crossovers are marked in it."""
     axes.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
-    for label, group in rows.groupby("series", sort=True):
-        group = group.sort_values("seq_len")
-        line = properties[label]
+    for (label, dtype), group in rows.groupby(["series", "dtype"], sort=True):
+        group, line = group.sort_values("seq_len"), properties[label]
+        if len(dtypes) > 1:
+            line = line | {"linestyle": DTYPES[dtype], "label": f"{line['label']} {dtype}"}
         marks.errorbar(axes, group, "seq_len", line)
         lengths, value, low, high = (group[name].to_numpy(float) for name in ("seq_len", "value", "low", "high"))
         # value / high <= value <= value / low is the same as low <= 1 <= high.
         axes.fill_between(lengths, value / high, value / low, color=line["color"], alpha=0.15, linewidth=0)
         ties = group[group["verdict"] == "tie"]
-        hollow = {**line, "markerfacecolor": "white", "linestyle": "none", "label": ""}
-        axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **hollow)
-    changes = _overtakings(rows) if rows["series"].nunique() <= MOST_MARKED else []
+        axes.plot(ties["seq_len"], ties["value"], zorder=3, gid="tie", **_TIE)
+    curves = [own for _, own in rows.groupby("dtype")]
+    few = sum(own["series"].nunique() for own in curves) <= MOST_MARKED
+    changes = [each for own in curves for each in _overtakings(own)] if few else []
     for i, each in enumerate(changes):
         at, colour = each.crossover, properties[each.label]["color"]
         axes.axvline(at.length, color=colour, linewidth=0.8, linestyle=":", gid="crossover")
@@ -94,3 +140,4 @@ def _draw(axes: Axes, rows: pd.DataFrame, properties: dict[str, dict[str, Any]])
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         look = {"color": colour, "fontsize": layout.SMALLEST, "bbox": {**marks.BOX, "pad": 0.5}}
         axes.annotate(f"n* = {at.length:,.0f}", (at.length, 0), (3, 3 + 8 * i), **place, **look)
+    return bool(changes)

@@ -8,21 +8,22 @@ from matplotlib.axes import Axes
 
 from analysis import intervals
 from analysis.plots import captions, layout, marks, style
+from analysis.plots.compare import DTYPES, dashes, without_dtype
 from analysis.plots.layout import Picture
-from analysis.selection import MissingRecords, newest, series, settle, unless_quiet
+from analysis.selection import MissingRecords, exact_softmax, newest, series, settle, unless_quiet
 from bench.records.statistics import Crossover, crossover, ratio_interval
 
 # What a curve over the length is of; a panel is of a pass and a direction.
 PANEL = ["pass", "causal"]
 CURVE = ["series", "dtype", *PANEL]
 FLASH = ("flash", "float32")
-# Lines of the legend that stand for no mechanism.
-DTYPES = {"float32": "-", "bfloat16": "--", "float16": "-.", "float64": ":"}
 
 # A comparison that failed is one grey gap, which stands for all mechanisms.
 _ALL, _GREY = "all", {"label": "all", "color": "0.35", "marker": "", "linestyle": "-"}
 # Inches: of a panel of speeds, of a line among the crossings, and across a panel with names beside it.
-HEIGHT, ROW, NAMED = 3.4, 0.2, 2.6
+HEIGHT, ROW, NAMED = 2.5, 0.23, 2.6
+PALE: dict[str, Any] = {"alpha": 0.55, "linewidth": 0.9, "markersize": 3}
+"""Of lines of another dtype than the first, which are as many again."""
 _CROSSED = ["from_seq_len", "from_low", "from_high"]
 _EXPLANATION = (
     "Median over interleaved rounds of the time of the fastest exact softmax in them over theirs (above 1: faster), "
@@ -42,6 +43,7 @@ def figure(frame: pd.DataFrame) -> Picture:
     speeds = speeds[~speeds["exact_softmax"]]
     failed = frame[(frame["bench"] == "compare") & (frame["status"] != "ok")].assign(series=_ALL)
     properties = style.of_series(speeds)
+    dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
     passes = [name for name in marks.PASSES if (speeds["pass"] == name).any()]
     directions = sorted(set(speeds["causal"]))
     most = int(speeds.groupby(PANEL)["series"].nunique().max())
@@ -58,17 +60,17 @@ def figure(frame: pd.DataFrame) -> Picture:
             upper.axhline(1, color="0.4", linewidth=0.8, zorder=1, **layout.SQUARE)
             for (label, dtype), rows in here.groupby(["series", "dtype"], sort=True):
                 look = {"label": f"{properties[label]['label']} {dtype}", "linestyle": DTYPES[dtype], "linewidth": 1.1}
+                if dtype != dtypes[0]:
+                    look |= PALE
                 marks.errorbar(upper, rows, "seq_len", properties[label] | look)
             marks.gaps(upper, gone, "seq_len", {_ALL: _GREY})
             _draw_crossings(lower, here, properties)
             for panel, words in ((upper, ""), (lower, marks.LENGTH)):
                 marks.length_axis(panel, [*speeds.loc[speeds["causal"] == causal, "seq_len"], *gone["seq_len"]], words)
         marks.log_axis(above[0].yaxis, "speed over the best exact softmax")
-    dtypes = [name for name in DTYPES if (speeds["dtype"] == name).any()]
-    dashes = {name: _GREY | {"label": name, "linestyle": DTYPES[name]} for name in dtypes}
     text = [_EXPLANATION.format(intervals.bars(speeds)), _winners(speeds)]
     text += [captions.conditions(timed), captions.functions(timed), *notes]
-    return layout.finish(drawn, properties | (dashes if len(dashes) > 1 else {}), *text)
+    return layout.finish(drawn, properties | dashes(dtypes), *text)
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +105,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The time of each mechanism of each comparison; `entry` is its label, `series` the label without the dtype."""
     data = frame[(frame["bench"] == "compare") & (frame["metric"] == "latency")]
-    is_softmax = (data["function"] == "softmax") & data["exact"]
+    is_softmax = exact_softmax(data)
     both = is_softmax.groupby(data["cell_id"]).transform(lambda own: own.any() and not own.all())
     data = data.assign(exact_softmax=is_softmax)[both]
     if data.empty:
@@ -112,15 +114,14 @@ def _timed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     settings = [json.loads(text) for text in data["settings"]]
     plain = [json.dumps({key: value for key, value in each.items() if key != "baseline"}) for each in settings]
     data, notes = settle(data.assign(settings=plain), facets=("dtype", "causal"))
-    plain = [name.removesuffix(f" dtype={dtype}") for name, dtype in zip(data["attention"], data["dtype"], strict=True)]
-    data = data.assign(entry=data["attention"], attention=plain)
+    data = data.assign(entry=data["attention"], attention=without_dtype(data))
     return data.assign(series=series(data)), notes
 
 
 def _over_best(timed: pd.DataFrame) -> pd.DataFrame:
     """Each mechanism's speed over the exact softmax with the smallest median of its cell, named in `best`."""
     fastest = timed[timed["exact_softmax"]].sort_values("value").drop_duplicates("cell_id")
-    return newest(_over(timed, fastest), [*CURVE, "seq_len"])[0].reset_index(drop=True)
+    return newest(_over(timed, fastest), [*CURVE, "seq_len"]).reset_index(drop=True)
 
 
 def _over(timed: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
@@ -167,6 +168,11 @@ def _draw_crossings(axes: Axes, speeds: pd.DataFrame, properties: dict[str, dict
         text = {"fontsize": layout.SMALLEST, "color": properties[name]["color"], "va": "center", "gid": "crossover"}
         if crossed is None:
             words = "behind throughout" if length else "ahead throughout"
+            alike = [fates[curve][0] for curve in fates if curve[0] == name]
+            if len(alike) > 1 and len(set(alike)) == 1:  # said once of all dtypes
+                if dtype != next(one for of, one in fates if of == name):
+                    continue
+                at = names.index(name)
             axes.text(0.02, at, words, transform=axes.get_yaxis_transform(), **text)
             continue
         low, high = max(crossed.low, 1), min(crossed.high, 2 * speeds["seq_len"].max())

@@ -50,10 +50,15 @@ def numbers(figure: Picture) -> pd.DataFrame:
     Returns:
         `COLUMNS`: the panel's title, the series, which `line` of it (`seed` or `median` where it has several), the
         point with the ends of its bars, or the status of a cell that did not measure, and what the axes are. A line
-        at one height has no x.
+        at one value of an axis has nothing of the other.
     """
     rows = [
-        {"panel": axes.get_title(), "x_axis": axes.get_xlabel(), "y_axis": _shared_label(axes), **row}
+        {
+            "panel": axes.get_title() or str(axes.get_label()),
+            "x_axis": axes.get_xlabel(),
+            "y_axis": _shared_label(axes),
+            **row,
+        }
         for axes in figure.axes
         if axes.axison
         for rows in (_bars, _lines, _levels, _gaps)
@@ -94,18 +99,20 @@ def _bars(axes: Axes) -> Iterator[dict[str, Any]]:
 def _lines(axes: Axes) -> Iterator[dict[str, Any]]:
     """Points without."""
     for line in axes.lines:
-        if not str(line.get_label()).startswith("_") and line.get_gid() not in ("gap", "level"):
+        if not str(line.get_label()).startswith("_") and line.get_gid() not in ("gap", "level", "upright"):
             for x, y in np.asarray(line.get_xydata()):
                 yield {"series": line.get_label(), "line": line.get_gid(), "x": x, "y": y}
 
 
 def _levels(axes: Axes) -> Iterator[dict[str, Any]]:
-    """Lines at one height, each with its band."""
-    lines = [line for line in axes.lines if line.get_gid() == "level"]
-    bands = [patch for patch in axes.patches if patch.get_gid() == "level"]
-    for line, band in zip(lines, bands, strict=True):
-        low, high = band.get_y(), band.get_y() + band.get_height()  # type: ignore[attr-defined]
-        yield {"series": line.get_label(), "y": np.atleast_1d(line.get_ydata())[0], "y_low": low, "y_high": high}
+    """Lines at one value of an axis, each with its band."""
+    for gid, axis in (("level", "y"), ("upright", "x")):
+        lines = [line for line in axes.lines if line.get_gid() == gid]
+        bands = [patch for patch in axes.patches if patch.get_gid() == gid]
+        for line, band in zip(lines, bands, strict=True):
+            at = np.asarray(line.get_xydata())[0, "xy".index(axis)]
+            low, high = getattr(band.get_bbox(), f"interval{axis}")  # type: ignore[attr-defined]
+            yield {"series": line.get_label(), axis: at, f"{axis}_low": low, f"{axis}_high": high}
 
 
 def _gaps(axes: Axes) -> Iterator[dict[str, Any]]:

@@ -205,9 +205,11 @@ def grid(count: int, columns: int = 3) -> tuple[Picture, list[Axes]]:
 
 
 def title(axes: Axes, text: str, points_above: float = 6) -> None:
-    """The title of one panel."""
-    size = float(mpl.rcParams["axes.titlesize"])
-    axes.set_title(fitted(bounded(text, LONGEST_NAME), 0.8 * picture(axes).panel_width, size), pad=points_above)
+    """The title of one panel, in lines where it is wider than the panel."""
+    size, width = float(mpl.rcParams["axes.titlesize"]), picture(axes).panel_width
+    text = bounded(text, LONGEST_NAME)
+    is_wide = not in_a_column() and _LETTER * size * len(text) > 72 * width
+    axes.set_title(wrapped(text, width, size) if is_wide else fitted(text, 0.8 * width, size), pad=points_above)
 
 
 def titles(axes: Axes, text: str, small: str) -> None:
@@ -277,8 +279,11 @@ def picture(axes: Axes) -> Picture:
 
 def fitted(text: str, width: float, points: float) -> str:
     """The text, on a page with a width in lines of so many inches."""
-    if not in_a_column():
-        return text
+    return wrapped(text, width, points) if in_a_column() else text
+
+
+def wrapped(text: str, width: float, points: float) -> str:
+    """The text in lines of so many inches."""
     letters = max(8, int(width * 72 / (_LETTER * points)))
     return _Names(width=letters, break_on_hyphens=False).fill(text.replace(" = ", "\xa0=\xa0"))
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis import controls
 from analysis.plots import captions, layout, marks, style
+from analysis.plots.controls import NAMED, ROW, bar, names_of_rows, word
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.training import over_seeds, panels, trained_cells
@@ -17,10 +18,13 @@ RIGHT = ("validation_example_accuracy", "examples wholly right (%)")
 # No model names every token of a text.
 RIGHT_TOKENS = ("validation_token_accuracy", "tokens right (%)")
 SUDDEN = ("induction_heads", "selective_copying")
+FOR_A_LINE = 3
+"""Points: through two of them a line says no more than they do."""
 SIDE_BY_SIDE = 3
 """Tasks and lengths, above which two stand beside each other."""
 _SEEDS = "Thick lines: medians over seeds; thin ones: each seed."
-_EXPLANATION = f"On the validation split. {_SEEDS} Right: examples of which every answer is right."
+_EXPLANATION = f"On the validation split. {_SEEDS}"
+_RIGHT = "Wholly right: every answer of the example is."
 _RECALLED = (
     "Values named rightly when their keys come again, on the test split: medians over seeds, bars from the least "
     "to the greatest."
@@ -44,7 +48,8 @@ def figure(frame: pd.DataFrame) -> Picture:
             panel.set_ylabel(label)
         marks.value_axis(pair[0].yaxis, LOSS[1])
         pair[1].set_ylim(-3, 103)
-    return layout.finish(drawn, properties, *controls.notes(data), _EXPLANATION, *notes, captions.conditions(data))
+    text = [*controls.notes(data), _EXPLANATION, _RIGHT if (data["inputs"] != "language_modelling").any() else ""]
+    return layout.finish(drawn, properties, *text, *notes, captions.conditions(data))
 
 
 @layout.styled()
@@ -84,14 +89,17 @@ def _small(panel: Axes, rows: pd.DataFrame, line: dict[str, Any]) -> None:
     failed = cells[cells["status"] != "ok"]["status"].value_counts()
     words = [f"{count} of {len(cells)}: {marks.STATUS.get(status, status)}" for status, count in failed.items()]
     look: dict[str, Any] = {"size": layout.SMALLEST, "color": "black", "bbox": marks.BOX, "gid": "gap"}
-    for i, word in enumerate(words or ["not run"] * ok.empty):
-        panel.annotate(word, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
+    for i, text in enumerate(words or ["not run"] * ok.empty):
+        panel.annotate(text, (0.04, 0.86 - 0.12 * i), xycoords="axes fraction", **look)
     panel.set_ylim(-3, 103)
 
 
 @layout.styled()
 def recall(frame: pd.DataFrame) -> Picture:
-    """Associative recall over the number of pairs, a panel for each length."""
+    """Associative recall over the number of pairs, a panel for each length.
+
+    Of fewer than `FOR_A_LINE` numbers of pairs there is no line: each has a panel, with a row for each mechanism.
+    """
     data, notes = trained_cells(frame, ["associative_recall"])
     tasks = [json.loads(text) for text in data["task"]]
     pairs = [task.pop("num_pairs", None) for task in tasks]
@@ -99,13 +107,48 @@ def recall(frame: pd.DataFrame) -> Picture:
     data = data.assign(pairs=pairs, others=others)[[type(count) is int and count > 0 for count in pairs]]
     if data.empty:
         raise MissingRecords("needs an ok record of bench=train with task.num_pairs")
-    properties = style.of_series(data)
-    groups = list(data.groupby(["others", "seq_len"]))
-    drawn, axes = layout.grid(len(groups))
-    for panel, ((other, seq_len), rows) in zip(axes, groups, strict=True):
-        layout.title(panel, f"n = {seq_len:,}" + (f", {other}" if data["others"].nunique() > 1 else ""))
-        right = over_seeds(rows, "token_accuracy")
-        marks.over_lengths(panel, right, rows, properties, 100, "pairs", "pairs of key and value")
-        panel.set_ylim(-3, 103)
-        panel.set_ylabel("right answers (%)")
-    return layout.finish(drawn, properties, *controls.notes(data), _RECALLED, *notes, captions.conditions(data))
+    properties, groups = style.of_series(data), list(data.groupby(["others", "seq_len"]))
+    is_line = max(cells["pairs"].nunique() for _, cells in groups) >= FOR_A_LINE
+    if not is_line:
+        groups = list(data.groupby(["others", "seq_len", "pairs"]))
+    drawn, axes = layout.grid(len(groups)) if is_line else _rows_of(properties, len(groups))
+    for panel, ((other, seq_len, *one), cells) in zip(axes, groups, strict=True):
+        words = [f"n = {seq_len:,}", *(f"{count} pairs" for count in one)]
+        layout.title(panel, ", ".join(words + [other] * (data["others"].nunique() > 1)))
+        right = over_seeds(cells, "token_accuracy")
+        if is_line:
+            marks.over_lengths(panel, right, cells, properties, 100, "pairs", "pairs of key and value")
+            panel.set_ylim(-3, 103)
+            panel.set_ylabel("right answers (%)")
+        else:
+            _draw_rows(panel, right, cells, properties)
+    text = [*controls.notes(data), _RECALLED if is_line else f"{_RECALLED} Small dots: each seed."]
+    return layout.finish(drawn, properties if is_line else {}, *text, *notes, captions.conditions(data))
+
+
+def _rows_of(properties: dict[str, dict[str, Any]], count: int) -> tuple[Picture, list[Axes]]:
+    """So many panels with a row for each series, whose names stand beside the first."""
+    columns = layout.beside(count, NAMED)
+    heights = [0.7 + 1.6 * ROW * len(properties)] * -(-count // columns)
+    drawn, axes = layout.panels(len(heights), columns, heights=heights)
+    for unused in axes.flat[count:]:
+        unused.remove()
+    for panel in axes.flat[:count]:
+        names_of_rows(panel, [layout.wrapped(layout.shown(name), 1.6, layout.SMALLEST) for name in properties])
+    return drawn, list(axes.flat[:count])
+
+
+def _draw_rows(panel: Axes, right: pd.DataFrame, cells: pd.DataFrame, properties: dict[str, dict[str, Any]]) -> None:
+    order = list(properties)
+    for row in right.itertuples():
+        at, look = order.index(row.series), properties[row.series]
+        bar(panel, 100 * row.value, 100 * row.low, 100 * row.high, at, look)
+        of_series = cells[(cells["series"] == row.series) & (cells["metric"] == "token_accuracy")]
+        seeds = {"color": look["color"], "alpha": 0.6, "linestyle": "none", "marker": ".", "markersize": 4}
+        panel.plot(100 * of_series["value"], [at + 0.28] * len(of_series), label=look["label"], gid="seed", **seeds)
+    missing = set(cells["series"]) - set(right["series"])
+    for name in missing:
+        status = cells.loc[cells["series"] == name, "status"].iloc[0]
+        word(panel, marks.STATUS.get(status, status), order.index(name))
+    panel.set_xlim(-3, 103)
+    panel.set_xlabel("right answers (%)")

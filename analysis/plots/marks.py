@@ -2,8 +2,8 @@
 
 import math
 import zlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from matplotlib.transforms import ScaledTranslation
 
 from analysis.plots.layout import PANEL, SMALLEST, SQUARE, in_a_column, picture, title
+from analysis.selection import PASSES as PASSES
 
 STATUS = {"oom": "OOM", "nonfinite": "not finite"}
-PASSES = {"forward": "forward", "backward": "backward", "forward_backward": "forward + backward"}
 LENGTH = "context length n (tokens)"
+_LETTER = 0.62  # of its size, a letter's width
 BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 """Around words that stand on lines."""
 
@@ -127,25 +128,55 @@ def numbered(properties: dict[str, dict[str, Any]]) -> tuple[dict[str, str], dic
 
 
 def beside(axes: Axes, rows: pd.DataFrame, x: str, texts: Iterable[str]) -> None:
-    """A text at each point, at a corner where it covers no other text and no point, if there is one.
+    """A text at each point, where it covers no other text, no point and no bar, if there is such a place.
 
-    To be called when the axes have their scales.
+    The nearest of places around the point, which a thin line joins to it where it is not beside it. To be called when
+    the axes have their scales.
     """
     size = 72 * np.array([0.75 * picture(axes).panel_width, 0.7 * PANEL[1]])  # points, about
     axes.get_xlim(), axes.get_ylim()  # what is drawn settles the limits when they are asked for
-    at = axes.transAxes.inverted().transform(axes.transData.transform(rows[[x, "value"]].to_numpy(float))) * size
-    taken = [(place - 3, place + 3) for place in at]
-    look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points"}
+
+    def placed(across: str, along: str) -> np.ndarray:
+        return (
+            axes.transAxes.inverted().transform(axes.transData.transform(rows[[across, along]].to_numpy(float))) * size
+        )
+
+    at = placed(x, "value")
+    taken = [(place - 4, place + 4) for place in at]
+    for low, high in (
+        (placed(f"{x}_low", "value"), placed(f"{x}_high", "value")),
+        (placed(x, "low"), placed(x, "high")),
+    ):
+        taken += [(start - 1, end + 1) for start, end in zip(low, high, strict=True) if np.isfinite([start, end]).all()]
+    look: dict[str, Any] = {"fontsize": SMALLEST, "color": "black", "textcoords": "offset points", "gid": "name"}
     for own, place, text in zip(rows[[x, "value"]].to_numpy(float), at, texts, strict=True):
-        width, height = 0.65 * SMALLEST * len(text), SMALLEST
-        corners = [(4, 4), (4, -4 - height), (-4 - width, 4), (-4 - width, -4 - height)]
-        boxes = [(place + corner, place + corner + (width, height)) for corner in corners]
-        covered = [
-            sum(bool((low < top).all() and (bottom < high).all()) for bottom, top in taken) for low, high in boxes
-        ]
-        best = covered.index(min(covered))
-        taken.append(boxes[best])
-        axes.annotate(text, tuple(own), corners[best], **look)
+        needed = np.array([_LETTER * SMALLEST * len(text), 1.25 * SMALLEST])
+        offset = min(_places(needed), key=lambda corner: _cost(place + corner, needed, taken, size))
+        taken.append((place + offset - 2, place + offset + needed + 2))
+        # The nearest point of the text.
+        near = np.clip(0, offset, offset + needed)
+        far: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+        joined: dict[str, Any] = (
+            {"arrowprops": {**far, "relpos": tuple((near - offset) / needed)}} if np.hypot(*near) > 8 else {}
+        )
+        axes.annotate(text, tuple(own), tuple(offset), **look, **joined)
+
+
+def _places(needed: np.ndarray) -> Iterator[np.ndarray]:
+    """Where a text of that size may have its lower left corner, in points from its point: the near ones first."""
+    for away in (5, 9, *range(14, 100, 7)):
+        for angle in np.arange(0, 2 * np.pi, np.pi / 8) + np.pi / 4:
+            side = np.array([np.cos(angle), np.sin(angle)])
+            yield away * side - needed * (1 - np.round(side)) / 2
+
+
+def _cost(low: np.ndarray, needed: np.ndarray, taken: list[tuple[np.ndarray, np.ndarray]], size: np.ndarray) -> float:
+    """How bad a place is: by what it covers, and by what of it is outside."""
+    high = low + needed
+    both = [np.minimum(high, top) - np.maximum(low, bottom) for bottom, top in taken]
+    covered = sum(float(np.prod(overlap + 1)) for overlap in both if (overlap > 0).all())
+    outside = np.maximum(0, -low).sum() + np.maximum(0, high - size).sum()
+    return covered + 20 * float(outside)
 
 
 def front(points: pd.DataFrame, x: str, exact: float = np.inf) -> pd.DataFrame:
@@ -164,46 +195,47 @@ def front_line(axes: Axes, best: pd.DataFrame, x: str) -> None:
     axes.plot(best[x], best["value"], **shade, **SQUARE, zorder=1, gid="front")
 
 
-def level(axes: Axes, row: Any, properties: dict[str, Any]) -> None:
-    """A line at the height of one value, all along the panel, with a pale band from low to high."""
-    axes.axhline(row.value, **properties, gid="level")
-    axes.axhspan(row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level")
+def level(axes: Axes, row: Any, properties: dict[str, Any], along: Literal["y", "x"] = "y") -> None:
+    """A line at one value of an axis, all across the panel, with a pale band from low to high."""
+    line, span = (axes.axhline, axes.axhspan) if along == "y" else (axes.axvline, axes.axvspan)
+    line(row.value, **properties, gid="level" if along == "y" else "upright")
+    span(
+        row.low, row.high, color=properties["color"], alpha=0.2, linewidth=0, gid="level" if along == "y" else "upright"
+    )
 
 
-def gaps(
-    axes: Axes,
-    rows: pd.DataFrame,
-    x: str,
-    properties: dict[str, dict[str, Any]],
-    lines: int = 0,
-    beyond: dict[str, tuple[np.ndarray, str]] | None = None,
-) -> None:
+def broken(upper: Axes, lower: Axes) -> None:
+    """Two panels as one whose vertical axis is broken."""
+    upper.spines["bottom"].set_visible(False)
+    upper.tick_params(axis="x", length=0, labelbottom=False)
+    cut: dict[str, Any] = {"marker": [(-1, -0.6), (1, 0.6)], "markersize": 8, "linestyle": "none", "color": "black"}
+    for axes, end in ((upper, 0), (lower, 1)):
+        axes.plot([0], [end], transform=axes.transAxes, clip_on=False, markeredgewidth=0.8, label="_cut", **cut)
+
+
+def gaps(axes: Axes, rows: pd.DataFrame, x: str, properties: dict[str, dict[str, Any]]) -> None:
     """Mark above the panel, at its place along `x`, each cell that did not measure, in its series' colour.
 
-    Each series has a line of its own; neighbours with the same outcome share one word. The title moves up
-    by at least so many `lines`. `rows` has `series`, `status` and `x`. Series of which all is `beyond` the panel have
-    the lines above, at these places with these words.
+    Each series has a line of its own, above which the title moves; neighbours with the same outcome share one word.
+    `rows` has `series`, `status` and `x`.
     """
     failed = rows[rows["status"] != "ok"].drop_duplicates(["series", x]).sort_values(x)
     for lane, (name, cells) in enumerate(failed.groupby("series")):
         outcome = cells["status"]
         for _, run in cells.groupby((outcome != outcome.shift()).cumsum()):
             status = run["status"].iloc[0]
-            _above(axes, run[x].to_numpy(float), STATUS.get(status, status), properties[name], lane, "gap")
+            _above(axes, run[x].to_numpy(float), STATUS.get(status, status), properties[name], lane)
     lanes = failed["series"].nunique()
-    for lane, (name, (at, words)) in enumerate((beyond or {}).items(), lanes):
-        _above(axes, at, words, properties[name], lane, "beyond")
-    lanes = max(lines, lanes + len(beyond or {}))
     title(axes, axes.get_title(), 6 + (9 * lanes + 3 if lanes else 0))
 
 
-def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], lane: int, gid: str) -> None:
+def _above(axes: Axes, at: np.ndarray, words: str, properties: dict[str, Any], lane: int) -> None:
     # Offsets in points keep the lines apart whatever the height of the panel.
     lift = ScaledTranslation(0, (8 + 9 * lane) / 72, axes.figure.dpi_scale_trans)
     above = axes.get_xaxis_transform() + lift
-    look = {"color": properties["color"], "transform": above, "gid": gid}
+    look = {"color": properties["color"], "transform": above, "gid": "gap"}
     bar = {"linewidth": 0.8, "marker": properties["marker"], "markersize": 3, "clip_on": False}
-    bar["label"] = properties["label"] if gid == "gap" else ""
+    bar["label"] = properties["label"]
     axes.plot(at, np.ones(len(at)), linestyle=properties["linestyle"], **bar, **look)
     centre = float(np.sqrt(at[0] * at[-1]))
     axes.text(centre, 1, words, size=SMALLEST, ha="center", va="center", bbox=BOX, **look)

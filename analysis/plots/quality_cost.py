@@ -43,16 +43,25 @@ def figure(frame: pd.DataFrame) -> Picture:
             marks.point(panel, row, x, properties[row["series"]], capsize=2)
         marks.value_axis(panel.xaxis, MEASURED if x == _TIMES[0] else TRAINING)
         marks.value_axis(panel.yaxis, "test loss (nats)")
-        marks.beside(panel, rows, x, rows["series"].map(numbers))
+        # A narrow panel has no room for names.
+        names = rows["series"].map(numbers) if layout.in_a_column() else short(rows["series"])
+        marks.beside(panel, rows, x, names)
+    legend = legend if layout.in_a_column() else {}
     timed = points.dropna(subset=["interval"])
     explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
     return layout.finish(drawn, legend, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 
+def short(names: pd.Series) -> list[str]:
+    """Names of a panel without the settings that tell no two of them apart there."""
+    first = [name.partition(" ")[0] for name in names]
+    return [layout.shown(one if first.count(one) == 1 else name) for one, name in zip(first, names, strict=True)]
+
+
 def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     """The losses (`value`, `low`, `high`) with the times of a step in ms, measured (`_BARS`) and while training."""
     steps = frame[(frame["bench"] == "train_step") & (frame["metric"] == "step_time")]
-    steps, _ = newest(steps.assign(work=work(steps)), _STEP)
+    steps = newest(steps.assign(work=work(steps)), _STEP)
     times = steps[[*_STEP, "value", "low", "high", *_BARS]].set_axis([*_STEP, *_TIMES, *_BARS], axis=1)
     times[_TIMES] *= 1e-6
     speeds = over_seeds(data, "steps_per_second")

@@ -1,7 +1,7 @@
 """How a cost grows with the context length: of attention alone, of decoding, of a step of training."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -9,10 +9,8 @@ from analysis import intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
 from analysis.published import beside
-from analysis.selection import newest, require_ok, select, series, settle, unless_quiet
-from analysis.training import with_layers, with_settings
-
-BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
+from analysis.selection import mask, newest, require_ok, select, series, settle, several_lengths, unless_quiet
+from analysis.training import BENCHES, with_layers, with_settings
 
 
 class Panel(NamedTuple):
@@ -24,20 +22,33 @@ class Panel(NamedTuple):
     """Those that gaps and the axis of lengths are of, too."""
     label: str
     scale: float = 1
+    says_missing: bool = False
+    """Whether the series that it has not, and other panels have, are named in it."""
 
 
 @layout.styled()
-def over_lengths(data: pd.DataFrame, panels: Sequence[Panel], explanation: str, notes: Sequence[str]) -> Picture:
-    """A line for each series, doubly logarithmic; panels with the same label have one vertical axis."""
+def over_lengths(
+    data: pd.DataFrame, panels: Sequence[Panel], explanation: str, notes: Sequence[str], lines: int = 1
+) -> Picture:
+    """A line for each series, doubly logarithmic; panels with the same label have one vertical axis.
+
+    The panels stand in so many `lines`.
+    """
     properties = style.of_series(data)
     share_y = len({panel.label for panel in panels}) == 1
-    drawn, axes = layout.panels(1, len(panels), share_y=share_y)
-    for place, panel in zip(axes[0], panels, strict=True):
+    drawn, axes = layout.panels(lines, len(panels) // lines, share_y=share_y)
+    for place, panel in zip(axes.flat, panels, strict=True):
         layout.title(place, panel.title)
         marks.over_lengths(place, panel.measured, panel.rows, properties, panel.scale)
         marks.length_axis(place, data["seq_len"])
-    for place, panel in zip(axes[0][: 1 if share_y else None], panels, strict=False):
-        marks.log_axis(place.yaxis, panel.label)
+        missing = [name for name in properties if name not in set(panel.rows["series"])]
+        if panel.says_missing and missing:
+            words = layout.wrapped(f"not measured: {', '.join(map(layout.shown, missing))}", 0.6 * drawn.panel_width, 7)
+            look: dict[str, Any] = {"size": layout.SMALLEST, "color": "0.3", "bbox": marks.BOX, "va": "bottom"}
+            place.annotate(words, (0.03, 0.03), xycoords="axes fraction", gid="missing", **look)
+    for place, panel in zip(axes.flat, panels, strict=True):
+        if not share_y or place in axes[:, 0]:
+            marks.log_axis(place.yaxis, panel.label)
     return layout.finish(drawn, properties, explanation, captions.conditions(data), captions.functions(data), *notes)
 
 
@@ -58,15 +69,19 @@ figure1, figure = latency, memory
 
 
 def _by_pass(frame: pd.DataFrame, bench: str, metric: str, label: str, explanation: str, scale: float = 1) -> Picture:
-    data, notes = select(frame, bench, ["seq_len", "pass"], metric=metric)
+    """A panel for each mask and pass; of a mask with a single length there is no line, if another has more."""
+    data, notes = select(several_lengths(frame, bench), bench, ["seq_len", "pass"], metric=metric, panels=["causal"])
+    masks = sorted(set(data["causal"]))
     if unseen := (data["value"] <= 0).sum():
         notes = [f"Values of 0 ({unseen}) have no place on a logarithmic axis.", *notes]
     panels = []
-    for name in (name for name in marks.PASSES if (data["pass"] == name).any()):
-        rows = data[data["pass"].isna() | (data["pass"] == name)]
-        panels.append(Panel(marks.PASSES[name], rows[rows["value"] > 0], rows, label, scale))
+    for causal in masks:
+        for name in (name for name in marks.PASSES if (data["pass"] == name).any()):
+            rows = data[(data["causal"] == causal) & (data["pass"].isna() | (data["pass"] == name))]
+            words = f"{mask(causal)}, {marks.PASSES[name]}" if len(masks) > 1 else marks.PASSES[name]
+            panels.append(Panel(words, rows[rows["value"] > 0], rows, label, scale))
     bars = f" Bars: {intervals.bars(data)}." if data["interval"].notna().any() else ""
-    return over_lengths(data, panels, explanation + bars, notes)
+    return over_lengths(data, panels, explanation + bars, notes, lines=len(masks))
 
 
 def decode(frame: pd.DataFrame) -> Picture:
@@ -91,7 +106,13 @@ def steps_per_second(frame: pd.DataFrame) -> Picture:
     """
     data, notes = _steps(frame)
     panels = [
-        Panel(f"training, {BENCHES[bench]}", rows[rows["metric"] == "steps_per_second"], rows, "steps/s")
+        Panel(
+            f"training, {BENCHES[bench]}",
+            rows[rows["metric"] == "steps_per_second"],
+            rows,
+            "steps/s",
+            says_missing=True,
+        )
         for bench, rows in data.groupby("bench", sort=False)
     ]
     explanation = f"Steps of training a whole model per second: medians, bars {intervals.bars(data)}."
@@ -120,7 +141,7 @@ def _steps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         if (rows["status"] == "ok").any():
             # A comparison's settings name its baseline.
             part, more = settle(with_settings(rows, {"layers": ("model", "layers")}))
-            part, older = newest(part.assign(series=with_layers(part)), ["series", "seq_len"])
             parts.append(part)
-            notes += [*more, *older]
-    return pd.concat(parts), notes
+            notes += more
+    steps = pd.concat(parts)
+    return newest(steps.assign(series=with_layers(steps)), ["bench", "series", "seq_len"]), notes

@@ -1,5 +1,6 @@
 """Figure 1 of Skeinformer (Chen et al. 2022, Sketching as a Tool for Understanding ...)."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +18,16 @@ LABELS = {
     "absolute": "spectral norm error ‖BV − R‖",
     "relative": "relative error ‖BV − R‖ / ‖BV‖",
 }
+HEIGHT = 2.5  # inches of a panel
 FAR = 10
-"""Times the greatest of the others: what is above has no place on the same axis."""
-_FAR_ABOVE = "Above a panel, with an arrow: a mechanism whose errors lie far above its axis, and from where to where."
+"""Times the greatest of the others: what is above has an axis of its own, on top of theirs."""
+STRIP = 0.45
+"""Of a panel's height, that of what lies far above."""
+_ONE_SCALE = "All panels have the same logarithmic scale: equal heights are equal ratios."
+_TWO_SCALES = (
+    "All panels have the same logarithmic scale below the break of the axis, and the same above it: equal heights are "
+    "equal ratios. Above the break: what lies far above the others, by a factor of ten in one row or more."
+)
 
 
 @layout.styled()
@@ -36,7 +44,7 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     data = data[(data["function"] == "softmax") & ~data["exact"]]
     data, notes = settle_each(require_ok(data, "bench=spectral_norm for an approximation of softmax"))
     data = data.assign(series=series(data, apart_from_size=True))
-    data, older = newest(data, ["series", "features", "seq_len", "kind"])
+    data = newest(data, ["series", "features", "seq_len", "kind"])
     measured = data[data["status"] == "ok"]
     kinds = sorted(set(measured["kind"]), key=lambda kind: (kind not in ORDER, kind))
     recorded = sorted(set(measured["seq_len"]))
@@ -45,30 +53,27 @@ def figure1(frame: pd.DataFrame, metric: Literal["absolute", "relative"] = "abso
     properties = style.of_series(data)
     for name in set(properties) - set(data.loc[data["features"].notna(), "series"]):
         properties[name]["marker"] = None
-    far = {kind: _far(rows) for kind, rows in measured.groupby("kind")}
-    beyond = [name in far.get(kind, ()) for kind, name in zip(data["kind"], data["series"], strict=True)]
-    failed = data[(data["status"] != "ok") | np.array(beyond)]
-    lines = failed.groupby(["kind", "seq_len"])["series"].nunique()
+    far = set().union(*(_far(rows) for _, rows in measured.groupby("kind")))
     sizes = sorted(set(data["features"].dropna().astype(int))) or [1]
-
-    figure, axes = layout.panels(len(kinds), len(lengths), share_y=False)
+    whole = layout.height(HEIGHT, layout.beside(len(lengths)))
+    heights = [whole * STRIP, whole] if far else [whole]
+    figure, axes = layout.panels(len(heights) * len(kinds), len(lengths), share_y=False, heights=heights * len(kinds))
     for i, kind in enumerate(kinds):
         for j, length in enumerate(lengths):
             panel = data[(data["kind"] == kind) & (data["seq_len"] == length)]
-            if (panel["status"] != "ok").all():
-                axes[i, j].set_axis_off()
-                continue
-            layout.title(axes[i, j], f"{kind}, n = {length}")
-            room = max((count for (row, _), count in lines.items() if row == kind), default=0)
-            _draw(axes[i, j], panel, sizes, properties, room, far[kind])
-            marks.value_axis(axes[i, j].yaxis, LABELS[metric] if j == 0 else "")
+            of_panel = axes[len(heights) * i : len(heights) * (i + 1), j]
+            _draw(of_panel, panel, f"{kind}, n = {length}", sizes, properties, far)
+    for axis in axes[len(heights) - 1 :: len(heights), 0]:
+        axis.set_ylabel(LABELS[metric])
+    _same_scale(axes[len(heights) - 1 :: len(heights)].flat)
+    if far:
+        _same_scale(axes[:: len(heights)].flat)
     text = [
         f"Approximations of softmax attention: mean {intervals.over(measured)}, of each over its heads and draws. "
         f"Bars: {intervals.bars(measured)}. A mechanism without a size d is a horizontal line.",
-        _FAR_ABOVE if any(far.values()) else "",
+        _TWO_SCALES if far else _ONE_SCALE,
         captions.conditions(data),
         *notes,
-        *older,
     ]
     return layout.finish(figure, properties, *text)
 
@@ -87,25 +92,44 @@ def _far(rows: pd.DataFrame) -> set[str]:
 
 
 def _draw(
-    axes: Axes, panel: pd.DataFrame, sizes: list[int], properties: dict[str, Any], room: int, far: set[str]
+    axes: np.ndarray, panel: pd.DataFrame, title: str, sizes: list[int], properties: dict[str, Any], far: set[str]
 ) -> None:
-    """One panel, with room for so many lines above it, where what is `far` has one."""
-    beyond = {}
-    for name, rows in panel[panel["status"] == "ok"].groupby("series"):
-        sized = rows["features"].notna()
-        if sized.any():
-            marks.errorbar(axes, rows[sized], "features", properties[name])
-        for row in rows[~sized].itertuples():
-            marks.level(axes, row, {**properties[name], "marker": None})
-        if name in far:
-            low, high = (f"{end:.3g}" for end in (rows["value"].min(), rows["value"].max()))
-            beyond[name] = (rows["features"].fillna(sizes[-1]).to_numpy(float), f"↑ {low} to {high}")
-    if far:
-        near = panel[~panel["series"].isin(far)]
-        ends = near[["low", "value", "high"]].where(lambda ends: ends > 0)  # an interval may reach below any norm
-        axes.set_ylim(0.95 * ends.min(axis=None), ends.max(axis=None) / 0.95)
+    """One panel: of two `axes` the upper one has what is `far` above, where there is any."""
+    measured = panel[panel["status"] == "ok"]
+    is_far = measured["series"].isin(far)
+    parts = [measured] if len(axes) == 1 else [measured[is_far], measured[~is_far]]
+    used = [one for one, rows in zip(axes, parts, strict=True) if len(rows)]
+    for one, rows in zip(axes, parts, strict=True):
+        if rows.empty:
+            one.set_axis_off()
+            continue
+        one.set_label(title)
+        for name, of_series in rows.groupby("series"):
+            sized = of_series["features"].notna()
+            if sized.any():
+                marks.errorbar(one, of_series[sized], "features", properties[name])
+            for row in of_series[~sized].itertuples():
+                marks.level(one, row, {**properties[name], "marker": None})
+        marks.length_axis(one, sizes, "number of features d" if one is axes[-1] else "")
+    if not used:
+        return
+    layout.title(used[0], title)
     failed = panel[panel["status"] != "ok"].astype({"features": object})
     # What has no size is missing all along the axis.
     everywhere = failed["features"].map(lambda size: sizes if pd.isna(size) else [size])
-    marks.gaps(axes, failed.assign(features=everywhere).explode("features"), "features", properties, room, beyond)
-    marks.length_axis(axes, sizes, "number of features d")
+    marks.gaps(used[0], failed.assign(features=everywhere).explode("features"), "features", properties)
+    if len(used) > 1:
+        marks.broken(*used)
+
+
+def _same_scale(axes: Iterable[Axes]) -> None:
+    """Logarithmic vertical axes with limits of one ratio, each around what it shows."""
+    used = [one for one in axes if one.axison]
+    for one in used:
+        one.set_yscale("log")
+    limits = [one.get_ylim() for one in used]
+    ratio = max((high / low for low, high in limits), default=1.0)
+    for one, (low, high) in zip(used, limits, strict=True):
+        more = (ratio / (high / low)) ** 0.5
+        one.set_ylim(low / more, high * more)
+        marks.log_axis(one.yaxis, one.get_ylabel())

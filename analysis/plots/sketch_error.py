@@ -1,6 +1,7 @@
 """Theorem 1.1 of PolySketchFormer (Kacham et al. 2024, ICML version): the error of sketched weights over r."""
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ QUANTITIES = {
 }
 _COLOURS = dict(zip(("gaussian", "srht", "learned"), style.PALETTE, strict=False))
 _MARKERS = {4: "o", 8: "s"}
+_LOG = logging.getLogger(__name__)
 # What else of the mechanism changes its sketch; the rest is about blocks and normalisers.
 _DISTINGUISHING = ("qk_layernorm", "scale", "per_head")
 _EXPECTED = "gaussian, p = 4, expected"
@@ -83,14 +85,14 @@ def _select(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     data, notes = settle_each(require_ok(data, "bench=sketch_error for a sketch"))
     longest = data.loc[data["status"] == "ok", "seq_len"].max()
     if data["seq_len"].nunique() > 1:
-        notes.append(f"Left out: lengths other than {longest}.")
+        _LOG.info("bench=sketch_error: left out lengths other than %d", longest)
     data = data[data["seq_len"] == longest]
     settings = [json.loads(text) for text in data["hyperparameters"]]
     differing = [key for key in _DISTINGUISHING if len({json.dumps(one.get(key)) for one in settings}) > 1]
     names = [[f"{one['sketch']}, p = {one['degree']}", *(f"{k}={one.get(k)}" for k in differing)] for one in settings]
     data = data.assign(series=[", ".join(name) for name in names])
-    cells, older = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
-    return data[data["cell_id"].isin(cells["cell_id"])], notes + older
+    cells = newest(data.drop_duplicates("cell_id"), ["series", "features", "kind"])
+    return data[data["cell_id"].isin(cells["cell_id"])], notes
 
 
 def _styles(data: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 
 from analysis.plots.layout import in_a_column, shown
+from analysis.selection import exact_softmax
 
 PALETTE = sns.color_palette("colorblind").as_hex()
 _COLOURS = dict(
@@ -42,9 +43,9 @@ MECHANISMS: dict[str, tuple[str, Any]] = {
     "v_mean": ("#303030", "h"),
     "local": ("#6c6c6c", _TALL),
     "identity": ("#949494", _FLAT),
-    "nystromformer": ("#484706", ">"),
+    "nystromformer": ("#694b34", ">"),
     "bigbird": ("#701ce4", "p"),
-    "reformer": ("#163215", "8"),
+    "reformer": ("#b462ff", "8"),
 }
 # For mechanisms that somebody adds: stars and triangles that no other has.
 OTHERS = [
@@ -53,22 +54,33 @@ OTHERS = [
     for colour in ("pink", "brown", "sky", "grey")
 ]
 _LINES = ("-", "--", ":", "-.")
+THICK = 2.0
+"""Points of the line of an exact softmax, which others are compared with."""
 
 
 def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Line2D properties for each `series` of a frame, in the order that was asked for (`place`), else by name.
 
-    Controls are the last.
+    Exact softmax is thick; controls are the last. What a package has that the zoo has, too, has the same colour, with
+    dashes.
     """
     by_mechanism = _of_mechanisms(set(frame["mechanism"].dropna()))
     properties: dict[str, dict[str, Any]] = {}
     for mechanism, variants in frame.groupby("mechanism")["series"].unique().items():
-        for i, name in enumerate(sorted(variants)):
+        for i, name in enumerate(sorted(variants), start=_counterpart(mechanism) is not None):
             properties[name] = line(name, *by_mechanism[mechanism], i)
+    for name in set(frame.loc[exact_softmax(frame), "series"]) & properties.keys():
+        properties[name]["linewidth"] = THICK
     by_series = frame.groupby("series")
     places, controls = by_series["place"].min(), by_series["control"].any()
     order = sorted(properties, key=lambda name: (places[name], controls[name], name))
     return {name: properties[name] for name in order}
+
+
+def _counterpart(name: str) -> str | None:
+    """The mechanism that somebody else's package has under this name: that of lucidrains_performer is performer."""
+    own = name.partition("_")[2]
+    return own if own in MECHANISMS and name not in MECHANISMS else None
 
 
 def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:
@@ -92,5 +104,7 @@ def _of_mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
     for name in sorted(names - MECHANISMS.keys()):
         first = zlib.crc32(name.encode())
         candidates = [OTHERS[(first + step) % len(OTHERS)] for step in range(len(OTHERS))]
+        if own := _counterpart(name):
+            candidates = [(MECHANISMS[own][0], marker) for _, marker in candidates]
         styles[name] = next((one for one in candidates if one not in styles.values()), candidates[0])
     return styles

@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import seaborn as sns
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from analysis.plots import captions, layout, marks, style
@@ -27,6 +29,7 @@ FIRST = 1000
 """Steps of the left panels, of the thesis' 10,000."""
 EVERY = 10
 """Steps that a point of the curves is the mean of, as in the thesis."""
+_MARKERS = ("o", "s", "^", "D", "v", "P")
 NARROW = 2.0
 """Inches of a panel with no room for a legend."""
 _EXPLANATION = (
@@ -77,12 +80,12 @@ def _draw(pair: tuple[Axes, Axes], rows: pd.DataFrame, properties: dict[str, dic
 
 
 def _properties(rows: pd.DataFrame, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Of one mechanism's degrees, shades from light to dark; of several mechanisms, the colour of each."""
+    """Of one mechanism's degrees, colours from violet to green with a marker each; of several, the colour of each."""
     properties = style.of_series(rows)
     if rows["mechanism"].nunique() == 1 and len(properties) > 1:
         order = sorted(properties, key=lambda name: names.index(name.split()[0]))
-        shades = sns.color_palette("flare", len(order)).as_hex()
-        properties = {name: style.line(name, shade, properties[name]["marker"], variant)
+        shades = [to_hex(colormaps["viridis"](at)) for at in np.linspace(0, 0.8, len(order))]
+        properties = {name: style.line(name, shade, _MARKERS[variant % len(_MARKERS)], variant)
                       for variant, (name, shade) in enumerate(zip(order, shades, strict=True))}  # fmt: skip
     return properties
 

@@ -37,14 +37,14 @@ def capacities(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     shares = [json.loads(text).get("bench", {}).get("share", 0.9) for text in rows["settings"]]
     settled, notes = settle(unpacked.assign(share=shares), facets=("head_dim",))
     settled = settled[settled["status"] == "ok"].assign(series=lambda cells: series(cells))
-    data, older = newest(settled[settled["metric"] == "capacity"], _KEYS)
+    data = newest(settled[settled["metric"] == "capacity"], _KEYS)
     for metric in ("state_bytes", "capacity_per_byte", "reached"):
         own = settled[settled["metric"] == metric].set_index("cell_id")
         ends = {metric: "value"} | (
             {f"{metric}_low": "low", f"{metric}_high": "high"} if metric == "state_bytes" else {}
         )
         data = data.assign(**{name: data["cell_id"].map(own[of]) for name, of in ends.items()})
-    return data.sort_values(["keys", "head_dim", "series"]), [*notes, *older]
+    return data.sort_values(["keys", "head_dim", "series"]), notes
 
 
 def bits_needed(pairs: float, share: float) -> float:

@@ -41,7 +41,7 @@ def largest_batches(frame: pd.DataFrame) -> pd.DataFrame:
     ok = cells[cells["metric"] == "largest_batch"]
     chosen = ok.groupby("seq_len")["gib"].last()
     failed = cells[(cells["status"] != "ok") & cells["seq_len"].isin(chosen.index)]
-    cells, _ = newest(pd.concat([ok[ok["gib"] == ok["seq_len"].map(chosen)], failed]), ["attention", "seq_len"])
+    cells = newest(pd.concat([ok[ok["gib"] == ok["seq_len"].map(chosen)], failed]), ["attention", "seq_len"])
     batches = cells["value"].map("{:.0f}".format).where(cells["status"] == "ok", cells["status"])
     ours = cells.assign(batch=batches).pivot(index="attention", columns="seq_len", values="batch")
     ours.columns = [f"n = {n}" + (f", {chosen[n]:.3g} GiB" if chosen[n] else "") for n in ours.columns]
@@ -92,7 +92,7 @@ def multiplications(frame: pd.DataFrame) -> pd.DataFrame:
     """
     cells = frame[(frame["bench"] == "flops") & (frame["status"] == "ok") & (frame["head_dim"] == PAPER_HEAD_DIM)]
     cells = cells[cells["mechanism"].isin(TABLE_3) & cells["features"].fillna(PAPER_FEATURES).eq(PAPER_FEATURES)]
-    cells, _ = newest(cells[~cells["causal"].astype(bool)], ["attention", "seq_len", "metric"])
+    cells = newest(cells[~cells["causal"].astype(bool)], ["attention", "seq_len", "metric"])
     if cells.empty:
         raise MissingRecords(f"needs ok records of bench=flops at head_dim={PAPER_HEAD_DIM}, d={PAPER_FEATURES}")
     rows = []

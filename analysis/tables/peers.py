@@ -30,11 +30,11 @@ def peers(frame: pd.DataFrame) -> pd.DataFrame:
     both = both[both["attention_peer"].map(COUNTERPARTS) == both["attention"]]
     if both.empty:
         raise MissingRecords("needs an ok record of bench=compare with a mechanism and its peer from the package index")
-    both, _ = newest(both, ["attention_peer", *shared])
+    both = newest(both, ["attention_peer", *shared])
     ratios = [ratio_interval(theirs, ours) for theirs, ours in zip(both["raw_peer"], both["raw"], strict=True)]
     for name in ("median", "low", "high", "verdict"):
         both[name] = [getattr(ratio, name) for ratio in ratios]
-    memory, _ = newest(_of(frame, "memory", "peak_memory"), ["attention", *shared])
+    memory = newest(_of(frame, "memory", "peak_memory"), ["attention", *shared])
     peaks = memory.set_index(["attention", *shared])["value"] * MIB
     both = both.join(peaks.rename("mib"), on=["attention", *shared])
     both = both.join(peaks.rename("peer_mib"), on=["attention_peer", *shared])

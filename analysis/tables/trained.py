@@ -16,12 +16,19 @@ SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
     """Loss and right answers of trained models, over their seeds.
 
-    In the order of their names: a few short runs rank nobody.
+    In the order of their names: a few short runs rank nobody. Right are examples of which every answer is, and of
+    language models tokens, for no text is wholly right; `right are` says which.
     """
     data, _ = trained_cells(frame)
+    # Of text the tokens stand where the examples do.
+    is_text = data["inputs"] == "language_modelling"
+    metric = data["metric"].mask(is_text & (data["metric"] == "example_accuracy"))
+    data = data.assign(metric=metric.mask(is_text & (metric == "token_accuracy"), "example_accuracy"))
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
     speed = over_seeds(data, "steps_per_second").set_index([*PANEL, "series"])["value"]
     table["steps/s"] = speed.reindex(pd.MultiIndex.from_frame(table[["task", "n", "attention"]])).to_numpy()
+    is_text = table["task"].str.startswith("language modelling")
+    table["right are"] = is_text.map({True: "tokens", False: "whole examples"})
     return table.sort_values(["task", "n", "attention"], kind="stable").reset_index(drop=True)
 
 

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from drawn import changed
 from synthetic_quality import quality
-from synthetic_records import compare, decode, everything, latency, memory, record, spectral, under
+from synthetic_records import compare, decode, everything, latency, memory, spectral, under
 
 from analysis.frame import COLUMNS, load, tidy, widened
-from analysis.selection import MissingRecords, series, settle
+from analysis.selection import MissingRecords, series
 from analysis.table import by_cell
 from bench.records.record import Record
 from bench.records.store import Store
@@ -101,32 +101,6 @@ def test_series_tell_apart_what_differs_and_nothing_else(rng):
     assert set(series(frame, apart_from_size=True)) == {"performer", "flash"}
     fused = tidy([latency("flash", 512, rng), latency("flash", 512, rng, impl="reference")])
     assert set(series(fused)) == {"flash impl=auto", "flash impl=reference"}
-
-
-def test_settle_keeps_the_most_frequent_conditions_and_says_so(rng):
-    records = [latency("flash", n, rng) for n in (512, 1024, 2048)]
-    records += [latency("flash", n, rng, dtype="bfloat16") for n in (512, 1024)]
-    records += [dataclasses.replace(latency("softmax", 2048, rng, "oom"), machine={})]
-    kept, notes = settle(tidy(records))
-    assert set(kept["dtype"]) == {"float32"} and kept["cell_id"].nunique() == 4
-    assert len(notes) == 1 and "dtype=bfloat16" in notes[0] and "float32" not in notes[0]
-
-
-def test_settle_allows_a_batch_that_follows_the_length(rng):
-    kept, notes = settle(tidy([latency("flash", n, rng) for n in (512, 1024, 2048)]))
-    assert set(kept["seq_len"]) == {512, 1024, 2048} and notes == []
-    fixed = [latency("flash", n, rng, batch_size=1) for n in (512, 1024, 2048, 4096)]
-    kept, notes = settle(tidy([*fixed, latency("flash", 512, rng, batch_size=2)]))
-    assert set(kept["batch_size"]) == {1} and "batch_size=2" in notes[0]
-
-
-def test_settle_never_mixes_machines(rng):
-    one, other = (latency("flash", n, rng) for n in (512, 1024))
-    other = record(other.config, other.measurements, machine={**other.machine, "cpu_model": "Other"})
-    kept, notes = settle(tidy([one, other]))
-    (shown,) = set(kept["cpu_model"])
-    (hidden,) = {"Other", one.machine["cpu_model"]} - {shown}
-    assert len(notes) == 1 and hidden in notes[0] and shown not in notes[0]
 
 
 def test_the_size_is_the_hyperparameter_that_the_record_names(rng):

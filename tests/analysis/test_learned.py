@@ -5,11 +5,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import caption, marked, words
+from drawn import bars_of_rows, caption, changed, marked, words
+from matplotlib.text import Text
 from synthetic_records import config, latency, record, train, train_step
 
 from analysis.frame import tidy
-from analysis.plots import learning, perplexity, quality_cost, scaling, thesis
+from analysis.plots import layout, learning, marks, perplexity, quality_cost, scaling, thesis
 from analysis.selection import MissingRecords
 from analysis.tables import trained
 from analysis.training import trained_cells
@@ -131,14 +132,35 @@ def test_right_answers_of_recall_by_pairs_and_length(rng):
     task = "associative_recall"
     records = [
         train("softmax", n, seed, rng, final=0.1 * pairs * (1 + seed), task=task, settings={"num_pairs": pairs})
-        for n, pairs, seed in product((64, 128), (4, 8), range(3))
+        for n, pairs, seed in product((64, 128), (2, 4, 8), range(3))
     ]
     records += [train("softmax", 64, 0, rng, "oom", task=task, settings={"num_pairs": 16})]
     figure = learning.recall(tidy(records))
     assert [axes.get_title() for axes in figure.axes] == ["n = 64", "n = 128"]
-    expected = [(p, *(100 * np.exp(-0.1 * p * np.array([2, 3, 1])))) for p in (4, 8)]
+    expected = [(p, *(100 * np.exp(-0.1 * p * np.array([2, 3, 1])))) for p in (2, 4, 8)]
     np.testing.assert_allclose(bars(figure.axes[0])["#000000"], expected)
     assert words(figure.axes[0]) == ["OOM"] and words(figure.axes[1]) == []
+
+
+def test_no_line_joins_two_numbers_of_pairs(rng):
+    """Each has a panel with a row for each mechanism: its median, its range and its seeds, or what came of it."""
+    task = "associative_recall"
+    records = [
+        train(label, 64, seed, rng, final=0.1 * pairs * (1 + seed), task=task, settings={"num_pairs": pairs})
+        for label, pairs, seed in product(("softmax", "performer"), (4, 8), range(3))
+    ]
+    records = [one for one in records if (one.config["label"], one.config["task"]["num_pairs"]) != ("performer", 8)]
+    records += [train("performer", 64, 0, rng, "oom", task=task, settings={"num_pairs": 8})]
+    figure = learning.recall(tidy(records))
+    assert [axes.get_title() for axes in figure.axes] == ["n = 64, 4 pairs", "n = 64, 8 pairs"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["performer", "softmax"]
+    for panel, pairs in zip(figure.axes, (4, 8), strict=True):
+        expected = 100 * np.exp(-0.1 * pairs * np.array([2, 3, 1]))
+        np.testing.assert_allclose(bars_of_rows(panel)[1], expected)
+        seeds = marked(panel, "seed")[-1]
+        np.testing.assert_allclose(sorted(seeds.get_xdata()), sorted(expected))
+        assert all(line.get_linestyle() == "None" for line, *_ in panel.containers)
+    assert [text.get_text() for text in figure.axes[1].texts] == ["OOM"] and not figure.axes[0].texts
 
 
 def test_sudden_learning_has_a_panel_for_each_mechanism_and_says_what_failed(rng):
@@ -177,6 +199,9 @@ def test_the_thesis_figures_show_the_start_and_the_rest(rng):
     assert first.get_ydata()[4] == pytest.approx(np.mean(losses[40:50]))
     assert figure.axes[0].get_yscale() == "linear" and figure.axes[1].get_yscale() == "log"
     assert "Other lengths and settings are left out (1)." in caption(figure)
+    degrees = [changed(records[0], {"label": f"polynomial_p{p}"}, cell_id=str(p) * 64) for p in (2, 4, 8)]
+    handles = thesis.figure(tidy(degrees)).axes[1].get_legend().legend_handles
+    assert len({handle.get_marker() for handle in handles}) == len({handle.get_color() for handle in handles}) == 3
     with pytest.raises(MissingRecords, match="mechanism of the thesis"):
         thesis.figure(tidy([train("performer", 16, 0, rng)]))
 
@@ -195,12 +220,34 @@ def test_quality_stands_over_the_measured_time_of_the_same_step(rng):
     times = {label: 1e-6 * np.median(m.measurements["parts"]["step"]["samples"]) for label, m in measured.items()}
     # Softmax is faster at this length and better: nothing else is on the front.
     np.testing.assert_allclose(front(panel), [(times["softmax"], 1.1 * 1.4)])
-    assert sorted(words(panel)) == ["1", "2"]
+    assert sorted(words(panel)) == ["performer", "softmax"]
     # Not for all of them: the times while training, and no mixture.
     (panel,) = quality_cost.figure(tidy([*records, measured["softmax"], other])).axes
     assert panel.get_xlabel() == quality_cost.TRAINING
     seconds = [np.median(r.measurements["seconds"]) for r in records if r.config["label"] == "softmax"]
     np.testing.assert_allclose(front(panel), [(1e3 * np.median(seconds), 1.1 * 1.4)])
+
+
+def test_names_beside_points_cover_neither_each_other_nor_a_point():
+    """Ten points in a tenth of the panel, with names half as wide as it."""
+    drawn, (axes,) = layout.grid(1)
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.uniform(0.45, 0.55, (10, 2)), columns=["x", "value"])
+    rows = rows.assign(x_low=np.nan, x_high=np.nan, low=np.nan, high=np.nan)
+    axes.plot(rows["x"], rows["value"], "o", markersize=3)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    marks.beside(axes, rows, "x", [f"polysketch_random_{i}" for i in range(10)])
+    drawn.draw_without_rendering()
+    boxes = [text.get_window_extent() if not text.arrow_patch else Text.get_window_extent(text) for text in axes.texts]
+    points = axes.transData.transform(rows[["x", "value"]])
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        assert not any(box.contains(*point) for point in points)
+
+
+def test_names_of_a_panel_have_the_settings_that_tell_them_apart():
+    names = pd.Series(["a block_size=4", "b block_size=4", "b block_size=8"])
+    assert quality_cost.short(names) == ["a", "b block_size=4", "b block_size=8"]
 
 
 def test_steps_per_second_and_those_of_the_paper(rng):
@@ -220,8 +267,11 @@ def test_steps_per_second_and_those_of_the_paper(rng):
         scaling.steps_per_second(tidy([train_step("softmax", 512, rng, "oom")]))
     # Those of interleaved rounds have a panel of their own.
     rounds = frame.assign(bench="compare_train_step", cell_id=frame["cell_id"] + "0")
-    titles = [axes.get_title() for axes in scaling.steps_per_second(pd.concat([frame, rounds], ignore_index=True)).axes]
-    assert titles == ["training, each by itself", "training, in interleaved rounds"]
+    rounds = rounds[rounds["mechanism"] == "softmax"]
+    both = scaling.steps_per_second(pd.concat([frame, rounds], ignore_index=True)).axes
+    assert [axes.get_title() for axes in both] == ["training, each by itself", "training, in interleaved rounds"]
+    said = [" ".join(text.get_text() for text in marked(axes, "missing")).replace("\n", " ") for axes in both]
+    assert said == ["", "not measured: polynomial_p4 layers=3"]
 
 
 def test_tables_stand_beside_the_papers_numbers(rng):

@@ -6,11 +6,12 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import changed, legend, marked
+from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from synthetic_records import latency, spectral
 
+from analysis import registry
 from analysis.__main__ import main
 from analysis.frame import load, tidy
 from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
@@ -56,10 +57,10 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
     """Every point of the whole is in one of them."""
     few = ["flash", "performer"]
     frame = choose(frame, few)
-    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "learning"]
+    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "quality_cost"]
     command += ["--formats", "csv", "--width", "single", "--captions", "txt", "--mechanisms", *few]
     with page("single", captions=False):
-        height = FIGURES["learning"](frame).get_figheight()
+        height = FIGURES["quality_cost"](frame).get_figheight()
     written = {}
     for highest in (height, height - 0.1):
         monkeypatch.setattr(layout, "HIGHEST", highest)
@@ -67,12 +68,25 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
         assert "higher than a page" not in capsys.readouterr().out
         new = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv") if path.stem not in written}
         written |= new
-    whole, parts = written.pop("learning"), pd.concat(written.values())
-    assert written.keys() == {f"learning_{task}" for task in frame.loc[frame["bench"] == "train", "inputs"]}
+    whole, parts = written.pop("quality_cost"), pd.concat(written.values())
+    assert written.keys() == {f"quality_cost_{task}" for task in frame.loc[frame["bench"] == "train", "inputs"]}
     assert len(parts) == len(whole) and sorted(parts["y"].dropna()) == sorted(whole["y"].dropna())
     monkeypatch.setattr(layout, "HIGHEST", 1)
     assert main(command) == 0
     assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
+
+
+def test_learning_is_a_figure_for_each_task(frame, synthetic_results, tmp_path):
+    """All of them in one have panels by the dozen, and a legend that nobody reads."""
+    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "learning"]
+    assert main([*command, "--formats", "csv"]) == 0
+    written = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv")}
+    tasks = set(frame.loc[frame["bench"] == "train", "inputs"])
+    assert written.keys() == {f"learning_{task}" for task in tasks} and len(tasks) > 2
+    whole = files.numbers(FIGURES["learning"](frame))
+    assert sorted(pd.concat(written.values())["y"].round(6)) == sorted(whole["y"].round(6))
+    one = frame[(frame["bench"] != "train") | (frame["inputs"] == "reversal")]
+    assert list(registry.apart("learning", one, FIGURES["learning"](one))) == ["learning"]
 
 
 def test_parts_are_named_by_what_they_are_of(monkeypatch):
@@ -140,13 +154,30 @@ def test_a_series_far_above_the_others_leaves_the_axis_to_them(rng):
     near, above = (skeinformer.figure1(cells(factor)) for factor in (1, 1e4))
     drawn = files.numbers(above)
     others = drawn[drawn["series"] != "linformer"]
-    low, high = above.axes[0].get_ylim()
+    upper, lower = above.axes
+    low, high = lower.get_ylim()
     assert others["y_low"].min() / 1.5 < low < others["y_low"].min()
     assert others["y_high"].max() < high < 1.5 * others["y_high"].max()
-    _, words = marked(above.axes[0], "beyond")
-    assert words.get_text().startswith("↑ ") and "with an arrow" in above.caption
-    assert not marked(near.axes[0], "beyond")
+    low, high = upper.get_ylim()
+    assert low < drawn.loc[drawn["series"] == "linformer", "y"].min() and "Above the break" in above.caption
+    assert upper.get_title() == "gaussian, n = 1024" and set(drawn["panel"]) == {"gaussian, n = 1024"}
+    assert len(near.axes) == 1 and "break" not in near.caption
     assert drawn.loc[drawn["series"] == "linformer", "y"].min() > 10 * others["y"].max(), "its numbers are not lost"
+
+
+def test_errors_have_one_logarithmic_scale_in_all_panels(rng):
+    """Equal heights are equal ratios, of initialised and of pretrained weights."""
+    cells = [spectral(label, n, d, rng, weights) for label in ("skeinformer", "informer") for d in (16, 64)
+             for n in (1024, 4096) for weights in ("initialised", "pretrained")]  # fmt: skip
+    figure = skeinformer.figure1(tidy(cells))
+    assert len(figure.axes) == 4
+    ratios = [high / low for low, high in (axes.get_ylim() for axes in figure.axes)]
+    np.testing.assert_allclose(ratios, ratios[0])
+    assert {axes.get_yscale() for axes in figure.axes} == {"log"}
+    for axes in figure.axes:
+        values = files.numbers(figure).query("panel == @axes.get_title()")
+        low, high = axes.get_ylim()
+        assert low < values["y_low"].min() and values["y_high"].max() < high
 
 
 def test_chosen_mechanisms_stand_in_the_order_asked_for(frame):

@@ -1,0 +1,238 @@
+"""Tables as people read them: units and words in the header, a value with its interval in one cell, a page at most.
+
+What is left out, and every digit, is in the CSV of the same name.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.formats import markdown, with_intervals
+from analysis.selection import PASSES, mask
+from analysis.training import BENCHES
+
+MOST = 30
+"""Rows, above which nobody reads a table."""
+WORDS = {
+    **{"attention": "mechanism", "seq_len": "n (tokens)", "n": "n (tokens)", "causal": "mask", "d": "size d"},
+    **{"peer": "package's mechanism", "mib": "peak memory (MiB)", "peer_mib": "the package's (MiB)"},
+    **{"ms": "time (ms)", "steps/s": "speed (steps/s)", "of the reference (%)": "the same of the plain reference (%)"},
+    **{"share of the ceiling (%)": "achieved share of the ceiling (%)", "gate, median (s)": "time of the check (s)"},
+    **{"share of the cell, median (%)": "share of the cell's time (%)", "largest (%)": "the largest share (%)"},
+    **{
+        "of": "which is that of",
+        "cells": "cells measured",
+        "bench": "benchmark",
+        "ours / paper": "ours over the paper's",
+    },
+    **{"paper (M)": "the paper's (millions)", "ours (M)": "ours (millions)", "counted (M)": "counted (millions)"},
+    **{"heads": "heads", "head dim": "size of a head", "batch": "sequences in a batch", "failed": "seeds that failed"},
+    **{"task is": "whether the task tells mechanisms apart", "best of": "learning rates tried"},
+}
+"""Names of columns of the CSVs, in words; others are words already."""
+VALUES: dict[str, Callable[[object], object]] = {
+    "causal": mask,
+    "pass": lambda name: PASSES.get(str(name), "" if pd.isna(name) else name),
+    "bench": lambda name: (
+        f"training step, {BENCHES[str(name)]}" if str(name) in BENCHES else str(name).replace("_", " ")
+    ),
+}
+
+
+SETTINGS = ("task is", "layers", "heads", "head dim", "dtype", "learning rate", "best of", "seeds", "failed")
+"""What was set here, and how often."""
+
+
+class View(NamedTuple):
+    """How a table is shortened, and what a reader must know of its columns."""
+
+    shorten: Callable[[pd.DataFrame], pd.DataFrame] = lambda table: table
+    says: str = ""
+
+
+def readable(name: str, table: pd.DataFrame) -> str:
+    """The table of that name in Markdown: what columns mean, the rows, what they have in common, where the rest is."""
+    view = VIEWS.get(name, View())
+    shown = view.shorten(table)
+    for column in VALUES.keys() & set(shown):
+        shown = shown.assign(**{column: shown[column].map(VALUES[column])})
+    text = with_intervals(pd.DataFrame({column: shown[column].map(_cell) for column in shown}, dtype=object))
+    # A row of a paper's alone says nothing of what was set here.
+    values = {column: set(text[column]) - ({""} if column in SETTINGS else set()) for column in text}
+    same = [column for column in list(text)[1:] if len(text) > 1 and len(values[column]) < 2]
+    common = [f"{WORDS.get(column, column)} {value}" for column in same for value in values[column] if value]
+    text = text.drop(columns=same).rename(columns=WORDS)
+    parts = [view.says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
+    parts += [f"In all rows that were measured here: {'; '.join(common)}."] if common else []
+    cut = f"These are the first {MOST} of {len(text)} rows. " if len(text) > MOST else ""
+    parts.append(f"{cut}All rows and columns, with every digit: [{name}.csv]({name}.csv).")
+    return "\n\n".join(filter(None, parts))
+
+
+def _told_apart(table: pd.DataFrame) -> str:
+    """Which tasks can tell mechanisms apart, by their controls."""
+    if "task is" not in table:
+        return ""
+    by_word = table.dropna(subset="task is").groupby("task is")
+    words = {word: dict.fromkeys(f"{row.task}, n = {row.n}" for row in rows.itertuples()) for word, rows in by_word}
+    said = [f"{word}: {'all tasks' if len(words) == 1 else '; '.join(tasks)}" for word, tasks in words.items()]
+    return f"By their controls, whether they can tell mechanisms apart: {'. '.join(said)}."
+
+
+def _cell(value: object) -> str:
+    """Three significant digits, and all of them before the point."""
+    if value is None or pd.isna(value):
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _interval(rows: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
+    """`1.18 [1.13, 1.21]` of each row; nothing where there is no value."""
+    texts = []
+    for middle, least, most in zip(rows[value], rows[low], rows[high], strict=True):
+        ends = f" [{_cell(least)}, {_cell(most)}]" if pd.notna(least) and not least == middle == most else ""
+        texts.append("" if pd.isna(middle) else f"{_cell(middle)}{ends}")
+    return pd.Series(texts, rows.index, dtype=object)
+
+
+def _crossover(table: pd.DataFrame) -> pd.DataFrame:
+    """Each mechanism at the longest length, the fastest first; in one dtype, if all of them are too many."""
+    exact = {"flash", "softmax"} | {str(best).rpartition(" ")[0] for best in table["best"]}
+    rows = table[~table["attention"].isin(exact)].sort_values("seq_len", kind="stable")
+    curve = ["attention", "dtype", "causal", "pass"]
+    ahead = rows.groupby(curve)["over_best"].transform("min") > 1
+    rows = rows.assign(ahead=ahead).drop_duplicates(curve, keep="last")
+    if len(rows) > MOST:
+        rows = rows[rows["dtype"] == max(set(rows["dtype"]), key=lambda name: ((rows["dtype"] == name).sum(), name))]
+    rows = rows.sort_values(["causal", "pass", "over_best"], ascending=[True, True, False], kind="stable")
+    least, most = (table.groupby(curve)["seq_len"].transform(end)[rows.index] for end in ("min", "max"))
+    # Of what was not measured nothing is known.
+    low = rows["from_low"].map(_cell).where(rows["from_low"] >= least, least.map("below {}".format))
+    high = rows["from_high"].map(_cell).where(rows["from_high"] <= most, most.map("above {}".format))
+    start = rows["from_seq_len"].map(_cell) + " [" + low + ", " + high + "]"
+    start = start.where(rows["from_seq_len"].notna(), "")
+    start = start.where(start != "", ["all measured" if all_ahead else "none measured" for all_ahead in rows["ahead"]])
+    columns = ["attention", "causal", "pass", "dtype", "seq_len"]
+    shown = rows[columns].assign(**{
+        "speed over the best exact softmax": _interval(rows, "over_best", "best_low", "best_high"),
+        "verdict": rows["best_verdict"],
+        "faster from n (tokens)": start,
+        "best exact softmax": rows["best"],
+        "interval": rows["interval"],
+    })  # fmt: skip
+    return shown.reset_index(drop=True)
+
+
+def _trained(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each mechanism and a column for each task: the loss of text, what is right of other tasks."""
+    cells: dict[tuple[str, str], str] = {}
+    for (task, n), rows in table.groupby(["task", "n"], sort=True):
+        is_text = str(task).startswith("language modelling")
+        name = "loss (nats)" if is_text else "right (%)"
+        texts = _interval(rows, name, f"lowest {name}", f"highest {name}")
+        cells |= {
+            (label, f"{task}, n = {n}: {name}"): text for label, text in zip(rows["attention"], texts, strict=True)
+        }
+    columns = list(dict.fromkeys(column for _, column in cells))
+    labels = sorted({label for label, _ in cells})
+    shown = [[label, *(cells.get((label, column), "") for column in columns)] for label in labels]
+    return pd.DataFrame(shown, columns=["attention", *columns])
+
+
+def _peers(table: pd.DataFrame) -> pd.DataFrame:
+    """The passes beside each other."""
+    keys = ["attention", "peer", "causal", "dtype", "seq_len"]
+    speed = _interval(table, "speed", "low", "high") + " " + table["verdict"].astype(str)
+    memory = [f"{_cell(own)} / {_cell(peer)}" if pd.notna(own) and pd.notna(peer) else ""
+              for own, peer in zip(table["mib"], table["peer_mib"], strict=True)]  # fmt: skip
+    parts = {"speed over the package": speed, "peak memory, ours / the package's (MiB)": pd.Series(memory, table.index)}
+    wide = table[keys].drop_duplicates()
+    for name, (words, values) in itertools.product(PASSES, parts.items()):
+        own = table["pass"] == name
+        if own.any():
+            column = table.loc[own, keys].assign(**{f"{PASSES[name]}: {words}": values[own]})
+            wide = wide.merge(column.drop_duplicates(keys, keep="last"), how="left", on=keys)
+    return wide
+
+
+def _gate(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each benchmark and pass: from the shortest to the longest length."""
+    rows = []
+    for (bench, name), own in table.groupby(["bench", "pass"], dropna=False, sort=False):
+        row = {"bench": bench, "pass": name, "n (tokens)": _range(own["n"]), "cells": own["cells"].sum()}
+        row |= {"gate, median (s)": _range(own["gate, median (s)"])}
+        most = own.loc[own["largest (%)"].idxmax()]
+        row |= {"share of the cell, median (%)": _range(own["share of the cell, median (%)"])}
+        rows.append(row | {"largest (%)": most["largest (%)"], "of": most["of"]})
+    return pd.DataFrame(rows)
+
+
+def _range(values: pd.Series) -> str:
+    low, high = (_cell(end) for end in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _steps(table: pd.DataFrame) -> pd.DataFrame:
+    """The lengths that were measured here, with each way of measuring in a column."""
+    ours = table[table["status"].notna()]
+    speed = _interval(ours, "steps/s", "low", "high").where(ours["status"] == "ok", ours["status"])
+    dropped = ["bench", "status", "steps/s", "low", "high", "interval", "disturbed"]
+    shared = [name for name in ours if name not in dropped]
+    papers = [name for name in shared if str(name).endswith(")")]
+    keys = [name for name in shared if name not in papers]
+    wide = ours[keys].drop_duplicates()
+    for bench in dict.fromkeys(ours["bench"]):
+        own = ours["bench"] == bench
+        column = ours.loc[own, keys].assign(**{f"{BENCHES[bench]} (steps/s)": speed[own]})
+        wide = wide.merge(column.drop_duplicates(keys, keep="last"), how="left", on=keys)
+    return wide.merge(ours[[*keys, *papers]].drop_duplicates(keys), how="left", on=keys)
+
+
+def _measured(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The rows that were measured here; the paper's other lengths are in the CSV."""
+    return lambda table: table[table[column].notna()] if table[column].notna().any() else table
+
+
+def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda table: table.drop(columns=[name for name in columns if name in table])
+
+
+VIEWS: dict[str, View] = {
+    "crossover_speeds": View(
+        _crossover,
+        "How many times as fast each mechanism is as the fastest exact softmax in the same rounds, at the longest "
+        "length that was measured. Above 1 is faster; in brackets the interval. Last but one: the length from which it "
+        "stays faster.",
+    ),
+    "trained": View(
+        _trained,
+        "Median over seeds, in brackets the lowest and the highest. Text is compared by its loss (lower is better), "
+        "the other tasks by how many examples are right in every answer (higher is better).",
+    ),
+    "polysketchformer_tables2_3": View(_measured("perplexity"), "Test perplexity: lower is better."),
+    "polysketchformer_table4": View(
+        _steps,
+        "Training steps per second: higher is better. The paper's models are larger, and "
+        "`bench/published/polysketchformer.toml` names their hardware.",
+    ),
+    "peers": View(
+        _peers,
+        "Speed over the package: the package's time over ours in the same rounds; above 1, ours is faster. In brackets "
+        "the interval.",
+    ),
+    "gate_cost": View(
+        _gate, "What the check of correctness before each measurement takes, from the smallest to the largest median."
+    ),
+    "roofline_shares": View(
+        _without("MB", "FLOP/byte", "GFLOP/s or GB/s"),
+        "The ceiling is the most that this machine can do, measured in the same rounds: of its matrix product "
+        "(compute) or of a copy (memory). 100 % is the ceiling. Work is counted by the mechanism's own formula. Where "
+        "the share is empty, the data stay in caches, which are faster than that ceiling. The plain reference is the "
+        "code that shows the formula.",
+    ),
+}
+"""Of the tables that are longer than a page, or whose columns need a word."""
