@@ -48,6 +48,7 @@ COLUMNS = (
     "reason",
     "disturbed",  # whether the machine was not quiet while a time was taken
     "disturbance",  # by what: "other processes: 1.3 cores"; several are separated by semicolons
+    "busy",  # the share of the cell's time in which something else ran on its cores; missing where that is not known
     "features",  # the papers' d: columns, rows, projection dimension, landmarks; missing where there is none
     "sized_by",  # the hyperparameter that sets it
     "seq_len",
@@ -156,7 +157,7 @@ def tidy(records: Iterable[Record]) -> pd.DataFrame:
         except Exception as error:  # what nobody thought of, in one record of many
             print(f"skipped, {record.file_name}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    numbers = {name: "float64" for name in ("value", "low", "high", "factor", "duration_s", "check_s")}
+    numbers = {name: "float64" for name in ("value", "low", "high", "factor", "busy", "duration_s", "check_s")}
     counts = {name: "Int64" for name in ("samples", "features", "cpu_count", "threads")}
     return frame.astype(numbers | counts | {"disturbed": bool})
 
@@ -193,6 +194,7 @@ def _conditions(record: Record) -> Row:
             "bench": bench["name"],
             "disturbed": bool(record.disturbed),
             "disturbance": "; ".join(record.disturbed) if record.disturbed else None,
+            "busy": _busy(record),
             "tokens": config["batch_size"] * config["seq_len"],
             "inputs": inputs.pop("name", None),
             "weights": inputs.pop("weights", None),
@@ -212,6 +214,14 @@ def _conditions(record: Record) -> Row:
             "place": 0,
             "value": np.nan,
         }
+    )
+
+
+def _busy(record: Record) -> float | None:
+    during = record.host_state.get("during") or {}
+    others, seconds = (during.get(key) for key in ("others_s", "seconds"))
+    return (
+        others / seconds if isinstance(others, int | float) and isinstance(seconds, int | float) and seconds else None
     )
 
 

@@ -16,6 +16,8 @@ _MODEL = ["attention", "hyperparameters", "impl", "layers"]
 PANEL = ["kind", "seq_len"]
 """What trained models are compared within."""
 MOST_NAMED = 6
+BUSY = 0.05
+"""The share of a training's time from which on others on its cores make its times meaningless."""
 BENCHES = {"train_step": "each by itself", "compare_train_step": "in interleaved rounds"}
 """How steps of training are timed."""
 
@@ -54,6 +56,11 @@ def over_seeds(data: pd.DataFrame, metric: str) -> pd.DataFrame:
     values = rows.groupby(keys)["value"]
     spread = {"value": values.transform("median"), "low": values.transform("min"), "high": values.transform("max")}
     return rows.assign(**spread).drop_duplicates(keys)
+
+
+def timed(data: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the steps per second of training on cores that nothing else used: other times mean nothing."""
+    return data[(data["metric"] == "steps_per_second") & ~(data["busy"] > BUSY)]
 
 
 def with_settings(rows: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> pd.DataFrame:

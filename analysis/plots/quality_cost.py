@@ -5,8 +5,8 @@ import pandas as pd
 from analysis import controls, intervals
 from analysis.plots import captions, layout, marks, style
 from analysis.plots.layout import Picture
-from analysis.selection import newest
-from analysis.training import PANEL, over_seeds, panels, trained_cells, work
+from analysis.selection import MissingRecords, newest
+from analysis.training import PANEL, over_seeds, panels, timed, trained_cells, work
 
 MEASURED, TRAINING = "time of a step (ms)", "time of a step while training (ms)"
 # What the time of a step depends on.
@@ -27,13 +27,16 @@ def figure(frame: pd.DataFrame) -> Picture:
     """Test loss over the measured time of a step of training, a panel for every task and length.
 
     The time is that of bench=train_step where it was measured for all of a panel (same model, task, length and batch),
-    else the median over the steps of training; the label says which. The grey line joins what nothing beats in both.
+    else the median over the steps of training on cores that nothing else used; the label says which. The grey line
+    joins what nothing beats in both.
     """
     data, notes = trained_cells(frame)
     points = _points(frame, data)
     properties = style.of_series(data)
     numbers, legend = marks.numbered(properties)
-    groups = panels(points)
+    groups = [(key, rows) for key, rows in panels(points) if rows[[_TIMES[0], _TRAINED[0]]].notna().all().any()]
+    if not groups:
+        raise MissingRecords("needs bench=train_step of the models, or training on cores that nothing else used")
     drawn, axes = layout.grid(len(groups))
     for panel, ((kind, seq_len), rows) in zip(axes, groups, strict=True):
         layout.title(panel, f"{kind}, n = {seq_len:,}")
@@ -47,8 +50,8 @@ def figure(frame: pd.DataFrame) -> Picture:
         names = rows["series"].map(numbers) if layout.in_a_column() else short(rows["series"])
         marks.beside(panel, rows, x, names)
     legend = legend if layout.in_a_column() else {}
-    timed = points.dropna(subset=["interval"])
-    explanation = _EXPLANATION.format(f" ({intervals.bars(timed)})" if len(timed) else "")
+    measured = points.dropna(subset=["interval"])
+    explanation = _EXPLANATION.format(f" ({intervals.bars(measured)})" if len(measured) else "")
     return layout.finish(drawn, legend, *controls.notes(data), explanation, *notes, captions.conditions(data))
 
 
@@ -64,8 +67,8 @@ def _points(frame: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
     steps = newest(steps.assign(work=work(steps)), _STEP)
     times = steps[[*_STEP, "value", "low", "high", *_BARS]].set_axis([*_STEP, *_TIMES, *_BARS], axis=1)
     times[_TIMES] *= 1e-6
-    speeds = over_seeds(data, "steps_per_second")
+    speeds = over_seeds(timed(data), "steps_per_second")
     speeds[_TRAINED] = 1e3 / speeds[["value", "high", "low"]]
     losses = over_seeds(data, "loss").drop(columns=_BARS)
-    points = losses.merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"])
+    points = losses.merge(speeds[[*PANEL, "series", *_TRAINED]], on=[*PANEL, "series"], how="left")
     return points.merge(times, on=_STEP, how="left")

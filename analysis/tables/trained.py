@@ -8,7 +8,7 @@ import pandas as pd
 from analysis import controls
 from analysis.published import beside
 from analysis.selection import disturbance, series, unless_quiet
-from analysis.training import PANEL, over_seeds, perplexity, trained_cells
+from analysis.training import PANEL, over_seeds, perplexity, timed, trained_cells
 
 SPREAD = {"": "value", "lowest ": "low", "highest ": "high"}
 
@@ -25,7 +25,7 @@ def trained(frame: pd.DataFrame) -> pd.DataFrame:
     metric = data["metric"].mask(is_text & (data["metric"] == "example_accuracy"))
     data = data.assign(metric=metric.mask(is_text & (metric == "token_accuracy"), "example_accuracy"))
     table = _rows(data, {"loss (nats)": ("loss", 1), "right (%)": ("example_accuracy", 100)})
-    speed = over_seeds(data, "steps_per_second").set_index([*PANEL, "series"])["value"]
+    speed = over_seeds(timed(data), "steps_per_second").set_index([*PANEL, "series"])["value"]
     table["steps/s"] = speed.reindex(pd.MultiIndex.from_frame(table[["task", "n", "attention"]])).to_numpy()
     is_text = table["task"].str.startswith("language modelling")
     table["right are"] = is_text.map({True: "tokens", False: "whole examples"})

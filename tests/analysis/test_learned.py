@@ -1,5 +1,6 @@
 """Figures and tables of trained models, on synthetic records."""
 
+import dataclasses
 from itertools import product
 
 import numpy as np
@@ -209,6 +210,18 @@ def test_the_thesis_figures_show_the_start_and_the_rest(rng):
 def front(axes):
     (line,) = marked(axes, "front")
     return line.get_xydata().tolist()
+
+
+def test_times_of_training_beside_others_are_nowhere(rng):
+    alone = [record for record in language_models(rng) if record.config["seq_len"] == 64]
+    beside = [
+        dataclasses.replace(one, host_state={**one.host_state, "during": {"seconds": 10.0, "others_s": 0.6}})
+        for one in alone
+    ]
+    assert quality_cost.figure(tidy(alone)).axes and trained.trained(tidy(alone))["steps/s"].notna().all()
+    with pytest.raises(MissingRecords, match="cores that nothing else used"):
+        quality_cost.figure(tidy(beside))
+    assert trained.trained(tidy(beside))["steps/s"].isna().all()
 
 
 def test_quality_stands_over_the_measured_time_of_the_same_step(rng):
