@@ -173,7 +173,7 @@ def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass:
     """How many times less it needs than the exact softmax that needs least, at the longest length up to n."""
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
-    rows, _ = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
+    rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
     is_softmax = rows["attention"].isin(_softmax(frame))
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
     least = rows[is_softmax].groupby(shape)["value"].min()
@@ -189,7 +189,7 @@ def _errors(
     rows = frame[(frame["bench"] == "spectral_norm") & (frame["metric"] == "relative") & (frame["causal"] == causal)]
     rows = rows[(rows["inputs"] == "pretrained") & (rows["weights"] != "initialised") & rows["low"].notna()]
     shape = ["seq_len", "batch_size", "input_settings", "device_name"]
-    rows, _ = newest(rows, ["attention", "features", *shape])
+    rows = newest(rows, ["attention", "features", *shape])
     both = rows[rows["attention"] == name].merge(rows[rows["attention"] == AVERAGING], on=shape, suffixes=("", "_mean"))
     if both.empty or name == AVERAGING:
         return None

@@ -38,12 +38,15 @@ def quality(frame: pd.DataFrame) -> str:
     """Whether the text tells mechanisms apart, losses and their differences, what each branch of a hybrid earns."""
     data, _ = trained_cells(frame)
     found = {n: rows for (kind, n), rows in panels(data) if kind.startswith(TASK)}
-    verdicts = {n: diagnose(rows) for n, rows in found.items()}
-    said = [f"- n = {n:,}: **{one.word}** ({one.sentence})." for n, one in verdicts.items()]
+    verdicts = {n: one for n, rows in found.items() if (one := diagnose(rows)).negative}
+    said = [
+        f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
+        for n, one in verdicts.items()
+    ]
     earned = [
         f"- `{one.hybrid}`, n = {one.n:,}: {one.sentence} nats; the work of: {one.owner}." for one in attributions(data)
     ]
-    table = pd.concat([_table(rows, verdicts[n], n) for n, rows in found.items()])
+    table = pd.concat([_table(found[n], one, n) for n, one in verdicts.items()])
     return "\n\n".join(["\n".join(said), formats.markdown(table), "\n".join(earned)])
 
 
