@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.plots import crossover
-from analysis.selection import MissingRecords, newest
+from analysis.selection import MissingRecords, newest, unless_quiet
 
 CLEARLY = 1.1
 """Times less memory: what a page of the allocator more or less does not make."""
@@ -43,6 +43,8 @@ class Answer(NamedTuple):
     """Relative to exact softmax, of a trained model's inputs."""
     averaging: tuple[float, float, float] | None
     """The error of averaging the values, of the same inputs."""
+    disturbed: str | None
+    """What disturbed the machine while it was compared."""
 
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
@@ -68,10 +70,22 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
         trained = (
             (float(training["seq_len"].iloc[-1]), _numbers(training.iloc[-1])) if len(training) else (math.nan, None)
         )
-        function = str(functions.get(name, name))
         found.append(
             Answer(
-                str(name), bool(causal), function, from_n, is_first, n, _numbers(last), *trained, *of_memory, *errors
+                attention=str(name),
+                causal=bool(causal),
+                function=str(functions.get(name, name)),
+                from_n=from_n,
+                is_first=is_first,
+                n=n,
+                forward=_numbers(last),
+                training_n=trained[0],
+                training=trained[1],
+                memory=of_memory[0],
+                training_memory=of_memory[1],
+                error=errors[0],
+                averaging=errors[1],
+                disturbed=_disturbed(rows),
             )
         )
     return sorted(found, key=lambda one: (one.causal, one.from_n, one.attention))
@@ -99,10 +113,11 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "memory, training": _times(one.training_memory),
             "error": _error(one.error),
             "of averaging": _error(one.averaging),
+            "disturbed": one.disturbed,
         }
         for one in answers(frame)
     ]
-    return pd.DataFrame(rows)
+    return unless_quiet(pd.DataFrame(rows))
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
@@ -146,6 +161,11 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
             "In place of a trained model's softmax nothing measured is clearly better than averaging the values."
         )
     return said
+
+
+def _disturbed(rows: pd.DataFrame) -> str | None:
+    causes = rows["disturbed"].dropna() if "disturbed" in rows else ()
+    return "; ".join(sorted({cause for text in causes for cause in text.split("; ")})) or None
 
 
 def _is_faster(ratio: tuple[float, float, float] | None) -> bool:
