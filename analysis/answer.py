@@ -143,7 +143,8 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     what = "a training pass" if best.training else "a forward pass"
     ratio = best.training or best.forward
     gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast"
-    said = [f"{words}:{keep} the fastest to train with is `{best.attention}`: {gain}."]
+    fastest = "fastest to train with" if best.training else "fastest"
+    said = [f"{words}:{keep} the {fastest} is `{best.attention}`: {gain}."]
     held = [one for one in own if math.isfinite(one.memory)]
     if held:
         least = max(held, key=lambda one: one.memory)
