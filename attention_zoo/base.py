@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -41,8 +40,7 @@ class Attention(ImplementationChoice):
         ValueError: an argument is out of range; the message names it, its value and what is allowed.
     """
 
-    settings: Mapping[str, Any] = MappingProxyType({})
-    """Its hyperparameters, where `create` made it."""
+    settings: Mapping[str, Any] | None = None  # its hyperparameters, where `create` made it
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class Attention(ImplementationChoice):
     def extra_repr(self) -> str:
         """What it was made with, for `print(model)`."""
         common = {key: getattr(self, key) for key in ("head_dim", "num_heads", "causal", "seed", "impl")}
-        return ", ".join(f"{key}={value!r}" for key, value in {**common, **self.settings}.items())
+        return ", ".join(f"{key}={value!r}" for key, value in {**common, **(self.settings or {})}.items())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend; the output is shaped like `query`.
