@@ -23,7 +23,7 @@ from analysis.frame import load
 from analysis.plots import compare, files
 from analysis.plots.layout import WIDTHS, Picture, inches, page, shown
 from analysis.registry import FIGURES, PARTS, TABLES, Made, apart, claimed, made, parts
-from analysis.selection import MissingRecords, choose, position
+from analysis.selection import MissingRecords, choose, position, unless_quiet
 from analysis.tables import people
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.records import plans
@@ -142,7 +142,8 @@ def _tables(frame: pd.DataFrame, options: argparse.Namespace) -> int:
 
 
 def _answer(frame: pd.DataFrame, options: argparse.Namespace) -> int:
-    sentences, found = answer.sentences(frame), answer.table(frame)
+    answers = answer.answers(frame)
+    sentences, found = answer.sentences(answers), unless_quiet(answer.lines(answers))
     print("\n".join(sentences), formats.markdown(found), sep="\n\n")
     folder = claimed(options.results, None, "figures", [*FIGURES, ANSWER], ("--results", "--out"))
     machines = ", ".join(sorted(set(frame["device_name"].dropna())))

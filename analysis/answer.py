@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.plots import crossover
-from analysis.selection import MissingRecords, newest, unless_quiet
+from analysis.selection import MissingRecords, exact_softmax, mask, newest, unless_quiet
 
 CLEARLY = 1.1
 """Times less memory: what a page of the allocator more or less does not make."""
@@ -23,8 +23,6 @@ class Answer(NamedTuple):
 
     attention: str
     causal: bool
-    function: str
-    """That its output is or estimates."""
     from_n: float
     """The length from which the forward pass is faster for good, the far end of its interval; inf where it is not."""
     is_first: bool
@@ -49,13 +47,12 @@ class Answer(NamedTuple):
 
 def answers(frame: pd.DataFrame) -> list[Answer]:
     """Of each mechanism that was compared with an exact softmax in interleaved rounds (bench=compare), in float32."""
-    speeds = crossover.table(frame)
-    speeds = speeds[(speeds["dtype"] == "float32") & ~speeds["attention"].isin(_softmax(frame))]
+    speeds, softmax = crossover.table(frame), set(frame.loc[exact_softmax(frame), "attention"])
+    speeds = speeds[(speeds["dtype"] == "float32") & ~speeds["attention"].isin(softmax)]
     if speeds.empty:
         raise MissingRecords(
             "needs an ok record of bench=compare with an exact softmax and another mechanism in float32"
         )
-    functions = dict(zip(frame["attention"], frame["function"], strict=True))
     found = []
     for (causal, name), rows in speeds.groupby(["causal", "attention"]):
         forward, training = (
@@ -74,7 +71,6 @@ def answers(frame: pd.DataFrame) -> list[Answer]:
             Answer(
                 attention=str(name),
                 causal=bool(causal),
-                function=str(functions.get(name, name)),
                 from_n=from_n,
                 is_first=is_first,
                 n=n,
@@ -100,10 +96,15 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     model's inputs, relative to exact softmax, beside that of averaging the values; polynomial and linear attention
     approximate no softmax.
     """
+    return unless_quiet(lines(answers(frame)))
+
+
+def lines(found: list[Answer]) -> pd.DataFrame:
+    """The rows of `table`, and what disturbed them."""
     rows = [
         {
             "attention": one.attention,
-            "mask": "causal" if one.causal else "not causal",
+            "mask": mask(one.causal),
             "from n": said_length(one),
             "n": one.n,
             "forward": speed(one.forward),
@@ -115,19 +116,16 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
             "of averaging": _error(one.averaging),
             "disturbed": one.disturbed,
         }
-        for one in answers(frame)
+        for one in found
     ]
-    return unless_quiet(pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
-def sentences(frame: pd.DataFrame) -> list[str]:
-    """What follows from `answers`, for each mask: when to keep softmax, what else to use, and for what."""
-    said = []
-    for causal in (True, False):
-        own = [one for one in answers(frame) if one.causal == causal]
-        if own:
-            said += [" ".join(_of_mask(own, "With a causal mask" if causal else "Without a mask"))]
-    return said
+def sentences(found: list[Answer]) -> list[str]:
+    """What follows, for each mask that was measured: when to keep softmax, what else to use, and for what."""
+    masks = {"With a causal mask": True, "Without a mask": False}
+    own = {words: [one for one in found if one.causal == causal] for words, causal in masks.items()}
+    return [" ".join(_of_mask(those, words)) for words, those in own.items() if those]
 
 
 def _of_mask(own: list[Answer], words: str) -> list[str]:
@@ -173,10 +171,6 @@ def _is_faster(ratio: tuple[float, float, float] | None) -> bool:
     return ratio is not None and ratio[1] > 1
 
 
-def _softmax(frame: pd.DataFrame) -> set[str]:
-    return set(frame.loc[frame["exact"] & (frame["function"] == "softmax"), "attention"])
-
-
 def _numbers(row: pd.Series) -> tuple[float, float, float]:
     return float(row["over_best"]), float(row["best_low"]), float(row["best_high"])
 
@@ -195,9 +189,8 @@ def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass:
     rows = frame[(frame["bench"] == "memory") & (frame["metric"] == "peak_memory") & (frame["pass"] == measured_pass)]
     rows = rows[(rows["causal"] == causal) & (rows["seq_len"] <= n) & (rows["dtype"] == "float32")]
     rows = newest(rows, ["attention", "seq_len", "batch_size", "num_heads", "head_dim", "features"])
-    is_softmax = rows["attention"].isin(_softmax(frame))
     shape = ["seq_len", "batch_size", "num_heads", "head_dim"]
-    least = rows[is_softmax].groupby(shape)["value"].min()
+    least = rows[exact_softmax(rows)].groupby(shape)["value"].min()
     own = rows[rows["attention"] == name].set_index(shape)["value"]
     ratios = (least / own).dropna().sort_index()
     return float(ratios.iloc[-1]) if len(ratios) else math.nan

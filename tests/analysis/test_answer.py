@@ -56,7 +56,7 @@ def test_what_is_ahead_or_behind_at_all_lengths_is_said_so(rng):
     ahead, behind = (tidy([timed(rng, costs(n, at), n) for n in LENGTHS]) for at in (100, 100_000))
     assert answer.said_length(only(ahead, "skeinformer")) == "512 (the shortest measured)"
     assert answer.said_length(only(behind, "skeinformer")) == "none up to 4,096"
-    assert answer.sentences(behind) == [
+    assert answer.sentences(answer.answers(behind)) == [
         "Without a mask: use exact softmax up to n = 4,096; nothing that was measured is faster."
     ]
 
@@ -78,10 +78,13 @@ def test_memory_is_over_the_softmax_that_needs_least_under_the_same_mask_and_sha
         min(peaks["flash"], peaks["softmax"]) / peaks["skeinformer"]
     )
     none = "None clearly needs less memory than the best softmax."
-    assert (none in answer.sentences(tidy(records))[0]) == (peaks["flash"] < 1.1 * peaks["skeinformer"])
+    assert (none in answer.sentences(answer.answers(tidy(records)))[0]) == (peaks["flash"] < 1.1 * peaks["skeinformer"])
     small = tidy(records)
     small.loc[(small["attention"] == "skeinformer") & (small["metric"] == "peak_memory"), "value"] = peaks["flash"] / 4
-    assert "`skeinformer` needs 4.0x less memory than the softmax that needs least." in answer.sentences(small)[0]
+    assert (
+        "`skeinformer` needs 4.0x less memory than the softmax that needs least."
+        in answer.sentences(answer.answers(small))[0]
+    )
     assert math.isnan(only(tidy([*records[: len(LENGTHS)], *held[3:]]), "skeinformer").memory)
 
 
@@ -95,7 +98,7 @@ def test_an_approximation_is_advised_where_it_is_clearly_nearer_than_averaging(f
     is_own = (frame["attention"] == "skeinformer") & (frame["metric"] == "relative")
     for error, is_near in (((0.01, 0.009, 0.011), True), ((9.0, 8.0, 10.0), False)):
         frame.loc[is_own, ["value", "low", "high"]] = error
-        (said,) = answer.sentences(frame)
+        (said,) = answer.sentences(answer.answers(frame))
         assert "below n = 1,100 use exact softmax; the fastest to train with is `skeinformer`" in said
         assert ("Use `skeinformer` in place of the softmax of a trained model, from n = 1,100 on" in said) == is_near
         assert ("nothing measured is clearly better than averaging" in said) != is_near
@@ -111,7 +114,7 @@ def test_initialised_weights_and_gaussian_inputs_are_no_trained_model(rng):
 def test_masks_are_answered_apart(rng):
     frame = tidy([timed(rng, costs(n, at), n, causal) for n in LENGTHS for causal, at in ((True, 700), (False, 1500))])
     assert 700 < only(frame, "skeinformer", True).from_n < 730 and 1500 < only(frame, "skeinformer").from_n < 1560
-    causal, free = answer.sentences(frame)
+    causal, free = answer.sentences(answer.answers(frame))
     assert causal.startswith("With a causal mask: below n = 7") and free.startswith("Without a mask: below n = 1,")
 
 
