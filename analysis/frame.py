@@ -133,13 +133,17 @@ def widened(frame: pd.DataFrame) -> pd.DataFrame:
     names = shown["metric"] + shown["pass"].map(lambda name: f" {name}" if isinstance(name, str) else "")
     shown["name"] = names + shown["shown_unit"].map(lambda unit: f" ({unit})" if unit else "")
     shown["shown"] = shown["value"] * shown["factor"]
-    # Of others the settings are of one benchmark, and its time and another's memory belong side by side.
-    shown["settings"] = shown["settings"].where(shown["bench"] == "train")
+    # What a benchmark alone sets keeps no time from another's memory; a model and a task do.
+    shown["settings"] = shown["settings"].map(_of_what_runs)
     conditions = [
         name for name in _CONDITIONS if shown[name].nunique(dropna=False) > 1 or name in ("attention", "seq_len")
     ]
     wide = shown.groupby([*conditions, "name"], dropna=False)["shown"].last().unstack("name")
     return wide.reset_index().rename_axis(columns=None)
+
+
+def _of_what_runs(settings: str) -> str:
+    return _json({key: value for key, value in json.loads(settings).items() if key not in ("bench", "baseline")})
 
 
 def tidy(records: Iterable[Record]) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """What `python -m bench --help` says after the examples: what there is to choose, and every setting."""
 
+import inspect
 import json
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bench.plan import config as settings
 from bench.plan.conf import CONF, about
+from bench.plan.executors import EXECUTORS
 
 WIDTH = 118
 # Every group of files, and what one chooses there.
@@ -20,12 +22,6 @@ GROUPS = {
     "experiment": "a whole sweep",
     "tracking": "where runs are mirrored to",
     "hydra/launcher": "who runs the cells",
-}
-LAUNCHERS = {
-    "cells": "one after the other (the default)",
-    "devices": "all GPUs, or so many cores each",
-    "ray": "a cluster of Ray",
-    "slurm": "arrays of Slurm jobs",
 }
 
 
@@ -42,9 +38,13 @@ def _choices() -> Iterator[str]:
     yield from textwrap.wrap(names, WIDTH, initial_indent="\n  attention  ", subsequent_indent="    ")
     for group, meaning in GROUPS.items():
         yield f"\n  {group}: {meaning}"
-        own = about(group) if group != "hydra/launcher" else LAUNCHERS
+        own = about(group) if group != "hydra/launcher" else _launchers()
         for name, says in own.items():
             yield from _line(f"    {name}", says, 29)
+
+
+def _launchers() -> dict[str, str]:
+    return {name: (inspect.getdoc(executor) or "").partition("\n")[0] for name, executor in EXECUTORS.items()}
 
 
 def _settings(values: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from drawn import changed
 from synthetic_quality import quality
-from synthetic_records import compare, decode, everything, latency, memory, spectral, under
+from synthetic_records import compare, decode, everything, latency, memory, spectral, train_step, under
 
 from analysis.frame import COLUMNS, load, tidy, widened
 from analysis.selection import MissingRecords, series
@@ -164,7 +164,8 @@ def test_the_wide_frame_has_every_number_that_people_read_once():
 def test_time_and_memory_of_one_condition_are_in_one_row_and_trainings_apart(rng):
     timed, held = (changed(one, {"batch_size": 2}) for one in (latency("flash", 64, rng), memory("flash", 64)))
     learned = [changed(one, {"training": {"steps": steps}}) for steps in (1, 2) for one in quality(1, (64,))[:1]]
-    wide = widened(tidy([timed, held, *learned]))
+    steps = [changed(train_step("flash", 64, rng), {"model": {"name": "transformer", "layers": n}}) for n in (2, 3)]
+    wide = widened(tidy([timed, held, *learned, *steps]))
     row = wide[wide["latency forward (ms)"].notna()]
     assert len(row) == 1 and row["peak_memory forward (MiB)"].notna().all()
-    assert len(wide[wide["loss (nats)"].notna()]) == 2
+    assert len(wide[wide["loss (nats)"].notna()]) == len(wide[wide["step_time (ms)"].notna()]) == 2

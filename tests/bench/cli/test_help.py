@@ -6,7 +6,7 @@ import pytest
 
 import attention_zoo
 from bench import measures, models, tasks
-from bench.cli.help import GROUPS, LAUNCHERS, typed
+from bench.cli.help import GROUPS, typed
 from bench.common import schema
 from bench.inputs import SOURCES
 from bench.plan import config
@@ -38,10 +38,6 @@ def test_every_setting_has_a_meaning(group, name):
 def test_every_file_begins_with_what_it_is(group):
     assert all(len(says) > 10 for says in about(group).values()), about(group)
     assert len(set(about(group).values())) == len(about(group))
-
-
-def test_launchers_are_those_there_are():
-    assert LAUNCHERS.keys() == EXECUTORS.keys()
 
 
 def test_values_are_shown_as_they_are_typed():
