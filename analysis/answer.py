@@ -14,6 +14,7 @@ from analysis.selection import MissingRecords, exact_softmax, mask, newest, unle
 
 CLEARLY = 1.1
 """Times less memory: what a page of the allocator more or less does not make."""
+UNKNOWN = "–"
 AVERAGING = "v_mean"
 """What an approximation has to be nearer to softmax than: the mean of all values."""
 
@@ -100,7 +101,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines(found: list[Answer]) -> pd.DataFrame:
-    """The rows of `table`, and what disturbed them."""
+    """The rows of `table`, with what disturbed them and without columns that nothing was measured for."""
     rows = [
         {
             "attention": one.attention,
@@ -118,7 +119,8 @@ def lines(found: list[Answer]) -> pd.DataFrame:
         }
         for one in found
     ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table.loc[:, ~(table == UNKNOWN).all()]
 
 
 def sentences(found: list[Answer]) -> list[str]:
@@ -140,7 +142,7 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
     at = best.training_n if best.training else best.n
     what = "a training pass" if best.training else "a forward pass"
     ratio = best.training or best.forward
-    gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast"
+    gain = f"at n = {at:,.0f} {what} is {speed(ratio)} as fast as that of the best exact softmax"
     fastest = "fastest to train with" if best.training else "fastest"
     said = [f"{words}:{keep} the {fastest} is `{best.attention}`: {gain}."]
     held = [one for one in own if math.isfinite(one.memory)]
@@ -163,8 +165,10 @@ def _of_mask(own: list[Answer], words: str) -> list[str]:
 
 
 def _disturbed(rows: pd.DataFrame) -> str | None:
-    causes = rows["disturbed"].dropna() if "disturbed" in rows else ()
-    return "; ".join(sorted({cause for text in causes for cause in text.split("; ")})) or None
+    """The worst of each kind of disturbance."""
+    causes = {cause for text in rows.get("disturbed", pd.Series(dtype=object)).dropna() for cause in text.split("; ")}
+    worst = {cause.partition(":")[0]: cause for cause in sorted(causes, key=lambda cause: (len(cause), cause))}
+    return "; ".join(worst.values()) or None
 
 
 def _is_faster(ratio: tuple[float, float, float] | None) -> bool:
@@ -227,14 +231,14 @@ def _rounded(length: float) -> int:
 
 def speed(ratio: tuple[float, float, float] | None) -> str:
     """`6.7x (6.0 to 7.1)`."""
-    return "–" if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
+    return UNKNOWN if ratio is None else f"{ratio[0]:.1f}x ({ratio[1]:.1f} to {ratio[2]:.1f})"
 
 
 def _times(ratio: float) -> str:
     if not math.isfinite(ratio):
-        return "–"
+        return UNKNOWN
     return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x more"
 
 
 def _error(error: tuple[float, float, float] | None) -> str:
-    return "–" if error is None else f"{error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f})"
+    return UNKNOWN if error is None else f"{error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f})"

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from synthetic_records import ATTENTIONS, compare, config, memory, record, spectral
+from synthetic_records import ATTENTIONS, compare, config, memory, record, spectral, under
 
 from analysis import answer, webpage
 from analysis.__main__ import main
@@ -116,6 +116,15 @@ def test_masks_are_answered_apart(rng):
     assert 700 < only(frame, "skeinformer", True).from_n < 730 and 1500 < only(frame, "skeinformer").from_n < 1560
     causal, free = answer.sentences(answer.answers(frame))
     assert causal.startswith("With a causal mask: below n = 7") and free.startswith("Without a mask: below n = 1,")
+
+
+def test_of_disturbances_the_worst_is_said_and_what_nothing_was_measured_for_has_no_column(rng):
+    records = [timed(rng, costs(n), n) for n in LENGTHS]
+    causes = ("other processes: 9.5 cores", "other processes: 10.5 cores; heat", "heat")
+    loud = [under(one, *cause.split("; ")) for one, cause in zip(records, causes, strict=False)]
+    table = answer.table(tidy([*loud, records[-1]]))
+    assert set(table["disturbed"].iloc[0].split("; ")) == {"other processes: 10.5 cores", "heat"}
+    assert list(answer.table(tidy(records))) == ["attention", "mask", "from n", "n", "forward"]
 
 
 def test_without_a_comparison_it_says_what_is_missing(rng):

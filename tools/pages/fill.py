@@ -24,10 +24,9 @@ MADE: dict[str, Callable[..., str]] = {
     "packages": mechanism.packages,
     "classes": mechanism.classes,
     "speeds": answers.speeds,
-    "errors": answers.errors,
     "memory": answers.memory,
     "decoding": answers.decoding,
-    "fastest": answers.fastest,
+    "sentence": answers.sentence,
 }
 
 

@@ -2,88 +2,73 @@
 
 import csv
 import json
+import math
 
 import pytest
 
+import attention_zoo
+from analysis import answer
+from analysis.frame import load
 from tools.pages import answers, mechanism, readings
 
-
-def speed(variant="mine", seq_len=1024, over=2.0, verdict="faster", start=None):
-    return answers.Speed(variant, seq_len, over, over - 0.1, over + 0.1, verdict, start)
+LAPTOP = readings.RESULTS / "laptop"
 
 
-@pytest.mark.parametrize(
-    ("rows", "text"),
-    [
-        ([speed(start=(772.6, 922.1))], "770 to 930"),
-        ([speed(start=(2027.8, 2090.6))], "2,000 to 2,100"),
-        ([speed(start=(0.0, 673.8))], "at most 680"),
-        ([speed(), speed(seq_len=4096)], "everywhere (1,024 to 4,096 measured)"),
-        ([speed(verdict="tie"), speed(seq_len=4096, verdict="slower")], "nowhere (1,024 to 4,096 measured)"),
-        ([speed(), speed(seq_len=4096, verdict="tie")], "unclear"),
-    ],
-)
-def test_a_length_is_as_exact_as_its_interval(rows, text):
-    assert answers.starts(rows) == text
+def table(name):
+    with (LAPTOP / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
-def test_speeds_are_over_the_best_softmax_and_their_intervals_those_of_the_table():
-    with answers.TABLE.open() as file:
-        (row,) = (
-            row
-            for row in csv.DictReader(file)
-            if (row["causal"], row["pass"], row["attention"], row["dtype"], row["seq_len"])
-            == ("True", "forward_backward", "linear", "float32", "8192")
-        )
-    assert answers.length("causal") == 8192
-    said = "{:.1f}x ({:.1f} to {:.1f})".format(*(float(row[key]) for key in ("over_best", "best_low", "best_high")))
-    (line,) = (line for line in answers.speeds("causal").splitlines() if line.startswith("| [linear]"))
-    assert said in line.replace("\N{NO-BREAK SPACE}", " ")
-    assert f"`linear` {said}" in answers.fastest("causal", "forward_backward", "8192").replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
+def test_the_speeds_are_those_of_the_answer_with_a_link_to_each_page():
+    for mask, words in (("causal", "causal"), ("not_causal", "not causal")):
+        lines = answers.speeds(mask).replace("\N{NO-BREAK SPACE}", " ").splitlines()[2:]
+        rows = [row for row in table("answer") if row["mask"] == words]
+        assert len(lines) == len(rows) > 3
+        for line, row in zip(lines, rows, strict=True):
+            assert line.startswith(f"| [{row['attention']}](mechanisms/") and f"| {row['forward']} |" in line
+        assert answers.sentence(mask).startswith("With a causal mask" if mask == "causal" else "Without a mask")
 
 
-def test_a_speed_that_falls_with_the_length_is_said():
-    rows = [
-        speed(seq_len=4096, over=3.0),
-        speed(seq_len=8192, over=2.0),
-        speed("other", 4096),
-        speed("other", 8192, 5.0),
-    ]
-    (sentence,) = answers._falling(rows, 4096)
-    assert "`mine`" in sentence and "other" not in sentence and not answers._falling(rows[2:], 4096)
+# Sentences of docs/choosing.md, docs/faq.md and of the pages of mechanisms.
+@pytest.fixture(scope="module")
+def found():
+    return {(one.attention, one.causal): one for one in answer.answers(load(LAPTOP))}
 
 
-# Sentences of docs/choosing.md and of the pages of mechanisms.
-def at(mask, name, seq_len):
-    return {row.variant: row for row in answers.read(mask, name) if row.seq_len == seq_len}
+def test_which_are_the_fastest(found):
+    for causal, first in ((True, ["linear", "polysketch_random_r32"]), (False, ["linformer"])):
+        own = [one for one in found.values() if one.causal == causal]
+        for speeds in ({one.attention: one.forward for one in own}, {one.attention: one.training for one in own}):
+            ranked = sorted((name for name in speeds if speeds[name]), key=lambda name: -speeds[name][0])
+            assert ranked[: len(first)] == first
 
 
-def test_which_are_the_fastest():
-    for name in answers.PASSES:
-        causal = sorted(at("causal", name, 8192).values(), key=lambda row: -row.over)
-        assert [row.variant for row in causal[:2]] == ["linear", "polysketch_random_r32"]
-        for seq_len in {row.seq_len for row in answers.read("not_causal", name)} - {512}:
-            rows = at("not_causal", name, seq_len)
-            if "linformer" in rows and seq_len in (4096, 8192):
-                assert max(rows, key=lambda variant: rows[variant].over) == "linformer"
+def test_at_512_tokens_nothing_without_a_mask_is_faster_and_exact_polynomials_never_are(found):
+    at = {(row["attention"], row["causal"], row["seq_len"]): row for row in table("crossover_speeds")
+          if (row["pass"], row["dtype"]) == ("forward", "float32")}  # fmt: skip
+    assert {row["best_verdict"] for key, row in at.items() if key[1:] == ("False", "512")} <= {"tie", "slower"}
+    assert found["polynomial_p4", True].from_n == math.inf
 
 
-def test_at_512_tokens_nothing_without_a_mask_is_faster_and_exact_polynomials_never_are():
-    assert {row.verdict for row in at("not_causal", "forward", 512).values()} <= {"tie", "slower"}
-    assert {row.verdict for row in answers.read("causal", "forward") if row.variant == "polynomial_p4"} == {"slower"}
+def test_causally_performer_alone_approximates_softmax_and_no_better_than_averaging(found):
+    own = [attention_zoo.info(name) for name in mechanism.own()]
+    approximate = [one.name for one in own if one.approximates == "softmax" and not one.exact and not one.control]
+    assert [name for name in approximate if attention_zoo.info(name).causal] == ["performer"]
+    for causal in (True, False):
+        one = found["performer", causal]
+        assert one.error[0] > one.averaging[0]
+    assert found["linformer", False].error[1] > 1
 
 
-def test_only_performer_approximates_softmax_causally():
-    assert [name for name in answers.approximations() if "| causal | yes |" in mechanism.facts(name)] == ["performer"]
+def test_nothing_clearly_needs_less_memory_than_flash(found):
+    assert max(one.memory for one in found.values() if one.memory == one.memory) < answer.CLEARLY
 
 
 def test_at_4096_tokens_two_approximations_are_only_a_little_better_than_the_mean():
-    errors = {point.series: point for point in readings.last(answers.ERRORS) if point.panel == "pretrained, n = 4096"}
+    points = readings.last("skeinformer_figure1_relative")
+    errors = {point.series: point for point in points if point.panel == "pretrained, n = 4096"}
     for name in ("skeinformer", "informer"):
         assert 0.8 < errors[name].y / errors["v_mean"].y < 1
-    assert errors["linformer_frozen"].y > 1
 
 
 def test_states_do_not_grow_and_a_short_cache_is_the_fastest():
@@ -102,7 +87,6 @@ def test_no_record_is_from_a_gpu():
 
 
 def test_the_largest_batches_are_several_times_softmax():
-    with (answers.TABLE.parent / "skeinformer_table2.csv").open() as file:
-        rows = {row["attention"]: float(row["n = 1024, 0.25 GiB"]) for row in csv.DictReader(file)}
+    rows = {row["attention"]: float(row["n = 1024, 0.25 GiB"]) for row in table("skeinformer_table2")}
     assert min(rows[name] for name in ("linformer_frozen", "performer", "skeinformer")) >= 3 * rows["softmax"]
     assert "flash" not in rows
