@@ -39,7 +39,7 @@ from analysis.plots import equal_quality as faster
 from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables import capacity as capacities
-from analysis.tables import costs, peers, trained
+from analysis.tables import costs, peers, settings, trained
 from bench.common.errors import one_line
 from bench.records import own
 
@@ -94,6 +94,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "skeinformer_table2": costs.largest_batches,
     "thesis_losses": trained.thesis,
     "paired": controls.paired,
+    "settings": settings.table,
     "attribution": attribution.table,
     "equal_quality": equal_quality.table,
     "peers": peers.peers,

@@ -213,6 +213,10 @@ VIEWS: dict[str, View] = {
         "Median over seeds, in brackets the lowest and the highest. Text is compared by its loss (lower is better), "
         "the other tasks by how many examples are right in every answer (higher is better).",
     ),
+    "settings": View(
+        says="Exact softmax over the whole context against the best control, over the same seeds: below 0 nats, "
+        "context helps. What differs is said beside the setting that most others share."
+    ),
     "polysketchformer_tables2_3": View(_measured("perplexity"), "Test perplexity: lower is better."),
     "polysketchformer_table4": View(
         _steps,

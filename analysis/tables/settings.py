@@ -1,0 +1,63 @@
+"""In which of the settings that were tried exact softmax learns more than the best control."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.controls import NEEDS, compared, losses
+from analysis.paired import BETTER, UNDECIDED, corrected, verdict
+from analysis.selection import MissingRecords, controls, exact_softmax, require_ok, series
+
+_LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
+"""Settings of training that say when and by what a model is looked at, not what it learns."""
+
+
+def table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Softmax against the best control, in every setting in which both were trained with the same two seeds or more.
+
+    `setting` says what differs from the most frequent values. Losses are means over seeds of the test split; below 0
+    nats softmax is better, and `p` is corrected over all rows (Holm). With fewer seeds than a diagnosis asks for
+    (`analysis.controls`) a row says where to look, not that a task is diagnostic.
+    """
+    rows = frame[frame["bench"] == "train"]
+    require_ok(rows, "bench=train")
+    flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
+    usual = flat.mode().iloc[0]
+    changed = {cell: ", ".join(f"{k}={v}" for k, v in own.items() if v != usual[k]) for cell, own in flat.iterrows()}
+    found = []
+    for name, own in rows.assign(setting=rows["cell_id"].map(changed), series=series(rows)).groupby(
+        "setting", sort=False
+    ):
+        by_series = losses(own)
+        means = {label: float(np.mean([of.mean() for of in seeds.values()])) for label, seeds in by_series.items()}
+        kinds = [set(own["series"][of(own)]) & means.keys() for of in (exact_softmax, controls)]
+        first, second = (min(kind, key=lambda label: means[label], default=None) for kind in kinds)
+        one = compared(by_series[first], by_series[second]) if first and second else None
+        if one is not None:
+            said = {"setting": name or "the usual", "softmax": means[first], "best control": second}
+            found.append((said | {"its loss": means[second]}, one))
+    if not found:
+        raise MissingRecords(NEEDS)
+    if len(found) == 1:
+        raise MissingRecords("needs bench=train in several settings")
+    made = []
+    for (said, one), p in zip(found, corrected([one.p for _, one in found]), strict=True):
+        low, high = one.interval()
+        better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
+        made.append(
+            said
+            | {"difference (nats)": one.value, "low": low, "high": high, "p": p, "seeds": one.seeds, "better": better}
+        )
+    return pd.DataFrame(made).sort_values("difference (nats)", kind="stable", ignore_index=True)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, str]:
+    """What a cell was trained with, apart from its mechanism and its seed."""
+    own = {key: str(row[key]) for key in ("inputs", "seq_len", "tokens", "num_heads", "head_dim", "dtype")}
+    for part in ("model", "task", "training"):
+        for key, value in json.loads(row["settings"]).get(part, {}).items():
+            if key not in _LOOKS:
+                own[f"{part}.{key}"] = json.dumps(value)
+    return own

@@ -1,0 +1,31 @@
+"""The table of settings that were tried: what differs, and whether softmax or a control is better there."""
+
+import pytest
+from synthetic_quality import runs
+
+from analysis.frame import tidy
+from analysis.selection import MissingRecords
+from analysis.tables.settings import table
+
+HELPS = {"softmax": 1.9, "local": 2.0, "identity": 2.4}
+DOES_NOT = {"softmax": 2.1, "local": 2.0, "identity": 2.4}
+
+
+def test_a_row_for_each_setting_says_what_differs_and_who_is_better():
+    records = [*runs(DOES_NOT), *runs(HELPS, text="pydoc"), *runs({"softmax": 1.9, "performer": 1.8}, seq_len=128)]
+    found = table(tidy(records)).set_index("setting")
+    assert list(found.index) == ['task.text="pydoc"', "the usual"]  # at 128 tokens there is no control
+    assert found["better"].tolist() == ["softmax", "the control"]
+    assert set(found["best control"]) == {"local"} and set(found["seeds"]) == {5}
+    assert found["difference (nats)"].to_numpy() == pytest.approx([-0.1, 0.1], abs=0.01)
+    assert (found["low"] < found["difference (nats)"]).all() and (found["difference (nats)"] < found["high"]).all()
+
+
+def test_without_a_control_there_is_no_table():
+    with pytest.raises(MissingRecords, match="a control"):
+        table(tidy(runs({"softmax": 1.9, "performer": 1.8})))
+
+
+def test_one_setting_alone_is_no_table():
+    with pytest.raises(MissingRecords, match="several settings"):
+        table(tidy(runs(HELPS)))
