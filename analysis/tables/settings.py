@@ -33,8 +33,10 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         by_series = losses(own)
         means = {label: float(np.mean([of.mean() for of in seeds.values()])) for label, seeds in by_series.items()}
         kinds = [set(own["series"][of(own)]) & means.keys() for of in (exact_softmax, controls)]
-        first, second = (min(kind, key=lambda label: means[label], default=None) for kind in kinds)
-        one = compared(by_series[first], by_series[second]) if first and second else None
+        if not all(kinds):
+            continue
+        first, second = (min(kind, key=means.__getitem__) for kind in kinds)
+        one = compared(by_series[first], by_series[second])
         if one is not None:
             said = {"setting": name or "the usual", "softmax": means[first], "best control": second}
             found.append((said | {"its loss": means[second]}, one))
