@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
 from bench.training.evaluation import answers, evaluate
+from bench.training.optimizer import optimizer_of
 from bench.training.settings import Training
 from bench.training.world import World
 
@@ -70,11 +71,7 @@ class Trainer:
         self.world = world or World()
         wrapped = self.world.wrapped(model)
         self.run: Callable[..., Tensor] = torch.compile(wrapped) if settings.compile else wrapped
-        trained = [p for p in model.parameters() if p.requires_grad]
-        matrices, vectors = ([p for p in trained if (p.dim() > 1) is wanted] for wanted in (True, False))
-        groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
-        betas = (settings.beta1, settings.beta2)
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas)
+        self.optimizer = optimizer_of(model, settings)
         self.step = 0
         self.curve: dict[str, list[float]] = {name: [] for name in LOGGED}
         self.evaluations: list[dict[str, Any]] = []

@@ -11,12 +11,12 @@ from bench.common.schema import checked, setting
 
 @dataclass
 class Training:
-    """AdamW with a warm-up; files in conf/training/ say what differs from the defaults.
-
-    Matrices decay, vectors (biases, norms) do not.
-    """
+    """How a model learns; files in conf/training/ say what differs from the defaults."""
 
     steps: int = setting(1000, "updates of the weights", minimum=1)
+    optimizer: str = setting(
+        "adamw", "what changes the weights: adamw, or muon for the layers' matrices", choices=("adamw", "muon")
+    )
     learning_rate: float = setting(1e-3, "the highest, after the warm-up", minimum=0)
     warmup: int = setting(100, "steps from 0 to the peak", minimum=0)
     schedule: str = setting(

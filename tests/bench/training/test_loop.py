@@ -52,7 +52,9 @@ def test_an_accumulated_batch_is_the_whole_one_and_parts_with_fewer_questions_we
     torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("stops", "given"), [([7], {"noisy": True}), ([1, 2, 13, 19], {"dropout": 0.3})])
+@pytest.mark.parametrize(
+    ("stops", "given"), [([7], {"noisy": True}), ([1, 2, 13, 19], {"dropout": 0.3}), ([7], {"optimizer": "muon"})]
+)
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, stops, given):
     """A generator of a module goes on where it was, too."""
     whole = trained(trainer(**given), 20)

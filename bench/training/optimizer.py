@@ -1,0 +1,67 @@
+"""What changes the weights: AdamW, or Muon where weights are matrices inside a model."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.training.settings import Training
+
+
+class Optimizers:
+    """Several optimisers as one, each of its own weights."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """What is remembered of each weight."""
+        return {weight: state for part in self.parts for weight, state in part.state.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Change all weights once."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that they go on from."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        for part, own in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(own)
+
+
+def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer | Optimizers:
+    """The optimiser of a model's weights. Matrices decay, vectors (biases, norms) do not.
+
+    Muon (Jordan et al. 2024) makes the steps of matrices orthogonal, by torch's own implementation; scaled as those of
+    AdamW are (Liu et al. 2025, "Muon is scalable for LLM training"), so both have one learning rate. Embeddings, and
+    weights with other than two dimensions, have AdamW beside it.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    embedded = {id(p) for each in model.modules() if isinstance(each, nn.Embedding) for p in each.parameters()}
+    hidden = [p for p in trained if p.dim() == 2 and id(p) not in embedded] if settings.optimizer == "muon" else []
+    by_muon = {id(p) for p in hidden}
+    rest = [p for p in trained if id(p) not in by_muon]
+    matrices, vectors = ([p for p in rest if (p.dim() > 1) is wanted] for wanted in (True, False))
+    groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
+    adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
+    if not hidden:
+        return adamw
+    rate, decay = settings.learning_rate, settings.weight_decay
+    muon = torch.optim.Muon(hidden, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return Optimizers([adamw, muon])

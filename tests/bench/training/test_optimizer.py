@@ -1,0 +1,46 @@
+"""Muon: which weights it changes, and how."""
+
+import torch
+from loops import trained, trainer
+
+from bench.training.settings import Training
+
+
+def change_of(one):
+    before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+    one.train_step()
+    return {name: p.detach() - before[name] for name, p in one.model.named_parameters()}
+
+
+def orthogonalised(values):
+    """What its five Newton-Schulz iterations make of singular values (Jordan et al. 2024), in float64."""
+    values = values / values.square().sum().sqrt()
+    for _ in range(5):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    return values
+
+
+def test_muon_steps_have_the_gradient_s_directions_in_equal_parts_and_the_size_of_adamw_s():
+    rate = Training(steps=20, warmup=3, learning_rate=0.02).rate(0)
+    one = trainer(optimizer="muon", weight_decay=0.0, clip=None)
+    for name, change in change_of(one).items():
+        if change.dim() == 2 and "embedding" not in name:
+            left, values, right = torch.linalg.svd(one.model.get_parameter(name).grad, full_matrices=False)
+            parts = -left.T @ change @ right.T / (0.2 * max(change.shape) ** 0.5 * rate)
+            # bfloat16, in which it iterates, has three digits: rounding is all there is of the smallest.
+            parts = parts[:, values > 1e-3 * values[0]][values > 1e-3 * values[0]]
+            torch.testing.assert_close(parts, orthogonalised(values)[: len(parts)].diag(), atol=0.05, rtol=0)
+
+
+def test_embeddings_and_vectors_have_adamw_beside_it():
+    muon, adamw = (change_of(trainer(optimizer=name, weight_decay=0.1)) for name in ("muon", "adamw"))
+    for name, change in muon.items():
+        alike = change.dim() != 2 or "embedding" in name
+        assert torch.equal(change, adamw[name]) is alike, name
+
+
+def test_all_weights_are_changed_and_their_rates_are_the_schedule_s():
+    one = trained(trainer(optimizer="muon"), 4)
+    assert all(change.abs().max() > 0 for change in change_of(one).values())
+    assert {group["lr"] for group in one.optimizer.param_groups} == {one.settings.rate(4)}
+    assert len(one.optimizer.state) == len(list(one.model.parameters()))
