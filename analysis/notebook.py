@@ -23,7 +23,7 @@ COMMITTED = ("laptop", "quality")
 """Folders of `results/` that a notebook starts from where nothing was measured."""
 FOLDER = "folder"
 """The column of `records` that says which folder a row is from."""
-WIDTH = 100  # characters of a line of text
+WIDTH = 80  # characters of a line of text
 RESOLUTION = 100  # dots per inch: as wide as a page of the site, and small enough to be kept in a notebook
 
 

@@ -1,4 +1,4 @@
-"""Ten questions of a newcomer have an answer, and what leads to it is there: links, headings, as many lines as are said."""
+"""Ten questions of a newcomer have an answer, and what leads to it is there: links, headings, so many lines."""
 
 import re
 from pathlib import Path

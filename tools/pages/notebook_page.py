@@ -60,8 +60,11 @@ def _shown(cell: Cell, name: str) -> Iterator[str]:
     for place, output in enumerate(cell["outputs"]):
         data = output.get("data", {"text/plain": output.get("text", [])})
         if "image/png" in data:
-            alt = output["metadata"].get("image/png", {}).get("alt", "")
-            yield f'<img src="../_static/{PICTURES}/{_file(name, place)}" alt="{alt}">'
+            file, alt = (
+                f"../_static/{PICTURES}/{_file(name, place)}",
+                output["metadata"].get("image/png", {}).get("alt", ""),
+            )
+            yield f'<a href="{file}"><img src="{file}" alt="{alt}"></a>'
         elif "text/markdown" in data:
             yield "".join(data["text/markdown"])
         elif "text/html" in data:
@@ -73,4 +76,6 @@ def _shown(cell: Cell, name: str) -> Iterator[str]:
 def _table(html: str) -> str:
     """A frame of pandas as the other tables of the site look."""
     html = re.sub(r"<style.*?</style>\s*", "", html, flags=re.DOTALL)
-    return html.replace("<div>", '<div class="table-wrapper">').replace('border="1" class="dataframe"', 'class="docutils"')
+    return html.replace("<div>", '<div class="table-wrapper">').replace(
+        'border="1" class="dataframe"', 'class="docutils"'
+    )

@@ -1,7 +1,7 @@
 """The notebooks with what they show: `python -m tools.pages.notebooks` runs them on the committed records and keeps it.
 
-The same records give the same bytes: what has the tag `measured` is of one run, and stays as it is stored until its code
-changes. `python -m tools.pages.notebooks one_cell` measures it anew.
+The same records give the same bytes: what has the tag `measured` is of one run, and stays as it is stored until its
+code changes. `python -m tools.pages.notebooks one_cell` measures it anew.
 """
 
 import os
@@ -64,7 +64,7 @@ def kept(new: NotebookNode, old: NotebookNode) -> NotebookNode:
 
 
 def main(names: Sequence[str]) -> None:
-    """Run the notebooks of these names, or all of them, on the committed records, and store them with what they show."""
+    """Run the notebooks of these names, or all of them, on the committed records, and store what they show."""
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
         new = run(path, RESULTS)
         notebook = new if names else kept(new, nbformat.read(path, as_version=4))
