@@ -60,10 +60,8 @@ def _shown(cell: Cell, name: str) -> Iterator[str]:
     for place, output in enumerate(cell["outputs"]):
         data = output.get("data", {"text/plain": output.get("text", [])})
         if "image/png" in data:
-            file, alt = (
-                f"../_static/{PICTURES}/{_file(name, place)}",
-                output["metadata"].get("image/png", {}).get("alt", ""),
-            )
+            file = f"../_static/{PICTURES}/{_file(name, place)}"
+            alt = output["metadata"].get("image/png", {}).get("alt", "")
             yield f'<a href="{file}"><img src="{file}" alt="{alt}"></a>'
         elif "text/markdown" in data:
             yield "".join(data["text/markdown"])
