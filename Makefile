@@ -13,7 +13,7 @@ export DO_NOT_TRACK := true
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-commands test-lowest test-highest test-slow test-numerics test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list site clean
+.PHONY: help demo test test-commands test-lowest test-highest test-slow test-numerics test-faults test-extras fresh mutants kernels docs models lint bench-check figures tables ui pack unpack gpu-pack list notebooks site clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -100,6 +100,9 @@ gpu-pack: $(INSTALLED)  ## make a folder that a GPU machine without a network ru
 
 list: $(INSTALLED)  ## say what every mechanism and variant is
 	@$(BIN)/attention-zoo list
+
+notebooks: $(INSTALLED)  ## run the notebooks on the records in results/, keep what they show (minutes)
+	$(BIN)/python -m tools.pages.notebooks
 
 site: $(INSTALLED)  ## make the documentation, site/index.html, and check its links
 	$(BIN)/python -m sphinx -q -W --keep-going docs site

@@ -52,8 +52,11 @@ class View(NamedTuple):
     says: str = ""
 
 
-def readable(name: str, table: pd.DataFrame) -> str:
-    """The table of that name in Markdown: what columns mean, the rows, what they have in common, where the rest is."""
+def readable(name: str, table: pd.DataFrame, linked: bool = True) -> str:
+    """The table of that name in Markdown: what columns mean, the rows, what they have in common, where the rest is.
+
+    `linked`: to the CSV of the same name, beside it.
+    """
     view = VIEWS.get(name, View())
     shown = view.shorten(table)
     for column in VALUES.keys() & set(shown):
@@ -67,7 +70,7 @@ def readable(name: str, table: pd.DataFrame) -> str:
     parts = [view.says, _told_apart(table) if "task is" not in shown else "", markdown(text[:MOST])]
     parts += [f"In all rows that were measured here: {'; '.join(common)}."] if common else []
     cut = f"These are the first {MOST} of {len(text)} rows. " if len(text) > MOST else ""
-    parts.append(f"{cut}All rows and columns, with every digit: [{name}.csv]({name}.csv).")
+    parts.append(cut + (f"All rows and columns, with every digit: [{name}.csv]({name}.csv)." if linked else ""))
     return "\n\n".join(filter(None, parts))
 
 

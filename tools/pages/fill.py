@@ -11,7 +11,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from tools.pages import answers, gallery, mechanism, readings
+from tools.pages import answers, gallery, mechanism, notebook_page, readings
 
 MARK = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 # Paths are from the folder of the pages, `docs/`.
@@ -27,6 +27,7 @@ MADE: dict[str, Callable[..., str]] = {
     "memory": answers.memory,
     "decoding": answers.decoding,
     "sentence": answers.sentence,
+    "notebook": notebook_page.page,
 }
 
 
@@ -52,6 +53,7 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Fill every page."""
+    app.connect("builder-inited", notebook_page.copy)
     app.connect("source-read", read)
     app.connect("env-get-outdated", outdated)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,76 @@
+"""The notebooks with what they show: `python -m tools.pages.notebooks` runs them on the committed records and keeps it.
+
+The same records give the same bytes: what has the tag `measured` is of one run, and stays as it is stored until its
+code changes. `python -m tools.pages.notebooks one_cell` measures it anew.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from analysis.notebook import COMMITTED, RESULTS_DIR
+from bench.records.disk import write_atomically
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "notebooks"
+RESULTS = [ROOT / "results" / name for name in COMMITTED]
+MEASURED = "measured"
+LONGEST = 600
+"""Seconds that a cell may take."""
+
+
+def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> NotebookNode:
+    """A notebook with what it shows, without times and versions.
+
+    Args:
+        path: of the notebook, which stays as it is.
+        results: folders of the records; of none, those that the notebook finds.
+        folder: where it runs.
+
+    Raises:
+        CellExecutionError: a cell failed.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    names = {RESULTS_DIR: os.pathsep.join(map(str, results))}
+    packages = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    client = NotebookClient(
+        notebook,
+        timeout=LONGEST,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute(env={**os.environ, **names, "PYTHONPATH": packages})
+    notebook.metadata["language_info"] = {"name": "python"}
+    return notebook
+
+
+def kept(new: NotebookNode, old: NotebookNode) -> NotebookNode:
+    """The new notebook, in which cells that measure show what they did before if no code has changed since."""
+    before, now = (
+        [cell for cell in notebook.cells if cell.cell_type == "code" and MEASURED in cell.metadata.get("tags", [])]
+        for notebook in (old, new)
+    )
+    if [cell.source for cell in before] == [cell.source for cell in now] and any(cell.outputs for cell in before):
+        for cell, stored in zip(now, before, strict=True):
+            cell.outputs = stored.outputs
+    return new
+
+
+def main(names: Sequence[str]) -> None:
+    """Run the notebooks of these names, or all of them, on the committed records, and store what they show."""
+    for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
+        new = run(path, RESULTS)
+        notebook = new if names else kept(new, nbformat.read(path, as_version=4))
+        write_atomically(path, f"{nbformat.writes(notebook)}\n".encode())
+        print(path.relative_to(ROOT), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
