@@ -8,7 +8,9 @@ from matplotlib.colors import to_hex, to_rgb
 
 from analysis.plots.layout import in_a_column, shown
 from analysis.selection import exact_softmax
-from bench.common.palette import COLOURS, OTHERS as OTHER_COLOURS, PALETTE as PALETTE, colour, counterpart
+from bench.common.palette import COLOURS, colour, counterpart
+from bench.common.palette import OTHERS as OTHER_COLOURS
+from bench.common.palette import PALETTE as PALETTE
 
 _TALL = ((-0.5, -1.0), (0.5, -1.0), (0.5, 1.0), (-0.5, 1.0), (-0.5, -1.0))
 _FLAT = tuple((y, x) for x, y in _TALL)
