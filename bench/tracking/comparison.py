@@ -75,9 +75,8 @@ class Line:
         return {key: fmean(values) for key, values in kept.items()}
 
 
-def lines(records: Iterable[Record]) -> list[Line]:
-    """The lines of ok records, given the oldest first: exact softmax, then one of each mechanism, then the others."""
-    entries = [entry for record in records if record.status == "ok" for entry in _entries(record)]
+def lines(entries: Sequence[Entry]) -> list[Line]:
+    """The lines of what records say, the oldest first: exact softmax, then one of each mechanism, then the others."""
     batches = _batches(entries)
     conditions = [_condition(entry, batches[_cells(entry)]) for entry in entries]
     varying = [len(set(words)) > 1 for words in zip(*conditions, strict=True)]
@@ -117,8 +116,12 @@ def _in_order(found: Iterable[Line]) -> list[Line]:
     return [line for _, line in sorted(keyed, key=lambda one: one[0])]
 
 
+def entries(records: Iterable[Record]) -> list[Entry]:
+    """What ok records say of their mechanisms; nothing of those that cannot be read."""
+    return [entry for record in records if record.status == "ok" for entry in _entries(record)]
+
+
 def _entries(record: Record) -> Iterator[Entry]:
-    """Of a record of which nothing can be read: none."""
     try:
         metrics = quantities(record)
     except RecordError:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from tqdm import tqdm
 from bench.common.errors import say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
-from bench.records.record import Record
+from bench.records.record import Record, RecordError
 from bench.records.store import latest
+from bench.records.summary import summarised
 from bench.records.table import table
 from bench.tracking import views
-from bench.tracking.comparison import lines
+from bench.tracking.comparison import Entry, entries, lines
 from bench.tracking.lines import FORMAT, digest, milliseconds, names, sweep_name, text
 
 if TYPE_CHECKING:
@@ -121,34 +122,32 @@ class Mirror:
 
         Returns how many records were new.
         """
-        by_id = {record.record_id: record for record in records}
+        by_id = {record.record_id: _read_once(record) for record in records}
         standing = sorted(latest(by_id.values()).values(), key=lambda record: record.ended)
+        said = entries(standing)
         sweeps: dict[str, list[Record]] = defaultdict(list)
         for record in standing:
             sweeps[record.sweep_id].append(record)
         with self._writing() as experiment:
-            written = self._sync(experiment, by_id)
-            summarised = {
-                run.data.tags["sweep_id"]
-                for run in experiment.search("tags.kind = 'summary'")
-                if run.data.tags.get("format") == FORMAT
-            }
-            missing = {key: own for key, own in sweeps.items() if len(own) > 1 and key not in summarised}
-            for sweep_id, own in missing.items():
-                drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
+            summaries = experiment.search("tags.kind = 'summary'")
+            known = {run.data.tags["sweep_id"] for run in summaries if run.data.tags.get("format") == FORMAT}
+            # Before their cells, which are then written below them.
+            for sweep_id in [key for key, own in sweeps.items() if len(own) > 1 and key not in known]:
+                own, drawn = sweeps[sweep_id], sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
                 figures = [path for path in drawn if path.suffix in FIGURES]
-                self._summarise(experiment, sweep_id, own, figures, table(own))
-            self._compare(experiment, standing)
-        return written
+                of_sweep = [entry for entry in said if entry.record.sweep_id == sweep_id]
+                self._summarise(experiment, own, of_sweep, figures, table(own), sweep_id)
+            self._compare(experiment, standing, said)
+            return self._sync(experiment, by_id)
 
-    def _compare(self, experiment: Runs, standing: Sequence[Record]) -> None:
+    def _compare(self, experiment: Runs, standing: Sequence[Record], said: Sequence[Entry]) -> None:
         """The lines of all records, unless they are there."""
         content = {"kind": "comparison", "content_sha256": digest(standing)}
         known = experiment.search("tags.kind = 'comparison'")
         if standing and {run.data.tags["content_sha256"] for run in known} != {content["content_sha256"]}:
             for run in known:
                 experiment.client.delete_run(run.info.run_id)
-            experiment.write_lines(lines(standing)[:MAX_LINES], content, milliseconds(standing[-1].ended))
+            experiment.write_lines(lines(said)[:MAX_LINES], content, milliseconds(standing[-1].ended))
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured; its record's run will have all of them."""
@@ -161,13 +160,19 @@ class Mirror:
         `records` are all of the sweep's, and the standing one of each cell counts; `figures` are image files
         and `table` is Markdown: artifacts of the summary run, beside the list of the cells.
         """
+        standing = sorted(latest(records).values(), key=lambda record: record.ended)
         with self._writing() as experiment:
-            self._summarise(experiment, sweep_id, latest(records).values(), figures, table)
+            self._summarise(experiment, standing, entries(standing), figures, table, sweep_id)
 
     def _summarise(
-        self, experiment: Runs, sweep_id: str, records: Iterable[Record], figures: Sequence[Path], table: str
+        self,
+        experiment: Runs,
+        standing: Sequence[Record],
+        said: Sequence[Entry],
+        figures: Sequence[Path],
+        table: str,
+        sweep_id: str,
     ) -> None:
-        standing = sorted(records, key=lambda record: record.cell_id)
         name = sweep_name(standing)
         tags = {"sweep_id": sweep_id, "sweep": name, "content_sha256": digest(standing, figures, table)}
         runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
@@ -181,7 +186,7 @@ class Mirror:
         ended = max((milliseconds(record.ended) for record in standing), default=0)
         note = views.LINK.format(name=name, address=views.address(views.of(sweep_id), experiment.id)[1:])
         with experiment.summary(standing, figures, table, {**vouching, "mlflow.note.content": note}, ended) as parent:
-            drawn = lines(sorted(standing, key=lambda record: record.ended))
+            drawn = lines(said)
             if len(drawn) > MAX_LINES:
                 say(f"MLflow mirror: {name}: lines for {MAX_LINES} of {len(drawn)} mechanisms and conditions")
             own = {**tags, "kind": "curve", "mlflow.parentRunId": parent}
@@ -234,6 +239,13 @@ class Mirror:
             if experiment.tags.get(key) != value:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
+
+
+def _read_once(record: Record) -> Record:
+    """With what its benchmark says of it, which is computed now and not each time that it is asked for."""
+    with suppress(RecordError):
+        return record if record.summary else summarised(record)
+    return record
 
 
 def _import_runs() -> ModuleType:
