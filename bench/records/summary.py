@@ -106,7 +106,9 @@ def curves(record: Record, most: int) -> dict[str, list[Point]]:
         # Thousands of points: a few of them become a `Point`.
         finite = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in found.items()}
         thinned = {
-            name: [Point(int(step), float(value)) for step, value in curve[:: -math.ceil(len(curve) / most) or -1][::-1]]
+            name: [
+                Point(int(step), float(value)) for step, value in curve[:: -math.ceil(len(curve) / most) or -1][::-1]
+            ]
             for name, curve in finite.items()
         }
     except Exception as error:  # of a benchmark from anywhere

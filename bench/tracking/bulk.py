@@ -117,7 +117,9 @@ def _point(metric: Metric) -> Row:
 def _link(connection: Connection, experiment: int, used: Sequence[tuple[str, Dataset]]) -> None:
     """The data that runs used: each data set of an experiment is there once."""
     known = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid)
-    ids = {(name, digest): found for name, digest, found in connection.execute(known.filter_by(experiment_id=experiment))}
+    ids = {
+        (name, digest): found for name, digest, found in connection.execute(known.filter_by(experiment_id=experiment))
+    }
     for _, dataset in used:
         if (dataset.name, dataset.digest) not in ids:
             ids[dataset.name, dataset.digest] = uuid.uuid4().hex

@@ -4,8 +4,9 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +23,7 @@ FIRST = 10
 # The metric that the horizontal axis shows, by the axis of the benchmark.
 AXES = {"seq_len": "sequence length", "features": "features d"}
 ENDS = ("_low", "_high")
+CAUSAL = "causal"
 
 
 @dataclass(frozen=True)
@@ -48,31 +50,40 @@ class Entry:
         return {key: value for key, value in config.items() if not re.match(r"bench\.|(seed|repeats|label)$", key)}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Line:
     """A mechanism under one condition."""
 
+    name: str
     label: str
-    condition: str
-    """All that makes its numbers comparable, in words."""
-    entries: list[Entry] = field(default_factory=list)
-    name: str = ""
+    words: tuple[str, ...]
+    """The condition: what makes its numbers comparable."""
+    entries: Sequence[Entry]
+    values: Mapping[tuple[str, int], float]
+    """Its numbers, by their metric and step."""
 
-    @cached_property
-    def values(self) -> dict[tuple[str, int], float]:
-        """The numbers by their metric and step: means over the seeds of the newest sweep that measured them.
+    @property
+    def condition(self) -> str:
+        """In words."""
+        return ", ".join(filter(None, self.words))
 
-        A mean of several has no interval: the ends of theirs are left out.
-        """
-        found: dict[tuple[str, int], tuple[str, list[float]]] = {}
-        for entry in self.entries:
-            sweep, at, axis = entry.record.sweep_id, step(entry.record), traits(entry.record)["axis"]
-            for name, value in {AXES.get(axis, axis): at, **entry.numbers}.items():
-                its, values = found.get((name, at), (sweep, []))
-                found[name, at] = sweep, [*(values if its == sweep else ()), value]
-        ends = re.compile(rf"[^.]*({'|'.join(ENDS)})(\.|$)")
-        kept = {key: values for key, (_, values) in found.items() if len(values) == 1 or not ends.match(key[0])}
-        return {key: fmean(values) for key, values in kept.items()}
+    @property
+    def exact(self) -> bool:
+        """Whether it is a baseline."""
+        return any(entry.exact for entry in self.entries)
+
+
+def _values(entries: Iterable[Entry]) -> dict[tuple[str, int], float]:
+    """Means over the seeds of the newest sweep. One of several has no interval: the ends of theirs are left out."""
+    found: dict[tuple[str, int], tuple[str, list[float]]] = {}
+    for entry in entries:
+        sweep, at, axis = entry.record.sweep_id, step(entry.record), traits(entry.record)["axis"]
+        for name, value in {AXES.get(axis, axis): at, **entry.numbers}.items():
+            its, values = found.get((name, at), (sweep, []))
+            found[name, at] = sweep, [*(values if its == sweep else ()), value]
+    ends = re.compile(rf"[^.]*({'|'.join(ENDS)})(\.|$)")
+    kept = {key: values for key, (_, values) in found.items() if len(values) == 1 or not ends.match(key[0])}
+    return {key: fmean(values) for key, values in kept.items()}
 
 
 def lines(entries: Sequence[Entry]) -> list[Line]:
@@ -80,7 +91,7 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
     batches = _batches(entries)
     conditions = [_condition(entry, batches[_cells(entry)]) for entry in entries]
     varying = [len(set(words)) > 1 for words in zip(*conditions, strict=True)]
-    found: dict[str, Line] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], list[Entry]] = defaultdict(list)
     together: dict[tuple[str, tuple[str, ...]], list[Entry]] = defaultdict(list)
     for entry, words in zip(entries, conditions, strict=True):
         together[entry.label, words].append(entry)
@@ -92,9 +103,43 @@ def lines(entries: Sequence[Entry]) -> list[Line]:
         told = [word for word, varies in zip(words, varying, strict=True) if word and varies]
         names = apart(", ".join([label, *told]), [entry.comparable for entry in own], points.values())
         for entry, name in zip(own, names, strict=True):
-            line = found.setdefault(name, Line(label, ", ".join(filter(None, words)), name=name))
-            line.entries.append(entry)
-    return _in_order(found.values())
+            found[name, label, words].append(entry)
+    return _in_order(Line(*which, own, _values(own)) for which, own in found.items())
+
+
+def settled(ranked: Sequence[Line], metrics: Iterable[str]) -> list[Line]:
+    """One line for each mechanism, with each metric under the condition that has softmax and the most mechanisms.
+
+    Args:
+        ranked: the lines, as `lines` gives them; the first of a mechanism that is under the condition counts.
+        metrics: those to show, with their intervals. With a causal mask their names begin with `causal`.
+    """
+    values: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    sources: dict[str, list[Entry]] = defaultdict(list)
+    said: dict[str, list[str]] = defaultdict(list)
+    for metric, mask in product(metrics, ("", CAUSAL)):
+        under: dict[tuple[str, ...], list[Line]] = defaultdict(list)
+        for line in ranked:
+            if (line.words[0] == CAUSAL) == bool(mask) and any(name == metric for name, _ in line.values):
+                under[line.words].append(line)
+        most = max(under.values(), default=[], key=lambda own: (any(x.exact for x in own), len({x.label for x in own})))
+        for label, line in {line.label: line for line in reversed(most)}.items():
+            steps = {at for name, at in line.values if name == metric}
+            shown = {metric, *_ends(metric), *AXES.values()}
+            taken = {key: value for key, value in line.values.items() if key[0] in shown and key[1] in steps}
+            for (name, at), value in taken.items():
+                prefix = f"{mask} " if mask and name not in AXES.values() else ""
+                values[label][prefix + name, at] = value
+            sources[label] += line.entries
+            said[label].append(f"{metric}: {line.condition}")
+    found = [Line(label, label, tuple(said[label]), sources[label], values[label]) for label in values]
+    return sorted(found, key=lambda line: (not line.exact, -len(line.values), line.name))
+
+
+def _ends(metric: str) -> tuple[str, str]:
+    """The names of the ends of its interval."""
+    quantity, dot, which = metric.partition(".")
+    return quantity + ENDS[0] + dot + which, quantity + ENDS[1] + dot + which
 
 
 def _with_the_same_settings(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -111,7 +156,7 @@ def _in_order(found: Iterable[Line]) -> list[Line]:
     for own in by_label.values():
         own.sort(key=lambda line: (not any("speedup" in name for name, _ in line.values), -len(line.values), line.name))
         for number, line in enumerate(own):
-            first = number < FIRST and any(entry.exact for entry in line.entries)
+            first = number < FIRST and line.exact
             keyed.append(((not first, number, -len(line.values), line.name), line))
     return [line for _, line in sorted(keyed, key=lambda one: one[0])]
 
@@ -148,9 +193,11 @@ def _numbers(record: Record, metrics: Sequence[Metric], exact: Sequence[str]) ->
     for metric in metrics:
         label = metric.attention or record.config["label"]
         name = metric.name or metric.metric
+        of = metric.measured_pass or (_whole(record) if metric.attention else None)
         if metric.attention or not metric.name:
-            of = metric.measured_pass or (_whole(record) if metric.attention else None)
             name = ".".join(filter(None, (name.removesuffix(f".{label}"), of)))
+        if metric.metric == "speedup":
+            name = f"speedup over {plain(metric.baseline or '')}.{of}"
         if metric.metric != "speedup" or not exact:
             found[label] |= dataclasses.replace(metric, name=name).tracked()
         if metric.attention and metric.unit == "ns" and metric.raw is not None:
@@ -194,14 +241,16 @@ def _condition(entry: Entry, tokens: int | None) -> tuple[str, ...]:
     config, machine = entry.config, entry.record.machine
     batch, n, heads = config["batch_size"], config["seq_len"], config.get("num_heads")
     causal, impl, inputs = config.get("causal"), config.get("impl"), config.get("inputs") or {}
+    task = config.get("task") or {}
     source = f"{inputs['weights']} inputs" if inputs.get("weights") else inputs.get("name")
     words = (
-        "" if causal is None else "causal" if causal else "not causal",
+        "" if causal is None else CAUSAL if causal else f"not {CAUSAL}",
         f"{tokens:,} tokens" if tokens else f"batch {batch}",
         f"{heads} head{'s' if heads > 1 else ''} of {config.get('head_dim')}" if heads else "",
         config.get("dtype") or "",
         "" if impl in (None, "auto") else impl,
         "" if source == "gaussian" else source,
+        " ".join(f"{key}={value}" for key, value in task.items() if key != "name" and value is not None),
         f"n={n:,}" if traits(entry.record)["axis"] != "seq_len" else "",
         machine.get("gpu_name") if config.get("device") == "cuda" else machine.get("cpu_model"),
     )

@@ -117,6 +117,16 @@ def text(value: Any) -> str:
     return bounded(str(value), MAX_VALUE)
 
 
+def plain_name(text: str) -> str:
+    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
+    return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"
+
+
+def key(name: str) -> str:
+    """Of a metric: the charts page opens a section per prefix, one for each quantity."""
+    return "/".join(map(plain_name, name.split(".", 1)))
+
+
 def digest(records: Sequence[Record], figures: Sequence[Path] = (), table: str = "") -> str:
     """Of what a summary shows, so that the same is not written again."""
     content = hashlib.sha256(repr([FORMAT, *[record.record_id for record in records], table]).encode())

@@ -22,7 +22,7 @@ from bench.records.store import latest
 from bench.records.summary import summarised
 from bench.records.table import table
 from bench.tracking import views
-from bench.tracking.comparison import Entry, entries, lines
+from bench.tracking.comparison import Entry, entries, lines, settled
 from bench.tracking.lines import FORMAT, digest, milliseconds, names, sweep_name, text
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Mirror:
     """An MLflow experiment that shows the records of `results_dir`.
 
     A sweep is a run with its figures and its table (tag `kind=summary`); below it are one for each record (`kind=cell`)
-    and one for each mechanism and condition (`kind=curve`). Those of all sweeps together are `kind=comparison`. The store is `results_dir/mlflow.db` unless
-    `uri` names another. Every method holds a file lock, repairs what a killed one left half-written, and raises
+    and one for each mechanism and condition (`kind=curve`). Those that compare all sweeps are `kind=comparison`. The
+    store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed one left half-written, and raises
     `TrackingError`, whatever goes wrong.
     """
 
@@ -147,7 +147,9 @@ class Mirror:
         if standing and {run.data.tags["content_sha256"] for run in known} != {content["content_sha256"]}:
             for run in known:
                 experiment.client.delete_run(run.info.run_id)
-            experiment.write_lines(lines(said)[:MAX_LINES], content, milliseconds(standing[-1].ended))
+            experiment.write_lines(
+                settled(lines(said), views.COMPARED)[:MAX_LINES], content, milliseconds(standing[-1].ended)
+            )
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured; its record's run will have all of them."""

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import sqlite3
 import time
 from collections import Counter
@@ -29,7 +28,7 @@ from bench.records.summary import curves, headline, quantities, summarise, trait
 from bench.tracking import bulk
 from bench.tracking.bulk import Draft
 from bench.tracking.comparison import Line
-from bench.tracking.lines import FORMAT, milliseconds, step, sweep_name, text
+from bench.tracking.lines import FORMAT, key, milliseconds, plain_name, step, sweep_name, text
 
 # What MLflow takes in one call, and characters of a note.
 MAX_PARAMS, MAX_METRICS, MAX_NOTE = 100, 900, 8000
@@ -42,7 +41,7 @@ _RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
 
 def create_store(path: Path, artifacts_uri: str) -> None:
     """Migrate under another name, then rename: MLflow cannot go on with a migration that was killed."""
-    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished = path.withplain_name(f".{path.name}.tmp")
     unfinished.unlink(missing_ok=True)
     SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts_uri).engine.dispose()
     os.replace(unfinished, path)
@@ -92,7 +91,7 @@ class Runs:
         elif live.info.status != "RUNNING":
             self.client.update_run(live.info.run_id, "RUNNING")
         now = round(time.time() * 1000)
-        named = {f"curve/{_name(name)}": point for name, point in points.items()}
+        named = {f"curve/{plain_name(name)}": point for name, point in points.items()}
         new = {name: point for name, point in named.items() if live.data.metrics.get(name) != point.value}
         self._log(live.info.run_id, [Metric(name, point.value, now, point.step) for name, point in new.items()])
 
@@ -214,7 +213,7 @@ def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
     numbers, result, reason = _read(record)
     tags = {**_cell_tags(record, result, reason), **more, "kind": "cell", "format": FORMAT}
     ended = milliseconds(record.ended)
-    points = {_key(name): Metric(_key(name), value, ended, step(record)) for name, value in numbers.items()}
+    points = {key(name): Metric(key(name), value, ended, step(record)) for name, value in numbers.items()}
     curves = {(metric.key, metric.step): metric for metric in (_curves(record) if numbers else ())}
     status = _RUN_STATUS.get(record.status, "FAILED")
     metrics = [*points.values(), *curves.values()]
@@ -224,7 +223,7 @@ def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
 
 def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
     """The run of a mechanism under one condition; those with a lower rank are shown first."""
-    points = {(_key(name), at): Metric(_key(name), value, ended, at) for (name, at), value in line.values.items()}
+    points = {(key(name), at): Metric(key(name), value, ended, at) for (name, at), value in line.values.items()}
     configs = [flatten(entry.config) for entry in line.entries]
     shared = {key: value for key, value in configs[0].items() if all(one.get(key, ...) == value for one in configs)}
     record, mechanism = line.entries[-1].record, line.entries[0].config["attention"]["name"]
@@ -236,7 +235,7 @@ def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
 
 def _params(config: Mapping[str, Any]) -> dict[str, str]:
     """The settings, as many as MLflow takes."""
-    named = {_name(key): text(value) for key, value in flatten(config).items()}
+    named = {plain_name(name): text(value) for name, value in flatten(config).items()}
     return dict(list(named.items())[:MAX_PARAMS])
 
 
@@ -257,17 +256,12 @@ def _source(record: Record) -> dict[str, str]:
     return tags | ({"mlflow.source.git.commit": text(sha)} if sha else {})
 
 
-def _key(name: str) -> str:
-    """A name of which the charts page opens a section per prefix: one for each quantity."""
-    return "/".join(map(_name, name.split(".", 1)))
-
-
 def _curves(record: Record) -> Iterator[Metric]:
     """The record's curves, some hundred points of each."""
     ended = milliseconds(record.ended)
     with suppress(RecordError):
         for name, points in curves(record, MAX_POINTS).items():
-            yield from (Metric(f"curve/{_name(name)}", point.value, ended, point.step) for point in points)
+            yield from (Metric(f"curve/{plain_name(name)}", point.value, ended, point.step) for point in points)
 
 
 def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[str, str]:
@@ -285,8 +279,3 @@ def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[s
         "units": _units(record) or None,
     }
     return {key: text(value) for key, value in tags.items() if value is not None} | _source(record)
-
-
-def _name(text: str) -> str:
-    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
-    return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from bench.tracking.lines import key
+
 
 class Chart(NamedTuple):
-    """A chart and the metrics on it; the first has a solid line, the others dashes."""
+    """What is over what: MLflow takes a title for one metric alone, and names two."""
 
     title: str
     metrics: tuple[str, ...]
@@ -23,26 +25,25 @@ class Chart(NamedTuple):
     scale: str = "log"
 
 
-def _with_ends(name: str) -> tuple[str, ...]:
-    quantity, _, which = name.partition("/")
-    return name, f"{quantity}_low/{which}", f"{quantity}_high/{which}"
-
-
 # What mechanisms are compared by, as far as it was measured; the charts of all else follow below.
 CHARTS = (
-    Chart("Speed over the best exact softmax, forward (dashes: 95 % interval)", _with_ends("speedup/forward")),
-    Chart("Speed over the best exact softmax, training pass", _with_ends("speedup/forward_backward")),
-    Chart("Microseconds a token, forward", ("latency_us_per_token/forward",)),
-    Chart("Microseconds a token, training pass", ("latency_us_per_token/forward_backward",)),
+    Chart("Speed over the best exact softmax, forward", ("speedup.forward",)),
+    Chart("", ("speedup_low.forward", "speedup_high.forward")),
+    Chart("Speed over the best exact softmax, training pass", ("speedup.forward_backward",)),
+    Chart("", ("speedup_low.forward_backward", "speedup_high.forward_backward")),
+    Chart("Microseconds a token, forward", ("latency_us_per_token.forward",)),
+    Chart("Microseconds a token, training pass", ("latency_us_per_token.forward_backward",)),
     Chart("Microseconds a token, decoding", ("decode_us_per_token",)),
-    Chart("Peak memory in MiB, forward", ("peak_mib/forward",)),
-    Chart("Peak memory in MiB, training pass", ("peak_mib/forward_backward",)),
-    Chart("Relative error over the papers' d", ("spectral_norm/relative",), "features d"),
-    Chart("Error of the sketch over the papers' d", ("sketch_error/sketch",), "features d"),
-    Chart("Tokens that are right, in %", ("token_accuracy/test",), "", "linear"),
-    Chart("Perplexity", ("perplexity/test",), "", "linear"),
+    Chart("Peak memory in MiB, forward", ("peak_mib.forward",)),
+    Chart("Peak memory in MiB, training pass", ("peak_mib.forward_backward",)),
+    Chart("Relative error over the papers' d", ("spectral_norm.relative",), "features d"),
+    Chart("Error of the sketch over the papers' d", ("sketch_error.sketch",), "features d"),
+    Chart("Tokens that are right, as a share", ("token_accuracy.test",), "", "linear"),
+    Chart("Perplexity", ("perplexity.test",), "", "linear"),
 )
+COMPARED = [chart.metrics[0] for chart in CHARTS if chart.title]
 SECTION = "Speed, memory, error, quality"
+MASKS = {"": "Every token attends to all", "causal ": "Causal: every token attends to those before it"}
 _OWN = {"deleted": False, "isGenerated": False}
 COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
 _COLUMNS = {
@@ -54,15 +55,16 @@ _COLUMNS = {
     },
 }
 DESCRIPTION = """\
-**[Mechanisms compared]({comparison})**: speed, memory, error and quality, a line for each mechanism and condition. To see some
-of them only, click the eye before those that are not wanted, or add `AND tags.attention != 'performer'` to the filter.
+**[Comparison]({comparison})**: a line for each mechanism, over all sweeps. First how many times as fast as the best exact
+softmax of the same rounds, then microseconds a token, memory, error, quality. In each chart all are under one condition
+(batch, heads, data type, data): the tag `condition` says which. Click the eye to hide a line.
 
-**[Runs]({runs})**: one row per sweep, newest first. Its name opens its table, its figures (*Artifacts*) and the way to its own
-lines; the arrow before it opens its cells, with mechanism, length, status and result.
+**[Runs]({runs})**: one row for each sweep, the newest first. Its name opens its table, its figures (*Artifacts*), and a link
+to its own lines under every condition. The arrow before it opens its cells.
 
-**[Many sweeps]({sweeps})**: the sweeps alone, 100 on a page.
+**[Sweeps]({sweeps})**: the sweeps alone, 100 on a page.
 
-A failed cell keeps its reason in the tag `reason`. The records in the results folder are the truth, these pages a copy.
+A cell that failed says why in the tag `reason`. The records in the results folder are the truth, these pages a copy.
 """
 LINK = "[Compare the mechanisms of {name}]({address})\n\n"
 COMPARISON = "tags.kind = 'comparison'"
@@ -83,7 +85,7 @@ def tags(experiment_id: str) -> dict[str, str]:
         "runs": {**runs, "searchFilter": "tags.kind != 'curve' AND tags.kind != 'comparison'"},
         # A page lists 100 runs, cells among them: of many sweeps few would be seen.
         "sweeps": {**runs, "searchFilter": "tags.kind = 'summary'"},
-        "comparison": _compared(COMPARISON),
+        "comparison": _compared(COMPARISON, MASKS),
     }
     places = {name: address(name, experiment_id)[1:] for name in views}
     packed = dict(_packed(name, view) for name, view in views.items())
@@ -97,7 +99,7 @@ def of(sweep_id: str) -> str:
 
 def of_sweep(sweep_id: str) -> tuple[str, str]:
     """The tag of the experiment that holds the view of a sweep's lines."""
-    return _packed(of(sweep_id), _compared(f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}'"))
+    return _packed(of(sweep_id), _compared(f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}'", {"": SECTION}))
 
 
 def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:
@@ -105,8 +107,9 @@ def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:
     return f"mlflow.sharedViewState.{name}", f"deflate;{packed}"
 
 
-def _compared(lines: str) -> dict[str, Any]:
-    section = {"uuid": SECTION, "name": SECTION, "display": True, "isReordered": True} | _OWN
+def _compared(lines: str, sections: Mapping[str, str]) -> dict[str, Any]:
+    """The view of some lines, with a section of charts for each prefix of metrics."""
+    look = {"display": True, "isReordered": True, "columns": 2, "cardHeight": 380}
     return {
         "searchFilter": lines,
         # The page loads 100 runs in this order: the baselines are the first. By anything but their times runs are
@@ -117,15 +120,17 @@ def _compared(lines: str) -> dict[str, Any]:
         "isAccordionReordered": True,  # else in alphabetical order
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
-        "compareRunCharts": [_chart(chart) for chart in CHARTS],
-        "compareRunSections": [section],
+        "compareRunCharts": [_chart(chart, prefix) for prefix in sections for chart in CHARTS],
+        "compareRunSections": [
+            {"uuid": prefix or "all", "name": name, **look, **_OWN} for prefix, name in sections.items()
+        ],
     }
 
 
-def _chart(chart: Chart) -> dict[str, Any]:
-    first = chart.metrics[0]
-    shared = {"uuid": first, "metricSectionId": SECTION, "displayName": chart.title, "metricKey": first, **_OWN}
-    shared |= {"selectedMetricKeys": chart.metrics, "runsCountToCompare": 100}
+def _chart(chart: Chart, prefix: str) -> dict[str, Any]:
+    metrics = [key(prefix + metric) for metric in chart.metrics]
+    shared = {"uuid": metrics[0], "metricSectionId": prefix or "all", "metricKey": metrics[0], **_OWN}
+    shared |= {"selectedMetricKeys": metrics, "displayName": chart.title, "runsCountToCompare": 100}
     if not chart.axis:
         return {**shared, "type": "BAR"}
     # The axis "step" would be called that.
