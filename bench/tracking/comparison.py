@@ -125,7 +125,7 @@ def settled(ranked: Sequence[Line], metrics: Iterable[str]) -> list[Line]:
         most = max(under.values(), default=[], key=lambda own: (any(x.exact for x in own), len({x.label for x in own})))
         for label, line in {line.label: line for line in reversed(most)}.items():
             steps = {at for name, at in line.values if name == metric}
-            shown = {metric, *_ends(metric), *AXES.values()}
+            shown = {*(with_end(metric, end) for end in ("", *ENDS)), *AXES.values()}
             taken = {key: value for key, value in line.values.items() if key[0] in shown and key[1] in steps}
             for (name, at), value in taken.items():
                 prefix = f"{mask} " if mask and name not in AXES.values() else ""
@@ -136,10 +136,10 @@ def settled(ranked: Sequence[Line], metrics: Iterable[str]) -> list[Line]:
     return sorted(found, key=lambda line: (not line.exact, -len(line.values), line.name))
 
 
-def _ends(metric: str) -> tuple[str, str]:
-    """The names of the ends of its interval."""
+def with_end(metric: str, end: str) -> str:
+    """The name of an end of its interval, of `ENDS`."""
     quantity, dot, which = metric.partition(".")
-    return quantity + ENDS[0] + dot + which, quantity + ENDS[1] + dot + which
+    return quantity + end + dot + which
 
 
 def _with_the_same_settings(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -51,8 +51,8 @@ class Mirror:
 
     A sweep is a run with its figures and its table (tag `kind=summary`); below it are one for each record (`kind=cell`)
     and one for each mechanism and condition (`kind=curve`). Those that compare all sweeps are `kind=comparison`. The
-    store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed one left half-written, and raises
-    `TrackingError`, whatever goes wrong.
+    store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed
+    one left half-written, and raises `TrackingError`, whatever goes wrong.
     """
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
@@ -148,7 +148,7 @@ class Mirror:
             for run in known:
                 experiment.client.delete_run(run.info.run_id)
             experiment.write_lines(
-                settled(lines(said), views.COMPARED)[:MAX_LINES], content, milliseconds(standing[-1].ended)
+                settled(lines(said), views.METRICS)[:MAX_LINES], content, milliseconds(standing[-1].ended)
             )
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:

@@ -29,6 +29,7 @@ from bench.tracking import bulk
 from bench.tracking.bulk import Draft
 from bench.tracking.comparison import Line
 from bench.tracking.lines import FORMAT, key, milliseconds, plain_name, step, sweep_name, text
+from bench.tracking.views import shown
 
 # What MLflow takes in one call, and characters of a note.
 MAX_PARAMS, MAX_METRICS, MAX_NOTE = 100, 900, 8000
@@ -41,7 +42,7 @@ _RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
 
 def create_store(path: Path, artifacts_uri: str) -> None:
     """Migrate under another name, then rename: MLflow cannot go on with a migration that was killed."""
-    unfinished = path.withplain_name(f".{path.name}.tmp")
+    unfinished = path.with_name(f".{path.name}.tmp")
     unfinished.unlink(missing_ok=True)
     SqlAlchemyStore(f"sqlite:///{unfinished}", artifacts_uri).engine.dispose()
     os.replace(unfinished, path)
@@ -223,14 +224,15 @@ def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
 
 def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
     """The run of a mechanism under one condition; those with a lower rank are shown first."""
-    points = {(key(name), at): Metric(key(name), value, ended, at) for (name, at), value in line.values.items()}
+    points = {(shown(name), at): value for (name, at), value in line.values.items()}
+    metrics = [Metric(name, value, ended, at) for (name, at), value in points.items()]
     configs = [flatten(entry.config) for entry in line.entries]
     shared = {key: value for key, value in configs[0].items() if all(one.get(key, ...) == value for one in configs)}
     record, mechanism = line.entries[-1].record, line.entries[0].config["attention"]["name"]
     tags = {"attention": line.label, "condition": line.condition, "rank": f"{rank:04}", "mechanism": mechanism}
     tags |= {"bench": ", ".join(sorted({entry.bench for entry in line.entries})), "mlflow.runColor": colour(mechanism)}
     tags = {key: text(value) for key, value in tags.items()} | _source(record) | {"format": FORMAT} | dict(more)
-    return Draft(text(line.name), tags, _params(shared), list(points.values()), ended, ended)
+    return Draft(text(line.name), tags, _params(shared), metrics, ended, ended)
 
 
 def _params(config: Mapping[str, Any]) -> dict[str, str]:

@@ -8,42 +8,54 @@ MLflow's pages read a view from the tag `mlflow.sharedViewState.NAME` of an expe
 import base64
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from bench.tracking.comparison import CAUSAL, ENDS, with_end
 from bench.tracking.lines import key
 
 
 class Chart(NamedTuple):
-    """What is over what: MLflow takes a title for one metric alone, and names two."""
+    """A quantity over what it is measured over. MLflow's title of a chart is the name of its metric."""
 
-    title: str
-    metrics: tuple[str, ...]
+    metric: str
+    quantity: str
+    which: str
+    """The pass, or what else there are several of."""
     axis: str = "sequence length"
     """The metric on the horizontal axis; none: bars, of the last value."""
-    scale: str = "log"
+    ends: bool = False
+    """Whether a chart beside it has the ends of the interval."""
+
+    def name(self, mask: str = "", end: str = "") -> str:
+        """Of the metric."""
+        return f"{self.quantity}{end}/{mask}{self.which}"
 
 
 # What mechanisms are compared by, as far as it was measured; the charts of all else follow below.
 CHARTS = (
-    Chart("Speed over the best exact softmax, forward", ("speedup.forward",)),
-    Chart("", ("speedup_low.forward", "speedup_high.forward")),
-    Chart("Speed over the best exact softmax, training pass", ("speedup.forward_backward",)),
-    Chart("", ("speedup_low.forward_backward", "speedup_high.forward_backward")),
-    Chart("Microseconds a token, forward", ("latency_us_per_token.forward",)),
-    Chart("Microseconds a token, training pass", ("latency_us_per_token.forward_backward",)),
-    Chart("Microseconds a token, decoding", ("decode_us_per_token",)),
-    Chart("Peak memory in MiB, forward", ("peak_mib.forward",)),
-    Chart("Peak memory in MiB, training pass", ("peak_mib.forward_backward",)),
-    Chart("Relative error over the papers' d", ("spectral_norm.relative",), "features d"),
-    Chart("Error of the sketch over the papers' d", ("sketch_error.sketch",), "features d"),
-    Chart("Tokens that are right, as a share", ("token_accuracy.test",), "", "linear"),
-    Chart("Perplexity", ("perplexity.test",), "", "linear"),
+    Chart("speedup.forward", "times as fast as softmax", "forward pass", ends=True),
+    Chart("speedup.forward_backward", "times as fast as softmax", "training pass", ends=True),
+    Chart("latency_us_per_token.forward", "microseconds per token", "forward pass"),
+    Chart("latency_us_per_token.forward_backward", "microseconds per token", "training pass"),
+    Chart("decode_us_per_token", "microseconds per token", "decoding"),
+    Chart("peak_mib.forward", "peak memory in MiB", "forward pass"),
+    Chart("peak_mib.forward_backward", "peak memory in MiB", "training pass"),
+    Chart("spectral_norm.relative", "relative error", "whole output", "features d"),
+    Chart("sketch_error.sketch", "relative error", "sketch", "features d"),
+    Chart("token_accuracy.test", "quality", "share of right tokens", ""),
+    Chart("perplexity.test", "quality", "perplexity", ""),
 )
-COMPARED = [chart.metrics[0] for chart in CHARTS if chart.title]
+METRICS = [chart.metric for chart in CHARTS]
+_NAMES = {
+    mask + with_end(chart.metric, end): chart.name(mask, end.replace("_", " "))
+    for chart in CHARTS
+    for mask in ("", f"{CAUSAL} ")
+    for end in ("", *ENDS)
+}
 SECTION = "Speed, memory, error, quality"
-MASKS = {"": "Every token attends to all", "causal ": "Causal: every token attends to those before it"}
+MASKS = {"": "Every token attends to all", f"{CAUSAL} ": "Causal: every token attends to those before it"}
 _OWN = {"deleted": False, "isGenerated": False}
 COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
 _COLUMNS = {
@@ -55,12 +67,12 @@ _COLUMNS = {
     },
 }
 DESCRIPTION = """\
-**[Comparison]({comparison})**: a line for each mechanism, over all sweeps. First how many times as fast as the best exact
-softmax of the same rounds, then microseconds a token, memory, error, quality. In each chart all are under one condition
-(batch, heads, data type, data): the tag `condition` says which. Click the eye to hide a line.
+**[Comparison]({comparison})**: a line for each mechanism, over all sweeps. First how many times as fast as the best
+exact softmax of the same rounds, then microseconds a token, memory, error, quality. In each chart all are under one
+condition (batch, heads, data type, data): the tag `condition` says which. Click the eye to hide a line.
 
-**[Runs]({runs})**: one row for each sweep, the newest first. Its name opens its table, its figures (*Artifacts*), and a link
-to its own lines under every condition. The arrow before it opens its cells.
+**[Runs]({runs})**: one row for each sweep, the newest first. Its name opens its table, its figures (*Artifacts*), and a
+link to its own lines under every condition. The arrow before it opens its cells.
 
 **[Sweeps]({sweeps})**: the sweeps alone, 100 on a page.
 
@@ -108,7 +120,7 @@ def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _compared(lines: str, sections: Mapping[str, str]) -> dict[str, Any]:
-    """The view of some lines, with a section of charts for each prefix of metrics."""
+    """The view of some lines, with a section of charts for each mask."""
     look = {"display": True, "isReordered": True, "columns": 2, "cardHeight": 380}
     return {
         "searchFilter": lines,
@@ -120,19 +132,24 @@ def _compared(lines: str, sections: Mapping[str, str]) -> dict[str, Any]:
         "isAccordionReordered": True,  # else in alphabetical order
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
-        "compareRunCharts": [_chart(chart, prefix) for prefix in sections for chart in CHARTS],
+        "compareRunCharts": [one for mask in sections for chart in CHARTS for one in _charts(chart, mask)],
         "compareRunSections": [
-            {"uuid": prefix or "all", "name": name, **look, **_OWN} for prefix, name in sections.items()
+            {"uuid": mask or "all", "name": name, **look, **_OWN} for mask, name in sections.items()
         ],
     }
 
 
-def _chart(chart: Chart, prefix: str) -> dict[str, Any]:
-    metrics = [key(prefix + metric) for metric in chart.metrics]
-    shared = {"uuid": metrics[0], "metricSectionId": prefix or "all", "metricKey": metrics[0], **_OWN}
-    shared |= {"selectedMetricKeys": metrics, "displayName": chart.title, "runsCountToCompare": 100}
-    if not chart.axis:
-        return {**shared, "type": "BAR"}
-    # The axis "step" would be called that.
-    axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": chart.axis, "useGlobalXaxisKey": False}
-    return {**shared, **axis, "type": "LINE", "scaleType": chart.scale, "lineSmoothness": 0, "displayPoints": True}
+def shown(metric: str) -> str:
+    """The name of a line's metric in MLflow."""
+    return _NAMES.get(metric, key(metric))
+
+
+def _charts(chart: Chart, mask: str) -> Iterator[dict[str, Any]]:
+    for ends in (("",), (" low", " high"))[: 1 + chart.ends]:
+        metrics = [chart.name(mask, end) for end in ends]
+        shared = {"uuid": metrics[0], "metricSectionId": mask or "all", "metricKey": metrics[0], **_OWN}
+        shared |= {"selectedMetricKeys": metrics, "runsCountToCompare": 100}
+        # The axis "step" would be called that.
+        axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": chart.axis, "useGlobalXaxisKey": False}
+        look = {"type": "LINE", "scaleType": "log", "lineSmoothness": 0, "displayPoints": True}
+        yield shared | (axis | look if chart.axis else {"type": "BAR"})
