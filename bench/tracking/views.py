@@ -25,8 +25,8 @@ class Chart(NamedTuple):
     """The pass, or what else there are several of."""
     axis: str = "sequence length"
     """The metric on the horizontal axis; none: bars, of the last value."""
-    ends: bool = False
-    """Whether a chart beside it has the ends of the interval."""
+    beside: str = ""
+    """What is on a chart beside it: the `ends` of the interval, or `bars` of the last value."""
 
     def name(self, mask: str = "", end: str = "") -> str:
         """Of the metric."""
@@ -35,14 +35,14 @@ class Chart(NamedTuple):
 
 # What mechanisms are compared by, as far as it was measured; the charts of all else follow below.
 CHARTS = (
-    Chart("speedup.forward", "times as fast as softmax", "forward pass", ends=True),
-    Chart("speedup.forward_backward", "times as fast as softmax", "training pass", ends=True),
+    Chart("speedup.forward", "times as fast as softmax", "forward pass", beside="ends"),
+    Chart("speedup.forward_backward", "times as fast as softmax", "training pass", beside="ends"),
     Chart("latency_us_per_token.forward", "microseconds per token", "forward pass"),
     Chart("latency_us_per_token.forward_backward", "microseconds per token", "training pass"),
     Chart("decode_us_per_token", "microseconds per token", "decoding"),
     Chart("peak_mib.forward", "peak memory in MiB", "forward pass"),
     Chart("peak_mib.forward_backward", "peak memory in MiB", "training pass"),
-    Chart("spectral_norm.relative", "relative error", "whole output", "features d"),
+    Chart("spectral_norm.relative", "relative error", "whole output", "features d", "bars"),
     Chart("sketch_error.sketch", "relative error", "sketch", "features d"),
     Chart("token_accuracy.test", "quality", "share of right tokens", ""),
     Chart("perplexity.test", "quality", "perplexity", ""),
@@ -145,11 +145,11 @@ def shown(metric: str) -> str:
 
 
 def _charts(chart: Chart, mask: str) -> Iterator[dict[str, Any]]:
-    for ends in (("",), (" low", " high"))[: 1 + chart.ends]:
-        metrics = [chart.name(mask, end) for end in ends]
-        shared = {"uuid": metrics[0], "metricSectionId": mask or "all", "metricKey": metrics[0], **_OWN}
+    for look in filter(None, ("line" if chart.axis else "bars", chart.beside)):
+        metrics = [chart.name(mask, end) for end in ((" low", " high") if look == "ends" else ("",))]
+        shared = {"uuid": f"{metrics[0]} {look}", "metricSectionId": mask or "all", "metricKey": metrics[0], **_OWN}
         shared |= {"selectedMetricKeys": metrics, "runsCountToCompare": 100}
         # The axis "step" would be called that.
         axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": chart.axis, "useGlobalXaxisKey": False}
-        look = {"type": "LINE", "scaleType": "log", "lineSmoothness": 0, "displayPoints": True}
-        yield shared | (axis | look if chart.axis else {"type": "BAR"})
+        drawn = {"type": "LINE", "scaleType": "log", "lineSmoothness": 0, "displayPoints": True}
+        yield shared | ({"type": "BAR"} if look == "bars" else axis | drawn)
