@@ -66,16 +66,9 @@ def sweep_name(records: Sequence[Record]) -> str:
     given = dict(override.partition("=")[::2] for record in records[:1] for override in record.overrides)
     if experiment := given.get("experiment"):
         return text(", ".join(filter(None, (experiment, given.get("size")))))
-    labels, benches = ({pick(record.config): None for record in records} for pick in (_label, _bench))
-    return text(f"{listed(list(labels))}: {', '.join(sorted(benches))}")
-
-
-def _label(config: Cell) -> str:
-    return str(config["label"])
-
-
-def _bench(config: Cell) -> str:
-    return str(config["bench"]["name"])
+    labels = sorted({record.config["label"] for record in records})
+    benches = sorted({record.config["bench"]["name"] for record in records})
+    return text(f"{listed(labels)}: {', '.join(benches)}")
 
 
 def listed(labels: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ MECHANISMS = ("flash", "performer", "softmax")
 OTHERS = ("linformer", "skeinformer")
 LENGTHS = (512, 2048, 8192)
 SHOWN_WITHIN_MS = 60_000
-SWEEP = "flash, performer, softmax and 2 more: latency, memory, spectral_norm"
+SWEEP = "flash, linformer, performer and 2 more: latency, memory, spectral_norm"
 LAPTOP = Path(__file__).parents[3] / "results" / "laptop"
 
 
