@@ -98,7 +98,8 @@ class Mirror:
                 experiment.client.delete_run(run.info.run_id)
             else:
                 runs[record_id] = run
-        known, new = [], []
+        known: list[tuple[Run, Mapping[str, str]]] = []
+        new: list[tuple[Record, str, Mapping[str, str]]] = []
         for record_id, record in by_id.items():
             tags = {"superseded": str(record_id not in standing).lower()}
             if record_id in runs:  # of one cell alone nobody knows which names are taken
@@ -123,7 +124,7 @@ class Mirror:
         Returns how many records were new.
         """
         by_id = {record.record_id: _read_once(record) for record in records}
-        standing = sorted(latest(by_id.values()).values(), key=lambda record: record.ended)
+        standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
         said = entries(standing)
         sweeps: dict[str, list[Record]] = defaultdict(list)
         for record in standing:
@@ -162,7 +163,7 @@ class Mirror:
         `records` are all of the sweep's, and the standing one of each cell counts; `figures` are image files
         and `table` is Markdown: artifacts of the summary run, beside the list of the cells.
         """
-        standing = sorted(latest(records).values(), key=lambda record: record.ended)
+        standing = sorted(latest(records).values(), key=lambda record: (record.ended, record.cell_id))
         with self._writing() as experiment:
             self._summarise(experiment, standing, entries(standing), figures, table, sweep_id)
 
