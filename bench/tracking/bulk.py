@@ -116,14 +116,14 @@ def _point(metric: Metric) -> Row:
 
 def _link(connection: Connection, experiment: int, used: Sequence[tuple[str, Dataset]]) -> None:
     """The data that runs used: each data set of an experiment is there once."""
-    known = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid)
+    known: Any = select(SqlDataset.name, SqlDataset.digest, SqlDataset.dataset_uuid)
     ids = {
         (name, digest): found for name, digest, found in connection.execute(known.filter_by(experiment_id=experiment))
     }
     for _, dataset in used:
         if (dataset.name, dataset.digest) not in ids:
             ids[dataset.name, dataset.digest] = uuid.uuid4().hex
-            fields = {"dataset_source_type": dataset.source_type, "dataset_source": dataset.source}
+            fields: Row = {"dataset_source_type": dataset.source_type, "dataset_source": dataset.source}
             fields |= {"dataset_schema": dataset.schema, "dataset_profile": dataset.profile}
             which = {"name": dataset.name, "digest": dataset.digest, "dataset_uuid": ids[dataset.name, dataset.digest]}
             connection.execute(insert(SqlDataset), [{**which, **fields, "experiment_id": experiment}])
