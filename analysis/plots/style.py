@@ -1,58 +1,25 @@
-"""How series are told apart: a colour and marker for each mechanism, dashes and fill for each of its variants.
-
-Named mechanisms differ in colour by a CIE Lab distance of 10 or more to every eye: with all cones, and as Machado,
-Oliveira and Fernandes (2009, A Physiologically-based Model for Simulation of Color Vision Deficiency) simulate eyes
-that lack one kind. Their markers differ too.
-"""
+"""How series are told apart: a colour and marker for each mechanism, dashes and fill for each of its variants."""
 
 import zlib
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 
 from analysis.plots.layout import in_a_column, shown
 from analysis.selection import exact_softmax
-
-PALETTE = sns.color_palette("colorblind").as_hex()
-_COLOURS = dict(
-    zip(
-        ("blue", "orange", "green", "red", "pink", "brown", "rose", "grey", "yellow", "sky"),
-        PALETTE,
-        strict=True,
-    )
-)
+from bench.common.palette import COLOURS, colour, counterpart
+from bench.common.palette import OTHERS as OTHER_COLOURS
+from bench.common.palette import PALETTE as PALETTE
 
 _TALL = ((-0.5, -1.0), (0.5, -1.0), (0.5, 1.0), (-0.5, 1.0), (-0.5, -1.0))
 _FLAT = tuple((y, x) for x, y in _TALL)
-
+_MARKERS: tuple[Any, ...] = ("o", "s", "D", "d", "^", "v", "P", "X", "*", "<", "h", _TALL, _FLAT, ">", "p", "8")
 MECHANISMS: dict[str, tuple[str, Any]] = {
-    "softmax": ("#000000", "o"),
-    "flash": (_COLOURS["blue"], "s"),
-    "polynomial": (_COLOURS["orange"], "D"),
-    "polynomial_square": (_COLOURS["brown"], "d"),
-    "polysketch": (_COLOURS["red"], "^"),
-    "linear": (_COLOURS["sky"], "v"),
-    "performer": (_COLOURS["green"], "P"),
-    "linformer": (_COLOURS["pink"], "X"),
-    "skeinformer": ("#882255", "*"),
-    # By a search for the largest of the smallest distances to all others.
-    "informer": ("#7f7a39", "<"),
-    # The controls are grey, with a contrast of 3 to white (WCAG 2.1, success criterion 1.4.11).
-    "v_mean": ("#303030", "h"),
-    "local": ("#6c6c6c", _TALL),
-    "identity": ("#949494", _FLAT),
-    "nystromformer": ("#694b34", ">"),
-    "bigbird": ("#701ce4", "p"),
-    "reformer": ("#b462ff", "8"),
+    name: (shade, marker) for (name, shade), marker in zip(COLOURS.items(), _MARKERS, strict=True)
 }
 # For mechanisms that somebody adds: stars and triangles that no other has.
-OTHERS = [
-    (_COLOURS[colour], marker)
-    for marker in ((4, 1, 0), (6, 1, 0), (3, 1, 0), (4, 1, 45))
-    for colour in ("pink", "brown", "sky", "grey")
-]
+OTHERS = [(shade, marker) for marker in ((4, 1, 0), (6, 1, 0), (3, 1, 0), (4, 1, 45)) for shade in OTHER_COLOURS]
 _LINES = ("-", "--", ":", "-.")
 THICK = 2.0
 """Points of the line of an exact softmax, which others are compared with."""
@@ -67,7 +34,7 @@ def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     by_mechanism = _of_mechanisms(set(frame["mechanism"].dropna()))
     properties: dict[str, dict[str, Any]] = {}
     for mechanism, variants in frame.groupby("mechanism")["series"].unique().items():
-        for i, name in enumerate(sorted(variants), start=_counterpart(mechanism) is not None):
+        for i, name in enumerate(sorted(variants), start=counterpart(mechanism) is not None):
             properties[name] = line(name, *by_mechanism[mechanism], i)
     for name in set(frame.loc[exact_softmax(frame), "series"]) & properties.keys():
         properties[name]["linewidth"] = THICK
@@ -75,12 +42,6 @@ def of_series(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     places, controls = by_series["place"].min(), by_series["control"].any()
     order = sorted(properties, key=lambda name: (places[name], controls[name], name))
     return {name: properties[name] for name in order}
-
-
-def _counterpart(name: str) -> str | None:
-    """The mechanism that somebody else's package has under this name: that of lucidrains_performer is performer."""
-    own = name.partition("_")[2]
-    return own if own in MECHANISMS and name not in MECHANISMS else None
 
 
 def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any]:
@@ -99,12 +60,13 @@ def line(name: str, colour: str, marker: Any, variant: int = 0) -> dict[str, Any
 
 
 def _of_mechanisms(names: set[str]) -> dict[str, tuple[str, Any]]:
-    """Colour and marker of each; one without its own has that of its name's hash, or the next that is free."""
+    """Colour and marker of each; one without its own has its own colour with the next marker that is free."""
     styles: dict[str, tuple[str, Any]] = {name: MECHANISMS[name] for name in names & MECHANISMS.keys()}
     for name in sorted(names - MECHANISMS.keys()):
         first = zlib.crc32(name.encode())
         candidates = [OTHERS[(first + step) % len(OTHERS)] for step in range(len(OTHERS))]
-        if own := _counterpart(name):
-            candidates = [(MECHANISMS[own][0], marker) for _, marker in candidates]
+        if counterpart(name):
+            candidates = [(colour(name), marker) for _, marker in candidates]
+        candidates.sort(key=lambda one: one[0] != colour(name))
         styles[name] = next((one for one in candidates if one not in styles.values()), candidates[0])
     return styles

@@ -103,11 +103,17 @@ def curves(record: Record, most: int) -> dict[str, list[Point]]:
         return {}
     try:
         found = benchmark(record).curves(record.measurements)
-        points = {name: [Point(int(step), float(value)) for step, value in curve] for name, curve in found.items()}
+        # Thousands of points: a few of them become a `Point`.
+        finite = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in found.items()}
+        thinned = {
+            name: [
+                Point(int(step), float(value)) for step, value in curve[:: -math.ceil(len(curve) / most) or -1][::-1]
+            ]
+            for name, curve in finite.items()
+        }
     except Exception as error:  # of a benchmark from anywhere
         raise _unreadable(record, error) from None
-    finite = {name: [point for point in curve if math.isfinite(point.value)] for name, curve in points.items()}
-    return {name: curve[::-1][:: math.ceil(len(curve) / most)][::-1] for name, curve in finite.items() if curve}
+    return {name: curve for name, curve in thinned.items() if curve}
 
 
 def headline(record: Record) -> str:

@@ -1,7 +1,8 @@
-"""What runs are called, the lines of a plot that cells are on, and values as MLflow takes them."""
+"""What runs are called, and values as MLflow takes them."""
 
 import hashlib
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +16,9 @@ from bench.records.summary import features, traits
 
 # Characters of a setting in a name, and of a value (MLflow takes 6000, which nobody reads).
 MAX_SETTING, MAX_VALUE = 40, 500
+MOST_LISTED = 3
+# Of what a run holds: those of another are written anew.
+FORMAT = "2"
 # The settings of one.
 Cell = Mapping[str, Any]
 
@@ -26,46 +30,54 @@ def step(record: Record) -> int:
 
 
 def names(records: Iterable[Record]) -> dict[str, str]:
-    """A name for each record, by its id: what it measures and, where others do too, what tells it apart from them."""
+    """A name for each record, by its id: what it compares or measures, and what tells it apart from others."""
     by_title: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        d = features(record) if "features" in record.measurements else None
-        size = f"n={record.config['seq_len']}" + (f" d={d}" if d else "")
-        by_title[f"{record.config['label']} {size} {record.config['bench']['name']}"].append(record)
+        by_title[_title(record)].append(record)
     found: dict[str, str] = {}
     for title, alike in by_title.items():
         configs = [{**flatten(record.config), "attempt": record.attempt} for record in alike]
-        words = _apart(title, configs, [configs])
+        words = apart(title, configs, [configs])
         often = Counter(words)
         for record, name in zip(alike, words, strict=True):
             found[record.record_id] = name if often[name] == 1 else f"{name} {record.record_id[:6]}"
     return found
 
 
-def lines(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The ok records by the line of a plot that they are on: the mechanism, and what sets its lines apart."""
-    by_label: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.status == "ok":
-            by_label[record.config["label"]].append(record)
-    found: dict[str, list[Record]] = defaultdict(list)
-    for label, own in by_label.items():
-        at_step: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-        for record in own:
-            at_step[record.config["bench"]["name"], step(record)].append(_comparable(record))
-        for record, line in zip(own, _apart(label, map(_comparable, own), at_step.values()), strict=True):
-            found[line].append(record)
-    return found
+def _title(record: Record) -> str:
+    """Such as `performer over flash, n=4,096, causal`, or `flash, n=512, latency`."""
+    config, bench = record.config, record.config["bench"]
+    baseline, *others = dict.fromkeys(plain(cell["label"]) for cell in (config, *bench.get("against", ())))
+    what = [f"{listed(others)} over {baseline}" if others else config["label"], f"n={config['seq_len']:,}"]
+    if "features" in record.measurements and (size := features(record)):
+        what.append(f"d={size}")
+    what += ["causal"] * bool(config.get("causal"))
+    what += ["training pass"] * (bench.get("measured_pass") == "forward_backward")
+    return ", ".join([*what, *([] if bench["name"] == "compare" else [bench["name"]])])
 
 
-def _comparable(record: Record) -> dict[str, Any]:
-    """The settings that can tell lines apart: no seed, and tokens for a batch size that follows the length."""
-    config = flatten(record.config)
-    config["tokens"] = config.pop("batch_size") * config["seq_len"]
-    return {key: value for key, value in config.items() if not key.startswith("bench.") and key != "seed"}
+def plain(label: str) -> str:
+    """A label without what a comparison adds to it: that is a part of the condition."""
+    return re.sub(r" (dtype|impl)=\S+", "", label)
 
 
-def _apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]]) -> list[str]:
+def sweep_name(records: Sequence[Record]) -> str:
+    """What a sweep is called: its experiment, with the size if one was asked for; else what it measures of what."""
+    given = dict(override.partition("=")[::2] for record in records[:1] for override in record.overrides)
+    if experiment := given.get("experiment"):
+        return text(", ".join(filter(None, (experiment, given.get("size")))))
+    labels = sorted({record.config["label"] for record in records})
+    benches = sorted({record.config["bench"]["name"] for record in records})
+    return text(f"{listed(labels)}: {', '.join(benches)}")
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Up to three of them, and how many more."""
+    more = len(labels) - MOST_LISTED
+    return ", ".join(labels[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]]) -> list[str]:
     """The title for each of some cells, with a few settings that tell apart all cells of a point: always the best."""
     mixed = [list({repr(sorted(cell.items())): cell for cell in cells}.values()) for cells in points]
     keys = sorted({key for cells in mixed for cell in cells for key in cell}, key=_plainness)
@@ -77,7 +89,7 @@ def _apart(title: str, configs: Iterable[Cell], points: Iterable[Sequence[Cell]]
         mixed = split[best]
     axes.sort()
     told = ([f"{key}={bounded(str(cell.get(key)), MAX_SETTING)}" for key in axes] for cell in configs)
-    return [" ".join([title, *settings]) for settings in told]
+    return [", ".join([title, *settings]) for settings in told]
 
 
 def _plainness(key: str) -> tuple[int, bool, str]:
@@ -98,9 +110,19 @@ def text(value: Any) -> str:
     return bounded(str(value), MAX_VALUE)
 
 
-def digest(records: Sequence[Record], figures: Sequence[Path], table: str) -> str:
+def plain_name(text: str) -> str:
+    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
+    return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"
+
+
+def key(name: str) -> str:
+    """Of a metric: the charts page opens a section per prefix, one for each quantity."""
+    return "/".join(map(plain_name, name.split(".", 1)))
+
+
+def digest(records: Sequence[Record], figures: Sequence[Path] = (), table: str = "") -> str:
     """Of what a summary shows, so that the same is not written again."""
-    content = hashlib.sha256(repr([[record.record_id for record in records], table]).encode())
+    content = hashlib.sha256(repr([FORMAT, *[record.record_id for record in records], table]).encode())
     for figure in figures:
         content.update(figure.name.encode() + figure.read_bytes())
     return content.hexdigest()

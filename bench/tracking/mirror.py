@@ -6,7 +6,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from tqdm import tqdm
 from bench.common.errors import say
 from bench.common.quiet import QUIET
 from bench.measures.progress import Point
-from bench.records.record import Record
+from bench.records.record import Record, RecordError
 from bench.records.store import latest
+from bench.records.summary import summarised
 from bench.records.table import table
 from bench.tracking import views
-from bench.tracking.lines import digest, lines, milliseconds, names, text
+from bench.tracking.comparison import Entry, entries, lines, settled
+from bench.tracking.lines import FORMAT, digest, milliseconds, names, sweep_name, text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,8 +37,8 @@ LOCK_TIMEOUT_S = 600.0
 LOGGERS = {"alembic": logging.WARNING, "sqlalchemy": logging.CRITICAL, "mlflow": logging.CRITICAL}
 # Lines of a sweep: MLflow's pages list and draw so many.
 MAX_LINES = 100
-# From so many records on a progress bar is shown.
-SHOWN = 200
+# From so many records on a progress bar is shown, which moves after so many.
+SHOWN, BATCH = 200, 50
 FIGURES = (".png", ".svg", ".pdf")
 
 
@@ -48,9 +50,9 @@ class Mirror:
     """An MLflow experiment that shows the records of `results_dir`.
 
     A sweep is a run with its figures and its table (tag `kind=summary`); below it are one for each record (`kind=cell`)
-    and one for each mechanism's curves over `seq_len` (`kind=curve`). The store is `results_dir/mlflow.db` unless
-    `uri` names another. Every method holds a file lock, repairs what a killed one left half-written, and raises
-    `TrackingError`, whatever goes wrong.
+    and one for each mechanism and condition (`kind=curve`). Those that compare all sweeps are `kind=comparison`. The
+    store is `results_dir/mlflow.db` unless `uri` names another. Every method holds a file lock, repairs what a killed
+    one left half-written, and raises `TrackingError`, whatever goes wrong.
     """
 
     def __init__(self, results_dir: Path, *, experiment: str = EXPERIMENT, uri: str | None = None) -> None:
@@ -76,7 +78,10 @@ class Mirror:
         Give it every record: those that a later attempt replaces are tagged `superseded`. One that MLflow refuses is
         named on stderr and left out.
         """
-        by_id = {record.record_id: record for record in records}
+        with self._writing() as experiment:
+            return self._sync(experiment, {record.record_id: record for record in records})
+
+    def _sync(self, experiment: Runs, by_id: Mapping[str, Record]) -> int:
         by_cell = latest(by_id.values())
         standing = {record.record_id for record in by_cell.values()}
         # A sweep calls this cell by cell: it need not read all runs each time.
@@ -84,43 +89,68 @@ class Mirror:
         one_cell = f" AND tags.cell_id = '{min(cell_ids)}'" if len(cell_ids) == 1 else ""
         titles, written = names(by_id.values()), 0
         runs: dict[str, Run] = {}
-        with self._writing() as experiment:
-            parents = {run.data.tags["sweep_id"]: run.info.run_id for run in experiment.search("tags.kind = 'summary'")}
-            for run in experiment.search("tags.kind = 'cell'" + one_cell):
-                record_id = run.data.tags["record_id"]
-                # Unfinished while we hold the lock: its writer was killed.
-                if record_id in runs or (record_id in by_id and run.info.status == "RUNNING"):
-                    experiment.client.delete_run(run.info.run_id)
-                else:
-                    runs[record_id] = run
-            # None: on terminals only.
-            shown = tqdm(by_id.items(), "mirroring", unit=" records", leave=False, disable=len(by_id) < SHOWN or None)
-            for record_id, record in shown:
-                tags = {"superseded": str(record_id not in standing).lower()}
-                if record_id not in runs:
-                    if parent := parents.get(record.sweep_id):
-                        tags["mlflow.parentRunId"] = parent
-                    written += experiment.write_cell(record, titles[record_id], tags)
-                else:  # of one cell alone nobody knows which names are taken
-                    name = {} if one_cell else {"mlflow.runName": text(titles[record_id])}
-                    experiment.retag(runs[record_id], tags | name)
-            experiment.end_live(by_cell, one_cell)
+        parents = {run.data.tags["sweep_id"]: run.info.run_id for run in experiment.search("tags.kind = 'summary'")}
+        for run in experiment.search("tags.kind = 'cell'" + one_cell):
+            record_id = run.data.tags["record_id"]
+            # Unfinished while we hold the lock: its writer was killed.
+            torn = run.info.status == "RUNNING" or run.data.tags.get("format") != FORMAT
+            if record_id in runs or (record_id in by_id and torn):
+                experiment.client.delete_run(run.info.run_id)
+            else:
+                runs[record_id] = run
+        known: list[tuple[Run, Mapping[str, str]]] = []
+        new: list[tuple[Record, str, Mapping[str, str]]] = []
+        for record_id, record in by_id.items():
+            tags = {"superseded": str(record_id not in standing).lower()}
+            if record_id in runs:  # of one cell alone nobody knows which names are taken
+                name = {} if one_cell else {"mlflow.runName": text(titles[record_id])}
+                known.append((runs[record_id], tags | name))
+            else:
+                parent = {"mlflow.parentRunId": parents[record.sweep_id]} if record.sweep_id in parents else {}
+                new.append((record, titles[record_id], tags | parent))
+        experiment.retag(known)
+        # None: on terminals only.
+        with tqdm(total=len(new), desc="mirroring", unit=" records", disable=len(new) < SHOWN or None) as shown:
+            for start in range(0, len(new), BATCH):
+                batch = new[start : start + BATCH]
+                written += experiment.write_cells(batch)
+                shown.update(len(batch))
+        experiment.end_live(by_cell, one_cell)
         return written
 
     def complete(self, records: Iterable[Record]) -> int:
-        """Mirror records, and each sweep of several cells that has no summary; returns how many records were new."""
-        records = list(records)
-        written = self.sync(records)
-        with self._writing() as experiment:
-            summarised = {run.data.tags["sweep_id"] for run in experiment.search("tags.kind = 'summary'")}
+        """Mirror records, each sweep of several cells that has no summary, and the lines that compare all of them.
+
+        Returns how many records were new.
+        """
+        by_id = {record.record_id: _read_once(record) for record in records}
+        standing = sorted(latest(by_id.values()).values(), key=lambda record: (record.ended, record.cell_id))
+        said = entries(standing)
         sweeps: dict[str, list[Record]] = defaultdict(list)
-        for record in latest(records).values():
+        for record in standing:
             sweeps[record.sweep_id].append(record)
-        for sweep_id, own in sweeps.items():
-            if len(own) > 1 and sweep_id not in summarised:
-                drawn = sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
-                self.summary(sweep_id, own, [path for path in drawn if path.suffix in FIGURES], table(own))
-        return written
+        with self._writing() as experiment:
+            summaries = experiment.search("tags.kind = 'summary'")
+            known = {run.data.tags["sweep_id"] for run in summaries if run.data.tags.get("format") == FORMAT}
+            # Before their cells, which are then written below them.
+            for sweep_id in [key for key, own in sweeps.items() if len(own) > 1 and key not in known]:
+                own, drawn = sweeps[sweep_id], sorted((self.results_dir / "sweeps" / sweep_id).glob("*"))
+                figures = [path for path in drawn if path.suffix in FIGURES]
+                of_sweep = [entry for entry in said if entry.record.sweep_id == sweep_id]
+                self._summarise(experiment, own, of_sweep, figures, table(own), sweep_id)
+            self._compare(experiment, standing, said)
+            return self._sync(experiment, by_id)
+
+    def _compare(self, experiment: Runs, standing: Sequence[Record], said: Sequence[Entry]) -> None:
+        """The lines of all records, unless they are there."""
+        content = {"kind": "comparison", "content_sha256": digest(standing)}
+        known = experiment.search("tags.kind = 'comparison'")
+        if standing and {run.data.tags["content_sha256"] for run in known} != {content["content_sha256"]}:
+            for run in known:
+                experiment.client.delete_run(run.info.run_id)
+            experiment.write_lines(
+                settled(lines(said), views.METRICS)[:MAX_LINES], content, milliseconds(standing[-1].ended)
+            )
 
     def follow(self, cell_id: str, config: Mapping[str, Any], points: Mapping[str, Point]) -> None:
         """Add points to the curves of a cell that is being measured; its record's run will have all of them."""
@@ -133,30 +163,41 @@ class Mirror:
         `records` are all of the sweep's, and the standing one of each cell counts; `figures` are image files
         and `table` is Markdown: artifacts of the summary run, beside the list of the cells.
         """
-        standing = sorted(latest(records).values(), key=lambda record: record.cell_id)
+        standing = sorted(latest(records).values(), key=lambda record: (record.ended, record.cell_id))
         with self._writing() as experiment:
-            tags = {"sweep_id": sweep_id, "content_sha256": digest(standing, figures, table)}
-            runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
-            # The summary run is finished last, so it vouches for the curves.
-            vouching = {**tags, "kind": "summary"}.items()
-            if any(run.info.status == "FINISHED" and run.data.tags.items() >= vouching for run in runs):
-                return
-            for run in runs:
-                experiment.client.delete_run(run.info.run_id)
-            # The pages list the newest run first: these start when the sweep ended.
-            ended = max((milliseconds(record.ended) for record in standing), default=0)
-            with experiment.summary(standing, figures, table, tags, ended) as parent:
-                drawn = sorted(lines(standing).items(), key=lambda item: -len(item[1]))
-                if len(drawn) > MAX_LINES:
-                    say(f"MLflow mirror: sweep {sweep_id[:12]}: curves for {MAX_LINES} of {len(drawn)} lines")
-                named = {run.info.run_name for run in experiment.search(views.CURVES)}
-                ranks = {line: rank for rank, line in enumerate(sorted(line for line, _ in drawn))}
-                for line, on_line in drawn[:MAX_LINES]:
-                    name = f"{line} (sweep {sweep_id[:6]})" if line in named else line
-                    own = {"mlflow.parentRunId": parent, "mlflow.runColor": views.colour(ranks[line])}
-                    experiment.write_curve(name, on_line, {**tags, **own}, ended)
-                for run in experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'"):
-                    experiment.retag(run, {"mlflow.parentRunId": parent})
+            self._summarise(experiment, standing, entries(standing), figures, table, sweep_id)
+
+    def _summarise(
+        self,
+        experiment: Runs,
+        standing: Sequence[Record],
+        said: Sequence[Entry],
+        figures: Sequence[Path],
+        table: str,
+        sweep_id: str,
+    ) -> None:
+        name = sweep_name(standing)
+        tags = {"sweep_id": sweep_id, "sweep": name, "content_sha256": digest(standing, figures, table)}
+        runs = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind != 'cell'")
+        # The summary run is finished last, so it vouches for the lines.
+        vouching = {**tags, "kind": "summary", "format": FORMAT}
+        if any(run.info.status == "FINISHED" and run.data.tags.items() >= vouching.items() for run in runs):
+            return
+        for run in runs:
+            experiment.client.delete_run(run.info.run_id)
+        # The pages list the newest run first: these start when the sweep ended.
+        ended = max((milliseconds(record.ended) for record in standing), default=0)
+        note = views.LINK.format(name=name, address=views.address(views.of(sweep_id), experiment.id)[1:])
+        with experiment.summary(standing, figures, table, {**vouching, "mlflow.note.content": note}, ended) as parent:
+            drawn = lines(said)
+            if len(drawn) > MAX_LINES:
+                say(f"MLflow mirror: {name}: lines for {MAX_LINES} of {len(drawn)} mechanisms and conditions")
+            own = {**tags, "kind": "curve", "mlflow.parentRunId": parent}
+            experiment.write_lines(drawn[:MAX_LINES], own, ended)
+            key, view = views.of_sweep(sweep_id)
+            experiment.client.set_experiment_tag(experiment.id, key, view)
+            cells = experiment.search(f"tags.sweep_id = '{sweep_id}' AND tags.kind = 'cell'")
+            experiment.retag((run, {"mlflow.parentRunId": parent}) for run in cells)
 
     @contextmanager
     def _writing(self) -> Iterator[Runs]:
@@ -170,7 +211,8 @@ class Mirror:
                     if not self.database.exists():
                         runs.create_store(self.database, self.artifacts_uri)
                 client = runs.MlflowClient(self.uri)
-                yield runs.Runs(client, self._open(client))
+                own = (self.uri, self.artifacts_uri) if self.database else None
+                yield runs.Runs(client, self._open(client), own)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -200,6 +242,13 @@ class Mirror:
             if experiment.tags.get(key) != value:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
+
+
+def _read_once(record: Record) -> Record:
+    """With what its benchmark says of it, which is computed now and not each time that it is asked for."""
+    with suppress(RecordError):
+        return record if record.summary else summarised(record)
+    return record
 
 
 def _import_runs() -> ModuleType:

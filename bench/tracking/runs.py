@@ -1,33 +1,40 @@
-"""How the runs of the mirror are written: of a record, of a cell that is being measured, of a curve, of a sweep."""
+"""How the runs of the mirror are written: of a record, of a cell that is being measured, of a line, of a sweep."""
 
 import functools
+import json
 import os
-import re
 import sqlite3
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 from sqlalchemy import Engine, event
 
 from bench.common.errors import one_line, say
+from bench.common.palette import colour
 from bench.measures import flatten
 from bench.measures.progress import Point
 from bench.records.record import Record, RecordError
-from bench.records.summary import curves, headline, summarise, traits
-from bench.tracking.lines import milliseconds, step, text
+from bench.records.summary import curves, headline, quantities, summarise, traits
+from bench.tracking import bulk
+from bench.tracking.bulk import Draft
+from bench.tracking.comparison import Line
+from bench.tracking.lines import FORMAT, key, milliseconds, plain_name, step, sweep_name, text
+from bench.tracking.views import shown
 
 # What MLflow takes in one call, and characters of a note.
 MAX_PARAMS, MAX_METRICS, MAX_NOTE = 100, 900, 8000
+# Characters of a digest of data.
+DIGEST = 36
 # Points of a curve.
 MAX_POINTS = 200
 _RUN_STATUS = {"ok": "FINISHED", "interrupted": "KILLED"}  # all others FAILED
@@ -59,6 +66,8 @@ class Runs:
 
     client: MlflowClient
     id: str
+    own: tuple[str, str] | None = None
+    """The store of a results folder and where its artifacts are; None for a store that a user named."""
 
     def search(self, query: str) -> list[Run]:
         """All that a filter of MLflow finds."""
@@ -79,11 +88,11 @@ class Runs:
             tags |= {"attention": text(config["label"]), "bench": text(config["bench"]["name"])}
             name = f"{config['label']} n={config['seq_len']} {config['bench']['name']}, running"
             live = self.client.create_run(self.id, tags=tags, run_name=text(name))
-            self._log(live.info.run_id, [], params=flatten(config))
+            self._log(live.info.run_id, [], params=_params(config))
         elif live.info.status != "RUNNING":
             self.client.update_run(live.info.run_id, "RUNNING")
         now = round(time.time() * 1000)
-        named = {f"curve/{_name(name)}": point for name, point in points.items()}
+        named = {f"curve/{plain_name(name)}": point for name, point in points.items()}
         new = {name: point for name, point in named.items() if live.data.metrics.get(name) != point.value}
         self._log(live.info.run_id, [Metric(name, point.value, now, point.step) for name, point in new.items()])
 
@@ -96,40 +105,50 @@ class Runs:
             elif record is not None and live.info.status == "RUNNING":
                 self.client.set_terminated(live.info.run_id, _RUN_STATUS.get(record.status, "FAILED"))
 
-    def retag(self, run: Run, tags: Mapping[str, str]) -> None:
+    def retag(self, changes: Iterable[tuple[Run, Mapping[str, str]]]) -> None:
         """Set the tags that are not so."""
-        if new := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
-            self.client.log_batch(run.info.run_id, tags=new)
+        new = [
+            (run.info.run_id, {key: value for key, value in tags.items() if run.data.tags.get(key) != value})
+            for run, tags in changes
+        ]
+        if self.own:
+            bulk.tag(self.own[0], new)
+            return
+        for run_id, tags in new:
+            if tags:
+                self.client.log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
 
-    def write_cell(self, record: Record, name: str, more: Mapping[str, str]) -> bool:
-        """Returns whether MLflow takes it."""
-        numbers, result, reason = _read(record)
-        tags = {**_cell_tags(record, result, reason), **more, "kind": "cell"}
-        times = milliseconds(record.started), milliseconds(record.ended)
-        try:
-            with self._run(name, tags, *times, _RUN_STATUS.get(record.status, "FAILED")) as run_id:
-                metrics = [*_metrics(record, numbers), *(_curves(record) if numbers else ())]
-                self._log(run_id, metrics, params=flatten(record.config))
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            say(f"warning: MLflow mirror: {record.file_name}: left out, {one_line(error)}")
-            return False
-        return True
+    def write_cells(self, cells: Iterable[tuple[Record, str, Mapping[str, str]]]) -> int:
+        """Write runs of records, given their names and further tags; returns how many MLflow takes."""
+        drafts = [(record, _cell(record, name, tags)) for record, name, tags in cells]
+        if self.own:
+            return len(bulk.write(self.own[0], self.id, self.own[1], [draft for _, draft in drafts]))
+        written = 0
+        for record, draft in drafts:
+            try:
+                self._write(draft)
+                written += 1
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                say(f"warning: MLflow mirror: {record.file_name}: left out, {one_line(error)}")
+        return written
 
-    def write_curve(self, name: str, records: Sequence[Record], sweep: Mapping[str, str], ended: int) -> None:
-        """One line: where cells differ in their seeds alone, their mean."""
-        values: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for record in records:
-            for metric in _metrics(record, _read(record)[0]):
-                values[metric.key, metric.step].append(metric.value)
-        metrics = [Metric(key, fmean(found), ended, at) for (key, at), found in values.items()]
-        first, *others = (flatten(record.config) for record in records)
-        shared = {key: first[key] for key in first if all(other.get(key, ...) == first[key] for other in others)}
-        benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
-        tags = {**sweep, "kind": "curve", "attention": text(records[0].config["label"]), "bench": text(benches)}
-        with self._run(name, tags, ended, ended) as run_id:
-            self._log(run_id, metrics, params=shared)
+    def write_lines(self, drawn: Sequence[Line], tags: Mapping[str, str], ended: int) -> None:
+        """Write a run for each line, with its rank."""
+        drafts = [_line(line, rank, tags, ended) for rank, line in enumerate(drawn)]
+        if self.own:
+            bulk.write(self.own[0], self.id, self.own[1], drafts)
+        else:
+            for draft in drafts:
+                self._write(draft)
+
+    def _write(self, draft: Draft) -> None:
+        with self._run(draft.name, draft.tags, draft.started, draft.ended, draft.status) as run_id:
+            self._log(run_id, draft.metrics, draft.params)
+            if draft.dataset:
+                context = InputTag(MLFLOW_DATASET_CONTEXT, bulk.CONTEXT)
+                self.client.log_inputs(run_id, [DatasetInput(draft.dataset, [context])])
 
     @contextmanager
     def summary(
@@ -140,12 +159,12 @@ class Runs:
         counts = Counter(record.status for record in records)
         result = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         benches = ", ".join(sorted({record.config["bench"]["name"] for record in records}))
-        tags = {**sweep, "kind": "summary", "mlflow.note.content": table[:MAX_NOTE]}
+        note = sweep.get("mlflow.note.content", "") + table
+        tags = {**_source(records[0]), **sweep, "mlflow.note.content": note[:MAX_NOTE]}
         tags |= {"bench": text(benches), "status": "ok" if counts.keys() == {"ok"} else "mixed", "result": result}
         keys = ("cell_id", "record_id", "status")
         cells = [{key: getattr(record, key) for key in keys} for record in records]
-        name = f"sweep {sweep['sweep_id'][:6]}: {len(records)} cells, {benches}"
-        with self._run(name, tags, ended + 1, ended + 1) as run_id:
+        with self._run(sweep_name(records), tags, ended + 1, ended + 1) as run_id:
             self._log(run_id, [Metric(f"status/{status}", count, ended, 0) for status, count in counts.items()])
             for figure in figures:
                 self.client.log_artifact(run_id, str(figure), "figures")
@@ -167,9 +186,8 @@ class Runs:
             raise
         self.client.set_terminated(run.info.run_id, status, ended)
 
-    def _log(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, Any] | None = None) -> None:
-        named = {_name(key): text(value) for key, value in (params or {}).items()}
-        entered = [Param(*item) for item in list(named.items())[:MAX_PARAMS]]
+    def _log(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, str] | None = None) -> None:
+        entered = [Param(*item) for item in list((params or {}).items())]
         for start in range(0, len(metrics) or 1, MAX_METRICS):
             self.client.log_batch(run_id, metrics[start : start + MAX_METRICS], () if start else entered)
 
@@ -183,10 +201,61 @@ def _read(record: Record) -> tuple[dict[str, float], str | None, str | None]:
         return {}, None, one_line(error)
 
 
-def _metrics(record: Record, numbers: Mapping[str, float]) -> list[Metric]:
-    """Numbers by names of which the charts page opens a section per prefix: one for each quantity."""
-    at = milliseconds(record.ended), step(record)
-    return [Metric("/".join(map(_name, key.split(".", 1))), value, *at) for key, value in numbers.items()]
+def _units(record: Record) -> str:
+    """Of each number that has one."""
+    with suppress(RecordError):
+        units = {one.metric: one.shown[0] if one.shown else one.unit for one in quantities(record)}
+        return ", ".join(f"{metric} in {unit}" for metric, unit in units.items() if unit not in ("", "1"))
+    return ""
+
+
+def _cell(record: Record, name: str, more: Mapping[str, str]) -> Draft:
+    """The run of a record."""
+    numbers, result, reason = _read(record)
+    tags = {**_cell_tags(record, result, reason), **more, "kind": "cell", "format": FORMAT}
+    ended = milliseconds(record.ended)
+    points = {key(name): Metric(key(name), value, ended, step(record)) for name, value in numbers.items()}
+    curves = {(metric.key, metric.step): metric for metric in (_curves(record) if numbers else ())}
+    status = _RUN_STATUS.get(record.status, "FAILED")
+    metrics = [*points.values(), *curves.values()]
+    started = milliseconds(record.started)
+    return Draft(text(name), tags, _params(record.config), metrics, started, ended, status, _dataset(record))
+
+
+def _line(line: Line, rank: int, more: Mapping[str, str], ended: int) -> Draft:
+    """The run of a mechanism under one condition; those with a lower rank are shown first."""
+    points = {(shown(name), at): value for (name, at), value in line.values.items()}
+    metrics = [Metric(name, value, ended, at) for (name, at), value in points.items()]
+    configs = [flatten(entry.config) for entry in line.entries]
+    shared = {key: value for key, value in configs[0].items() if all(one.get(key, ...) == value for one in configs)}
+    record, mechanism = line.entries[-1].record, line.entries[0].config["attention"]["name"]
+    tags = {"attention": line.label, "condition": line.condition, "rank": f"{rank:04}", "mechanism": mechanism}
+    tags |= {"bench": ", ".join(sorted({entry.bench for entry in line.entries})), "mlflow.runColor": colour(mechanism)}
+    tags = {key: text(value) for key, value in tags.items()} | _source(record) | {"format": FORMAT} | dict(more)
+    return Draft(text(line.name), tags, _params(shared), metrics, ended, ended)
+
+
+def _params(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings, as many as MLflow takes."""
+    named = {plain_name(name): text(value) for name, value in flatten(config).items()}
+    return dict(list(named.items())[:MAX_PARAMS])
+
+
+def _dataset(record: Record) -> Dataset | None:
+    """The inputs of a record, by the digest of what was fed."""
+    inputs = record.config["inputs"]
+    if not record.inputs_sha256 or not inputs.get("name"):
+        return None
+    settings = json.dumps(inputs, sort_keys=True)
+    return Dataset(text(inputs["name"]), record.inputs_sha256[:DIGEST], "code", text(settings))
+
+
+def _source(record: Record) -> dict[str, str]:
+    """Where MLflow shows the command and the commit."""
+    command = " ".join(["python -m bench", *record.overrides])
+    sha = record.code.get("git_sha")
+    tags = {"mlflow.source.name": text(command), "mlflow.source.type": "LOCAL"}
+    return tags | ({"mlflow.source.git.commit": text(sha)} if sha else {})
 
 
 def _curves(record: Record) -> Iterator[Metric]:
@@ -194,7 +263,7 @@ def _curves(record: Record) -> Iterator[Metric]:
     ended = milliseconds(record.ended)
     with suppress(RecordError):
         for name, points in curves(record, MAX_POINTS).items():
-            yield from (Metric(f"curve/{_name(name)}", point.value, ended, point.step) for point in points)
+            yield from (Metric(f"curve/{plain_name(name)}", point.value, ended, point.step) for point in points)
 
 
 def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[str, str]:
@@ -208,11 +277,7 @@ def _cell_tags(record: Record, result: str | None, reason: str | None) -> dict[s
         "device": record.machine.get("cpu_model" if record.config.get("device") == "cpu" else "gpu_name"),
         "cpu_model": record.machine.get("cpu_model"),
         "torch": record.machine.get("torch"),
-        "git_sha": record.code.get("git_sha"),
+        "mlflow.runColor": colour(record.config["attention"]["name"]),
+        "units": _units(record) or None,
     }
-    return {key: text(value) for key, value in tags.items() if value is not None}
-
-
-def _name(text: str) -> str:
-    """A name that MLflow takes: no characters but its own, nothing that reads as a path."""
-    return re.sub(r"[^\w\-. ]", "_", text).strip(". ")[:200] or "_"
+    return {key: text(value) for key, value in tags.items() if value is not None} | _source(record)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from tqdm import tqdm
+
 from bench.common import signals
 from bench.common.errors import ConfigError, Parser, named_path, one_line
 from bench.common.quiet import QUIET
@@ -20,7 +22,7 @@ from bench.records import own
 from bench.records.disk import require_file
 from bench.records.summary import Results
 from bench.tracking import views
-from bench.tracking.mirror import Mirror, TrackingError
+from bench.tracking.mirror import SHOWN, Mirror, TrackingError
 
 # Not configurable: MLflow has no authentication.
 HOST = "127.0.0.1"
@@ -51,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Results(mirror.results_dir)
         if names := store.names():
             print(f"reading {len(names)} records of {mirror.results_dir}", flush=True)
-            mirror.complete(store.read(names))
-        with serving(mirror, options.port) as server:
-            for name in ("runs", "sweeps", "curves"):
-                print(f"{name + ':':8}http://{HOST}:{options.port}{views.address(name, experiment_id)}")
+            mirror.complete(store.read(tqdm(names, "reading", unit=" records", disable=len(names) < SHOWN or None)))
+        with serving(mirror, options.port, views.address("comparison", experiment_id)) as server:
+            print(f"{'comparison:':12}http://{HOST}:{options.port}")
+            for name in ("runs", "sweeps"):
+                print(f"{name + ':':12}http://{HOST}:{options.port}{views.address(name, experiment_id)}")
             print("Ctrl-C stops the server.", flush=True)
             status = server.wait()
             raise ServerError(f"mlflow server: ended by itself with exit status {status}; see {LOG}")
@@ -66,11 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def serving(mirror: Mirror, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers, or `ServerError`. None of its processes is left afterwards, when this ignores signals."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", mirror.uri]
-    command += ["--no-serve-artifacts", "--default-artifact-root", mirror.artifacts_uri]
+def serving(mirror: Mirror, port: int, landing: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers, at its bare address with `landing`, or `ServerError`.
+
+    None of its processes is left afterwards, when this ignores signals.
+    """
+    command = [sys.executable, "-m", "bench.tracking.front", mirror.uri, mirror.artifacts_uri, HOST, str(port), landing]
     require_file(mirror.results_dir / LOG)
     with open(mirror.results_dir / LOG, "wb") as output:
         server = subprocess.Popen(

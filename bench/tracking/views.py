@@ -8,24 +8,54 @@ MLflow's pages read a view from the tag `mlflow.sharedViewState.NAME` of an expe
 import base64
 import json
 import zlib
-from colorsys import hls_to_rgb
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-# What mechanisms are compared by, as far as a sweep has measured it; the charts of all else follow below.
-FIGURES = (
-    "latency_ms/forward",
-    "peak_mib/forward",
-    "spectral_norm/relative",
-    "latency_ms/forward_backward",
-    "peak_mib/forward_backward",
-    "sketch_error/sketch",
-    "latency_ms/backward",
-    "peak_mib/backward",
-    "decode_us_per_token",
-    "loss/test",
+from bench.tracking.comparison import CAUSAL, ENDS, with_end
+from bench.tracking.lines import key
+
+
+class Chart(NamedTuple):
+    """A quantity over what it is measured over. MLflow's title of a chart is the name of its metric."""
+
+    metric: str
+    quantity: str
+    which: str
+    """The pass, or what else there are several of."""
+    axis: str = "sequence length"
+    """The metric on the horizontal axis; none: bars, of the last value."""
+    beside: str = ""
+    """What is on a chart beside it: the `ends` of the interval, or `bars` of the last value."""
+
+    def name(self, mask: str = "", end: str = "") -> str:
+        """Of the metric."""
+        return f"{self.quantity}{end}/{mask}{self.which}"
+
+
+# What mechanisms are compared by, as far as it was measured; the charts of all else follow below.
+CHARTS = (
+    Chart("speedup.forward", "times as fast as softmax", "forward pass", beside="ends"),
+    Chart("speedup.forward_backward", "times as fast as softmax", "training pass", beside="ends"),
+    Chart("latency_us_per_token.forward", "microseconds per token", "forward pass"),
+    Chart("latency_us_per_token.forward_backward", "microseconds per token", "training pass"),
+    Chart("decode_us_per_token", "microseconds per token", "decoding"),
+    Chart("peak_mib.forward", "peak memory in MiB", "forward pass"),
+    Chart("peak_mib.forward_backward", "peak memory in MiB", "training pass"),
+    Chart("spectral_norm.relative", "relative error", "whole output", "features d", "bars"),
+    Chart("sketch_error.sketch", "relative error", "sketch", "features d"),
+    Chart("token_accuracy.test", "quality", "share of right tokens", ""),
+    Chart("perplexity.test", "quality", "perplexity", ""),
 )
-SECTION = "Latency, memory, error"
+METRICS = [chart.metric for chart in CHARTS]
+_NAMES = {
+    mask + with_end(chart.metric, end): chart.name(mask, end.replace("_", " "))
+    for chart in CHARTS
+    for mask in ("", f"{CAUSAL} ")
+    for end in ("", *ENDS)
+}
+SECTION = "Speed, memory, error, quality"
+MASKS = {"": "Every token attends to all", f"{CAUSAL} ": "Causal: every token attends to those before it"}
 _OWN = {"deleted": False, "isGenerated": False}
 COLUMNS = ("tags.`attention`", "params.`seq_len`", "tags.`bench`", "tags.`status`", "tags.`result`")
 _COLUMNS = {
@@ -36,29 +66,25 @@ _COLUMNS = {
         **{"tags.`bench`": 120, "tags.`status`": 80, "tags.`result`": 300},
     },
 }
-CURVES = "tags.kind = 'curve'"
 DESCRIPTION = """\
-**Runs**: one row per sweep, newest first. Its name opens the sweep's table and figures (*Artifacts*); the arrow before
-it opens its cells, with mechanism, length, status and result.
+**[Comparison]({comparison})**: a line for each mechanism, over all sweeps. First how many times as fast as the best
+exact softmax of the same rounds, then microseconds a token, memory, error, quality. In each chart all are under one
+condition (batch, heads, data type, data): the tag `condition` says which. Click the eye to hide a line.
 
-**Many sweeps**: [the sweeps alone]({sweeps}), 100 on a page.
+**[Runs]({runs})**: one row for each sweep, the newest first. Its name opens its table, its figures (*Artifacts*), and a
+link to its own lines under every condition. The arrow before it opens its cells.
 
-**Mechanisms compared**: [latency, memory and error over length]({curves}), one line each. For some of them only, click
-the eye before those that are not wanted, or add `AND tags.attention != 'performer'` to the filter.
+**[Sweeps]({sweeps})**: the sweeps alone, 100 on a page.
 
-A failed cell keeps its reason in the tag `reason`. The records in the results folder are the truth, these pages a copy.
+A cell that failed says why in the tag `reason`. The records in the results folder are the truth, these pages a copy.
 """
-
-
-def colour(number: int) -> str:
-    """Of a line: hues far apart from one number to the next; MLflow's own are drawn by lot, and some twice."""
-    parts = hls_to_rgb(number * 0.618 % 1, (0.35, 0.55)[number % 2], 0.8)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+LINK = "[Compare the mechanisms of {name}]({address})\n\n"
+COMPARISON = "tags.kind = 'comparison'"
 
 
 def address(name: str, experiment_id: str) -> str:
     """Of a saved view, after the server's own; `workflowType` chooses the pages for training, not those for chats."""
-    mode = "CHART" if name == "curves" else "TABLE"
+    mode = "TABLE" if name in ("runs", "sweeps") else "CHART"
     state = urlencode({"viewStateShareKey": name, "workflowType": "machine_learning", "compareRunsMode": mode})
     return f"/#/experiments/{experiment_id}/runs?{state}"
 
@@ -68,39 +94,62 @@ def tags(experiment_id: str) -> dict[str, str]:
     # Only in the order of their times are runs shown below their parents.
     runs = {"orderByKey": "attributes.start_time", "orderByAsc": False, **_COLUMNS}
     views = {
-        "runs": {**runs, "searchFilter": "tags.kind != 'curve'"},
+        "runs": {**runs, "searchFilter": "tags.kind != 'curve' AND tags.kind != 'comparison'"},
         # A page lists 100 runs, cells among them: of many sweeps few would be seen.
         "sweeps": {**runs, "searchFilter": "tags.kind = 'summary'"},
-        "curves": _curves(),
+        "comparison": _compared(COMPARISON, MASKS),
     }
-    packed = {name: base64.b64encode(zlib.compress(json.dumps(view).encode())) for name, view in views.items()}
     places = {name: address(name, experiment_id)[1:] for name in views}
-    return {
-        **{f"mlflow.sharedViewState.{name}": f"deflate;{view.decode()}" for name, view in packed.items()},
-        "mlflow.note.content": DESCRIPTION.format(**places),
-    }
+    packed = dict(_packed(name, view) for name, view in views.items())
+    return packed | {"mlflow.note.content": DESCRIPTION.format(**places)}
 
 
-def _curves() -> dict[str, Any]:
-    section = {"uuid": SECTION, "name": SECTION, "display": True, "isReordered": True} | _OWN
+def of(sweep_id: str) -> str:
+    """The name of the view of a sweep's lines."""
+    return f"sweep-{sweep_id[:12]}"
+
+
+def of_sweep(sweep_id: str) -> tuple[str, str]:
+    """The tag of the experiment that holds the view of a sweep's lines."""
+    return _packed(of(sweep_id), _compared(f"tags.kind = 'curve' AND tags.sweep_id = '{sweep_id}'", {"": SECTION}))
+
+
+def _packed(name: str, view: Mapping[str, Any]) -> tuple[str, str]:
+    packed = base64.b64encode(zlib.compress(json.dumps(view).encode())).decode()
+    return f"mlflow.sharedViewState.{name}", f"deflate;{packed}"
+
+
+def _compared(lines: str, sections: Mapping[str, str]) -> dict[str, Any]:
+    """The view of some lines, with a section of charts for each mask."""
+    look = {"display": True, "isReordered": True, "columns": 2, "cardHeight": 380}
     return {
-        "searchFilter": CURVES,
-        "orderByKey": "tags.`attention`",  # by anything but their times, that is without the sweeps above them
+        "searchFilter": lines,
+        # The page loads 100 runs in this order: the baselines are the first. By anything but their times runs are
+        # shown without the sweeps above them.
+        "orderByKey": "tags.`rank`",
         "orderByAsc": True,
         **_COLUMNS,
         "isAccordionReordered": True,  # else in alphabetical order
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
-        "compareRunCharts": [_chart(metric) for metric in FIGURES],
-        "compareRunSections": [section],
+        "compareRunCharts": [one for mask in sections for chart in CHARTS for one in _charts(chart, mask)],
+        "compareRunSections": [
+            {"uuid": mask or "all", "name": name, **look, **_OWN} for mask, name in sections.items()
+        ],
     }
 
 
-def _chart(metric: str) -> dict[str, Any]:
-    return {
-        **{"uuid": metric, "type": "LINE", "metricSectionId": SECTION, "runsCountToCompare": 100},
-        **{"metricKey": metric, "selectedMetricKeys": [metric]},
-        **{"xAxisKey": "step", "selectedXAxisMetricKey": "", "useGlobalXaxisKey": False, "xAxisScaleType": "log"},
-        **{"scaleType": "log", "lineSmoothness": 0, "displayPoints": True},
-        **_OWN,
-    }
+def shown(metric: str) -> str:
+    """The name of a line's metric in MLflow."""
+    return _NAMES.get(metric, key(metric))
+
+
+def _charts(chart: Chart, mask: str) -> Iterator[dict[str, Any]]:
+    for look in filter(None, ("line" if chart.axis else "bars", chart.beside)):
+        metrics = [chart.name(mask, end) for end in ((" low", " high") if look == "ends" else ("",))]
+        shared = {"uuid": f"{metrics[0]} {look}", "metricSectionId": mask or "all", "metricKey": metrics[0], **_OWN}
+        shared |= {"selectedMetricKeys": metrics, "runsCountToCompare": 100}
+        # The axis "step" would be called that.
+        axis = {"xAxisKey": "metric", "selectedXAxisMetricKey": chart.axis, "useGlobalXaxisKey": False}
+        drawn = {"type": "LINE", "scaleType": "log", "lineSmoothness": 0, "displayPoints": True}
+        yield shared | ({"type": "BAR"} if look == "bars" else axis | drawn)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import re
+import shutil
 import subprocess
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +23,9 @@ pytestmark = [pytest.mark.commands, pytest.mark.needs("chromium")]
 MECHANISMS = ("flash", "performer", "softmax")
 OTHERS = ("linformer", "skeinformer")
 LENGTHS = (512, 2048, 8192)
-SHOWN_WITHIN_MS = 30_000
+SHOWN_WITHIN_MS = 60_000
+SWEEP = "flash, linformer, performer and 2 more: latency, memory, spectral_norm"
+LAPTOP = Path(__file__).parents[3] / "results" / "laptop"
 
 
 def a_sweep():
@@ -35,13 +40,10 @@ def a_sweep():
     yield synthetic.latency("softmax", 65536, random, status="oom")
 
 
-@pytest.fixture(scope="module")
-def addresses(tmp_path_factory):
-    """Of the pages of a folder that has records alone, by name."""
-    results, port = tmp_path_factory.mktemp("pages") / "runs", a_free_port()
-    for record in a_sweep():
-        Store(results).write(dataclasses.replace(record, sweep_id="5" * 64))
-    with subprocess.Popen(ui(results, port), stdout=subprocess.PIPE, text=True) as server:
+@contextmanager
+def served(results):
+    """The addresses of the pages of a folder that has records alone, by name."""
+    with subprocess.Popen(ui(results, a_free_port()), stdout=subprocess.PIPE, text=True) as server:
         found = {}
         for line in server.stdout:
             name, _, address = line.strip().partition(":")
@@ -57,6 +59,26 @@ def addresses(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def addresses(tmp_path_factory):
+    """Of one made-up sweep."""
+    results = tmp_path_factory.mktemp("pages") / "runs"
+    for record in a_sweep():
+        Store(results).write(dataclasses.replace(record, sweep_id="5" * 64))
+    with served(results) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory):
+    """Of the records that are in the repository."""
+    results = tmp_path_factory.mktemp("laptop") / "runs"
+    for part in ("records", "samples"):
+        shutil.copytree(LAPTOP / part, results / part)
+    with served(results) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def browser():
     from playwright.sync_api import sync_playwright
 
@@ -68,7 +90,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, tmp_path):
-    page = browser.new_page(viewport={"width": 1920, "height": 1080})
+    page = browser.new_page(viewport={"width": 1920, "height": 2000})
     page.set_default_timeout(SHOWN_WITHIN_MS)
     broken = []
     page.on("pageerror", lambda error: broken.append(str(error)))
@@ -86,35 +108,73 @@ def see(page, *texts):
 
 def test_a_sweep_is_one_row_and_its_cells_are_a_click_away(page, addresses):
     page.goto(addresses["runs"])
-    row = page.get_by_text(re.compile(r"^sweep 555555: 37 cells"))
+    row = page.get_by_text(SWEEP, exact=True)
     row.wait_for()
     see(page, "attention", "seq_len", "bench", "status", "result", "36 ok, 1 oom")
-    assert page.get_by_text("flash n=512 latency").count() == 0
+    assert page.get_by_text("flash, n=512, causal, latency").count() == 0
     page.locator(".ag-row .is-expander, .ag-row [role=button], .ag-row button").first.click()
-    see(page, "flash n=512 latency", "softmax n=65536 latency", "oom")
+    see(page, "flash, n=512, causal, latency", "softmax, n=65,536, causal, latency", "oom")
 
 
 def test_of_many_sweeps_each_is_a_row(page, addresses):
     page.goto(addresses["sweeps"])
-    page.get_by_text(re.compile(r"^sweep 555555: 37 cells")).wait_for()
+    page.get_by_text(SWEEP, exact=True).wait_for()
     see(page, "36 ok, 1 oom")
     assert page.locator(".ag-center-cols-container .ag-row").count() == 1
 
 
-def test_latency_memory_and_error_of_chosen_mechanisms_are_side_by_side_after_a_click(page, addresses):
-    page.goto(addresses["curves"])
-    see(page, *MECHANISMS, *OTHERS, "latency_ms/forward", "peak_mib/forward", "spectral_norm/relative")
+def titles(page):
+    return [
+        text for text in page.locator("h1, h2, h3, h4, span").all_inner_texts() if re.fullmatch(r"[\w ]+/[\w ]+", text)
+    ]
+
+
+def test_chosen_mechanisms_are_side_by_side_on_the_bare_address(page, addresses):
+    page.goto(addresses["comparison"])
+    see(page, *MECHANISMS, *OTHERS, "microseconds per token/causal forward pass", "relative error/whole output")
+    assert page.get_by_text("sequence length", exact=True).count()
     search = page.get_by_test_id("search-box")
     search.click()
     search.press("End")
     search.press_sequentially("".join(f" AND tags.attention != '{label}'" for label in OTHERS))
     search.press("Enter")
     page.get_by_text("linformer", exact=True).first.wait_for(state="detached")
-    see(page, *MECHANISMS, "latency_ms/forward", "peak_mib/forward", "spectral_norm/relative")
+    see(page, *MECHANISMS, "microseconds per token/causal forward pass")
+
+
+def test_a_sweep_leads_to_its_lines_under_every_condition(page, addresses):
+    page.goto(addresses["runs"])
+    page.get_by_text(SWEEP, exact=True).click()
+    link = page.get_by_role("link", name=f"Compare the mechanisms of {SWEEP}").get_attribute("href")
+    page.goto(addresses["comparison"] + "/" + link[link.index("#") :])
+    see(page, "flash, causal, 32,768 tokens", "microseconds per token/forward pass", "peak memory in MiB/training pass")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/#/"])
+def test_a_port_opens_on_the_comparison_of_all_records_speed_first_and_the_baselines(page, laptop, path):
+    page.goto(laptop["comparison"] + path)
+    see(page, "times as fast as softmax/forward pass", "microseconds per token/forward pass", "skeinformer", "reformer")
+    rows = page.locator(".ag-row [role=gridcell] a, .ag-row a").all_inner_texts()
+    assert [name for name in rows if name][:2] == ["flash", "softmax"]
+    assert page.evaluate("localStorage['mlflow.workflowType_v1']") == '"machine_learning"'
+    see(page, "sequence length")
+    assert page.get_by_text("Ask a question").count() == 0, "MLflow's assistant is closed"
+    found = titles(page)
+    order = [
+        name
+        for name in ("times as fast as softmax/forward pass", "microseconds per token/forward pass")
+        if name in found
+    ]
+    assert order == sorted(order, key=found.index) and len(order) == 2
+
+
+def test_a_sweep_of_the_records_is_called_by_its_experiment(page, laptop):
+    page.goto(laptop["sweeps"])
+    see(page, "cpu_peers", "skeinformer_figure1", "decode")
 
 
 def test_a_sweep_shows_its_table_after_two_clicks(page, addresses):
     page.goto(addresses["runs"])
-    page.get_by_text(re.compile(r"^sweep 555555: 37 cells")).click()
+    page.get_by_text(SWEEP, exact=True).click()
     page.get_by_role("tab", name="Artifacts").click()
     see(page, "table.md", "cells.json")

@@ -15,13 +15,16 @@ import pytest
 import synthetic_records
 
 from bench.common.errors import bounded
+from bench.common.palette import colour
 from bench.measures import flatten
 from bench.records.record import STATUSES
 from bench.records.summary import summarise
 from bench.tracking import views
+from bench.tracking.lines import FORMAT
 from bench.tracking.mirror import Mirror, TrackingError
 
 SWEEP = "5a3e" * 16
+UNITS = "latency in ms, latency_per_token in µs/token, spread in %, flops in FLOP, throughput in TFLOP/s"
 TIMES = [2e6, 1e6, 3e6, 2e6, 9e6]
 LATENCY = {"passes": {"forward": {"unit": "ns", "samples": TIMES}}, "tokens": 4000, "flops": 6_000_000}
 
@@ -94,11 +97,12 @@ def test_spectral_norm_is_the_mean_over_sequences_with_its_interval():
 
 def test_a_record_comes_back_as_it_was(mirror, results_dir):
     times = {"started": "2026-01-02T03:04:05+00:00", "ended": "2026-01-02T03:04:07.250000+00:00"}
-    loud = {"host_state": {"disturbed": ["other processes: 1.3 cores", "heat"]}}
+    loud = {"host_state": {"disturbed": ["other processes: 1.3 cores", "heat"]}, "inputs_sha256": "a1" * 32}
+    loud |= {"code": {"git_sha": "c0ffee"}, "overrides": ("experiment=cpu_peers",)}
     record = a_record(7, seq_len=2048, config={"attention": {"name": "flash", "scale": 0.125}}, **times, **loud)
     assert mirror.sync([record]) == 1
     (run,) = runs_of(results_dir)
-    assert run.info.run_name == "flash n=2048 latency"
+    assert run.info.run_name == "flash, n=2,048, latency"
     assert (run.info.start_time, run.info.end_time) == (1767323045000, 1767323047250)
     assert run.info.artifact_uri.startswith((results_dir / "mlartifacts").as_uri())
     assert run.data.params == {key: str(value) for key, value in flatten(record.config).items()}
@@ -112,7 +116,13 @@ def test_a_record_comes_back_as_it_was(mirror, results_dir):
         **{"attention": "flash", "bench": "latency", "intervals_over": "rounds"},
         **{"device": "Synthetic CPU 9000", "cpu_model": "Synthetic CPU 9000", "torch": "2.13.0"},
         "disturbed": "other processes: 1.3 cores; heat",
+        **{"format": FORMAT, "units": UNITS},
     }
+    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert run.data.tags["mlflow.source.name"] == "python -m bench experiment=cpu_peers"
+    assert run.data.tags["mlflow.runColor"] == colour("flash")
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("gaussian", ("a1" * 32)[:36])
 
 
 def test_spectral_norms_are_drawn_over_the_features(mirror, results_dir):
@@ -120,7 +130,7 @@ def test_spectral_norms_are_drawn_over_the_features(mirror, results_dir):
     (run,) = runs_of(results_dir)
     history = client_of(results_dir).get_metric_history(run.info.run_id, "spectral_norm/relative")
     assert [point.step for point in history] == [64]
-    assert run.info.run_name == "flash n=1024 d=64 spectral_norm"
+    assert run.info.run_name == "flash, n=1,024, d=64, spectral_norm"
     assert run.data.tags["intervals_over"] == "sequences"
 
 
@@ -207,10 +217,10 @@ def test_a_sweep_has_one_curve_per_mechanism_and_axis_in_which_its_cells_differ(
     records.append(a_record(99, label="softmax", seq_len=4096, status="oom"))
     mirror.summary(SWEEP, records, [], "")
     curves = {run.info.run_name: run.info.run_id for run in runs_of(results_dir, "curve")}
-    lines = {"flash", "softmax dtype=float32", "softmax dtype=bfloat16"}
+    lines = {"flash, float32", "softmax, float32", "softmax, bfloat16"}
     assert curves.keys() == lines, "batch_size follows seq_len and is no axis of its own"
     for run_id in curves.values():
-        points = client_of(results_dir).get_metric_history(run_id, "latency_us_per_token/forward")
+        points = client_of(results_dir).get_metric_history(run_id, "microseconds per token/forward pass")
         assert [(point.step, point.value) for point in points] == [(512, 0.5), (1024, 0.5), (2048, 0.5)]
 
 
@@ -297,7 +307,8 @@ def test_a_folder_that_has_moved_is_mirrored_again(mirror, results_dir, tmp_path
     results_dir.mkdir()
 
 
-def test_what_mlflow_refuses_is_named_and_costs_no_other(mirror, monkeypatch, capsys):
+def test_what_a_server_refuses_is_named_and_costs_no_other(mirror, results_dir, monkeypatch, capsys):
+    mirror = Mirror(results_dir, uri=mirror.uri)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -315,54 +326,32 @@ def test_what_mlflow_refuses_is_named_and_costs_no_other(mirror, monkeypatch, ca
     assert mirror.sync(records) == 1
 
 
-def test_runs_of_cells_that_differ_have_names_that_differ(mirror, results_dir):
-    records = [
-        a_record(1, config={"causal": True, "inputs": {"name": "gaussian"}}),
-        a_record(2, config={"causal": False, "inputs": {"name": "gaussian"}}),
-        a_record(3, config={"causal": False, "inputs": {"name": "pretrained", "layer": 3}}),
-        a_record(4, seq_len=512, status="timeout", cell_id="c" * 64),
-        a_record(5, seq_len=512, attempt=2, cell_id="c" * 64),
-        a_record(6, seq_len=256),
-        a_record(7, seq_len=256, machine={"cpu_model": "another"}),
-    ]
-    for record in records:
-        mirror.sync([record])
-    mirror.sync(records)
-    names = {int(run.data.tags["record_id"][::-1], 16): run.info.run_name for run in runs_of(results_dir)}
-    assert len(set(names.values())) == 7
-    assert names[1] == "flash n=1024 latency causal=True inputs.name=gaussian"
-    assert names[3] == "flash n=1024 latency causal=False inputs.name=pretrained"
-    assert names[5] == "flash n=512 latency attempt=2"
-
-
 def test_seeds_are_on_one_line_and_lines_are_bounded(mirror, results_dir, capsys, monkeypatch):
     monkeypatch.setattr("bench.tracking.mirror.MAX_LINES", 2)
     records = [
         a_record(seed, bench="training", measured={"loss": float(seed)}, config={"seed": seed}) for seed in range(3)
     ]
-    records += [a_record(10 + number, label=f"other{number}") for number in range(3)]
+    performer = {"attention": {"name": "performer"}}
+    records += [a_record(10 + number, label=f"other{number}", config=performer) for number in range(3)]
     mirror.summary(SWEEP, records, [], "")
     curves = {run.info.run_name: run for run in runs_of(results_dir, "curve")}
-    assert len(curves) == 2 and curves["flash"].data.metrics == {"loss": 1.0}
+    assert len(curves) == 2 and curves["flash"].data.metrics == {"loss": 1.0, "sequence length": 1024}
     assert curves["flash"].data.params["dtype"] == "float32" and "seed" not in curves["flash"].data.params
     assert curves["flash"].data.tags["bench"] == "training"
-    assert "2 of 4 lines" in capsys.readouterr().err
-
-
-def test_curves_of_two_sweeps_have_names_of_their_own(mirror, results_dir):
-    for sweep in (SWEEP, "9" * 64):
-        mirror.summary(sweep, [a_record(1, sweep_id=sweep)], [], "")
-    assert {run.info.run_name for run in runs_of(results_dir, "curve")} == {"flash", "flash (sweep 999999)"}
+    assert "lines for 2 of 4 mechanisms and conditions" in capsys.readouterr().err
 
 
 def test_the_experiment_says_where_to_click_and_holds_its_views(mirror, results_dir):
     experiment = mirror.create()
     tags = client_of(results_dir).get_experiment(experiment).tags
-    assert all(views.address(name, experiment)[1:] in tags["mlflow.note.content"] for name in ("sweeps", "curves"))
-    packed = tags["mlflow.sharedViewState.curves"].removeprefix("deflate;")
+    assert all(views.address(name, experiment)[1:] in tags["mlflow.note.content"] for name in ("sweeps", "comparison"))
+    packed = tags["mlflow.sharedViewState.comparison"].removeprefix("deflate;")
     view = json.loads(zlib.decompress(base64.b64decode(packed)))
-    assert {chart["scaleType"] for chart in view["compareRunCharts"]} == {"log"}
-    assert view["searchFilter"] == views.CURVES
+    first, *_ = view["compareRunCharts"]
+    assert first["metricKey"] == "times as fast as softmax/forward pass" and first["scaleType"] == "log"
+    assert (first["xAxisKey"], first["selectedXAxisMetricKey"]) == ("metric", "sequence length")
+    assert view["searchFilter"] == views.COMPARISON and view["orderByKey"] == "tags.`rank`"
+    assert len({chart["uuid"] for chart in view["compareRunCharts"]}) == len(view["compareRunCharts"])
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------

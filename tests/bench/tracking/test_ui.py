@@ -59,9 +59,13 @@ def test_the_pages_are_served_to_this_machine_alone_and_end_without_a_trace(tmp_
         assert get(port, "/health") == (200, "OK")
         path = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=" + quote("attention-zoo")
         experiment = json.loads(get(port, path)[1])["experiment"]["experiment_id"]
-        for page in ("runs", "sweeps", "curves"):
+        for page in ("runs", "sweeps"):
             assert f"http://127.0.0.1:{port}/#/experiments/{experiment}/runs?viewStateShareKey={page}&" in printed
-        assert printed.count("workflowType=machine_learning") == 3
+        assert printed.count("workflowType=machine_learning") == 2
+        assert f"http://127.0.0.1:{port}\n" in printed
+        comparison = f"/#/experiments/{experiment}/runs?viewStateShareKey=comparison&"
+        status, front = get(port, "/")
+        assert status == 200 and f'location.replace("{comparison}' in front and 'id="root"' in front
         assert get(port, path, Host="example.org")[0] == 403
         listening = {
             connection.laddr.ip
