@@ -75,31 +75,32 @@ def test_kill_at_any_point_loses_and_doubles_nothing(tmp_path):
 import itertools, os, signal, sys
 from sqlalchemy import Engine, event
 from bench.records.store import Store
-from bench.tracking.mirror import Mirror
+from bench.tracking import mirror
 
-numbers = itertools.count()
+numbers = itertools.count(1)
 
 @event.listens_for(Engine, "before_cursor_execute")
-def kill(*_):
-    if next(numbers) == int(sys.argv[2]):
+def kill(connection, cursor, statement, *_):
+    if statement.startswith(sys.argv[3]) and next(numbers) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
+mirror.BATCH = 10
+mirror.Mirror(sys.argv[1]).sync(Store(sys.argv[1]).load())
 """
 
-    def kill_at(statement):
-        killed = run_python(code, tmp_path, statement)
+    def kill_at(number, statement=""):
+        killed = run_python(code, tmp_path, number, statement)
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
 
-    for statement in (100, 700):  # of the migration
-        kill_at(statement)
+    for number in (100, 700):  # of the migration
+        kill_at(number)
         assert not (tmp_path / "mlflow.db").exists()
     Mirror(tmp_path).create()
-    mirrored = [0]
-    for statement in (133, 170, 240, 300):  # of writing runs, some fifty for each two
-        kill_at(statement)
+    mirrored = []
+    for number, table in ((1, "runs"), (1, "latest_metrics"), (2, "tags"), (2, "metrics")):
+        kill_at(number, f"INSERT INTO {table} ")
         mirrored.append(len(runs_of(tmp_path)))
-    assert sorted(set(mirrored)) == mirrored, "every try gets further"
+    assert mirrored == [0, 0, 10, 20], "a batch is there wholly or not at all"
     Mirror(tmp_path).sync(store.load())
     runs = runs_of(tmp_path)
     assert Counter(run.data.tags["record_id"] for run in runs) == Counter(record.record_id for record in records)
