@@ -10,6 +10,7 @@ from analysis import answer, formats
 from analysis.attribution import attributions
 from analysis.controls import BLIND, Diagnosis, comparisons, diagnose, losses
 from analysis.frame import load
+from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
 from analysis.training import panels, trained_cells
 
@@ -49,7 +50,26 @@ def quality(frame: pd.DataFrame) -> str:
         f"- `{one.hybrid}`, n = {one.n:,}: {one.sentence} nats; the work of: {one.owner}." for one in attributions(data)
     ]
     table = pd.concat([_table(found[key], one, key) for key, one in verdicts.items()])
-    return "\n\n".join(["\n".join(said), formats.markdown(table), "\n".join(earned)])
+    return "\n\n".join(["\n".join(said), formats.markdown(table), "\n".join([*_recalled(data), *earned])])
+
+
+def _recalled(data: pd.DataFrame) -> list[str]:
+    """For each length what mechanisms other than controls make of tokens that repeat what no window of 64 reaches."""
+    controls = set(data.loc[data["control"].astype(bool), "series"])
+    kinds = by_kind(data)
+    far = kinds[kinds["token"].str.match(r"recalled_(64|128|256|512)") & ~kinds["series"].isin(controls)]
+    said = []
+    for (n, against), rows in far.groupby(["seq_len", "against"]):
+        losses = (rows["value"] * rows["share"]).groupby(rows["series"]).sum() / rows["share"].groupby(
+            rows["series"]
+        ).sum()
+        share = rows.drop_duplicates("token")["share"].sum()
+        each = ", ".join(f"`{name}` {loss:+.2f}" for name, loss in losses.sort_values().items())
+        said.append(
+            f"- n = {n:,}, tokens that repeat a rare pair from 64 or more tokens back ({100 * share:.1f} % of all): "
+            f"loss less that of `{against}`: {each} nats."
+        )
+    return said
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
