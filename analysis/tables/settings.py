@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses
-from analysis.paired import BETTER, UNDECIDED, corrected, verdict
+from analysis.paired import BETTER, UNDECIDED, Difference, corrected, verdict
 from analysis.selection import MissingRecords, controls, exact_softmax, require_ok, series
 
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
@@ -23,13 +23,26 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = frame[frame["bench"] == "train"]
     require_ok(rows, "bench=train")
+    found = [one for _, own in rows.groupby("inputs") for one in _of_task(own)]
+    if not found:
+        raise MissingRecords(f"{NEEDS}, in several settings of one task")
+    made = []
+    for (said, one), p in zip(found, corrected([one.p for _, one in found]), strict=True):
+        low, high = one.interval()
+        better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
+        numbers = {"difference (nats)": one.value, "low": low, "high": high, "p": p, "seeds": one.seeds}
+        made.append(said | numbers | {"better": better})
+    return pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
+
+
+def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
+    """What is said of each setting of a task, and the difference; nothing where there is one setting."""
     flat = pd.DataFrame({row["cell_id"]: _flat(row) for row in rows.drop_duplicates("cell_id").to_dict("records")}).T
     usual = flat.mode().iloc[0]
     changed = {cell: ", ".join(f"{k}={v}" for k, v in own.items() if v != usual[k]) for cell, own in flat.iterrows()}
     found = []
-    for name, own in rows.assign(setting=rows["cell_id"].map(changed), series=series(rows)).groupby(
-        "setting", sort=False
-    ):
+    rows = rows.assign(setting=rows["cell_id"].map(changed), series=series(rows))
+    for name, own in rows.groupby("setting", sort=False):
         by_series = losses(own)
         means = {label: float(np.mean([of.mean() for of in seeds.values()])) for label, seeds in by_series.items()}
         kinds = [set(own["series"][of(own)]) & means.keys() for of in (exact_softmax, controls)]
@@ -38,26 +51,15 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         first, second = (min(kind, key=means.__getitem__) for kind in kinds)
         one = compared(by_series[first], by_series[second])
         if one is not None:
-            said = {"setting": name or "the usual", "softmax": means[first], "best control": second}
-            found.append((said | {"its loss": means[second]}, one))
-    if not found:
-        raise MissingRecords(NEEDS)
-    if len(found) == 1:
-        raise MissingRecords("needs bench=train in several settings")
-    made = []
-    for (said, one), p in zip(found, corrected([one.p for _, one in found]), strict=True):
-        low, high = one.interval()
-        better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
-        made.append(
-            said
-            | {"difference (nats)": one.value, "low": low, "high": high, "p": p, "seeds": one.seeds, "better": better}
-        )
-    return pd.DataFrame(made).sort_values("difference (nats)", kind="stable", ignore_index=True)
+            said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or "the usual"}
+            said |= {"softmax": means[first], "best control": second, "its loss": means[second]}
+            found.append((said, one))
+    return found if len(found) > 1 else []
 
 
 def _flat(row: dict[str, Any]) -> dict[str, str]:
     """What a cell was trained with, apart from its mechanism and its seed."""
-    own = {key: str(row[key]) for key in ("inputs", "seq_len", "tokens", "num_heads", "head_dim", "dtype")}
+    own = {key: str(row[key]) for key in ("seq_len", "tokens", "num_heads", "head_dim", "dtype")}
     for part in ("model", "task", "training"):
         for key, value in json.loads(row["settings"]).get(part, {}).items():
             if key not in _LOOKS:

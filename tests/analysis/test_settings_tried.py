@@ -27,5 +27,5 @@ def test_without_a_control_there_is_no_table():
 
 
 def test_one_setting_alone_is_no_table():
-    with pytest.raises(MissingRecords, match="several settings"):
+    with pytest.raises(MissingRecords, match="in several settings of one task"):
         table(tidy(runs(HELPS)))
