@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 
 from analysis import answer, formats
-from analysis.attribution import attributions
+from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, Diagnosis, comparisons, diagnose, losses
 from analysis.frame import load
+from analysis.paired import LEVEL
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
 from analysis.training import panels, trained_cells
@@ -46,40 +47,56 @@ def quality(frame: pd.DataFrame) -> str:
         f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (_, n), one in verdicts.items()
     ]
-    earned = [
-        f"- `{one.hybrid}`, n = {one.n:,}: {one.sentence} nats; the work of: {one.owner}." for one in attributions(data)
-    ]
     table = pd.concat([_table(found[key], one, key) for key, one in verdicts.items()])
-    return "\n\n".join(["\n".join(said), formats.markdown(table), "\n".join([*_recalled(data), *earned])])
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(data))
+    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), *_by_kind(data), earned])
 
 
-def _recalled(data: pd.DataFrame) -> list[str]:
-    """For each length what mechanisms other than controls make of tokens that repeat what no window of 64 reaches."""
-    controls = set(data.loc[data["control"].astype(bool), "series"])
+def _by_kind(data: pd.DataFrame) -> list[str]:
+    """For each length a table of which tokens the differences of mechanisms to the best control are, controls apart."""
     kinds = by_kind(data)
-    far = kinds[kinds["token"].str.match(r"recalled_(64|128|256|512)") & ~kinds["series"].isin(controls)]
-    said = []
-    for (n, against), rows in far.groupby(["seq_len", "against"]):
-        losses = (rows["value"] * rows["share"]).groupby(rows["series"]).sum() / rows["share"].groupby(
-            rows["series"]
-        ).sum()
-        share = rows.drop_duplicates("token")["share"].sum()
-        each = ", ".join(f"`{name}` {loss:+.2f}" for name, loss in losses.sort_values().items())
-        said.append(
-            f"- n = {n:,}, tokens that repeat a rare pair from 64 or more tokens back ({100 * share:.1f} % of all): "
-            f"loss less that of `{against}`: {each} nats."
+    controls = set(data.loc[data["control"].astype(bool), "series"])
+    tables = []
+    for (n, against), rows in kinds[~kinds["series"].isin(controls)].groupby(["seq_len", "against"]):
+        place = rows["token"].map(
+            lambda token: "near" if "below" in token else "far" if "recalled" in token else "other"
         )
-    return said
+        parts = rows.assign(part=rows["value"] * rows["share"]).groupby(["series", place])[["part", "share"]].sum()
+        means = (parts["part"] / parts["share"]).unstack()
+        share = parts["share"].groupby(level=1).first()
+        words = {"far": "repeats from 64 or more tokens back", "near": "repeats from nearer", "other": "others"}
+        named = {where: f"{word} ({100 * share[where]:.1f} % of tokens)" for where, word in words.items()}
+        shown = means.sort_values("far")[[*words]].map("{:+.2f}".format).rename(columns=named)
+        shown.insert(0, f"nats minus `{against}`, n = {n:,}", [f"`{name}`" for name in shown.index])
+        tables.append(formats.markdown(shown))
+    return tables
+
+
+def _earned(one: Attribution) -> str:
+    """What the branches of a hybrid earn over the other trained alone, and what a trained model loses without them."""
+    ways = {
+        ALONE: "Over the other branch trained alone",
+        REMOVED: "Cut out of the trained model (dependence, not worth)",
+    }
+    parts = {how: [part for part in one.parts if part.how == how] for how in ways}
+    said = [f"{ways[how]}: {', '.join(map(_worth, own))} nats." for how, own in parts.items() if own]
+    return f"`{one.hybrid}`, n = {one.n:,}, what each branch is worth. {' '.join(said)}"
+
+
+def _worth(part: Worth) -> str:
+    low, high = part.difference.interval(LEVEL)
+    word = f", {part.word}" if part.how == ALONE else ""
+    return f"the {part.branch} {part.difference.value:+.2f} ({low:+.2f} to {high:+.2f}{word})"
 
 
 def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.DataFrame:
     """A line for each series, the best first: its mean loss, the differences to both controls, the verdict on each."""
-    anchors = {"less softmax's": found.positive, "less the best control's": found.negative}
+    anchors = {f"minus `{anchor}`": anchor for anchor in (found.positive, found.negative)}
     said = {(one["attention"], one["against"]): difference(one) for one in comparisons(rows, key)}
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()
     return pd.DataFrame(
-        {"n": key[1], "mechanism": f"`{name}`" + (" (control)" if is_control[name] else ""), "loss": f"{mean:.3f}"}
+        {"n": key[1], "mechanism": f"`{name}`" + (" (control)" if is_control[name] else ""), "mean loss": f"{mean:.3f}"}
         | {column: said.get((name, anchor), "–") for column, anchor in anchors.items()}
         for name, mean in sorted(means.items(), key=lambda one: one[1])
     )
