@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.controls import NEEDS, compared, losses
 from analysis.paired import BETTER, UNDECIDED, Difference, corrected, verdict
-from analysis.selection import MissingRecords, controls, exact_softmax, require_ok, series
+from analysis.selection import MissingRecords, controls, disturbance, exact_softmax, require_ok, series, unless_quiet
 
 _LOOKS = ("evaluate_every", "evaluation_examples", "test_examples", "test_lengths", "checkpoint_seconds")
 """Settings of training that say when and by what a model is looked at, not what it learns."""
@@ -32,7 +32,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
         better = {BETTER: "softmax", UNDECIDED: UNDECIDED}.get(verdict(one, p), "the control")
         numbers = {"difference (nats)": one.value, "low": low, "high": high, "p": p, "seeds": one.seeds}
         made.append(said | numbers | {"better": better})
-    return pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
+    table = pd.DataFrame(made).sort_values(["task", "difference (nats)"], kind="stable", ignore_index=True)
+    return unless_quiet(table)
 
 
 def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
@@ -53,6 +54,7 @@ def _of_task(rows: pd.DataFrame) -> list[tuple[dict[str, Any], Difference]]:
         if one is not None:
             said = {"task": own["inputs"].iloc[0].replace("_", " "), "setting": name or "the usual"}
             said |= {"softmax": means[first], "best control": second, "its loss": means[second]}
+            said["disturbed"] = disturbance(own[own["series"].isin([first, second])])
             found.append((said, one))
     return found if len(found) > 1 else []
 
@@ -61,7 +63,9 @@ def _flat(row: dict[str, Any]) -> dict[str, str]:
     """What a cell was trained with, apart from its mechanism and its seed."""
     own = {key: str(row[key]) for key in ("seq_len", "tokens", "num_heads", "head_dim", "dtype")}
     for part in ("model", "task", "training"):
-        for key, value in json.loads(row["settings"]).get(part, {}).items():
+        values = json.loads(row["settings"]).get(part)
+        # A record from elsewhere need not have it.
+        for key, value in values.items() if isinstance(values, dict) else ():
             if key not in _LOOKS:
                 own[f"{part}.{key}"] = json.dumps(value)
     return own
