@@ -180,12 +180,14 @@ def _numbers(row: pd.Series) -> tuple[float, float, float]:
 
 
 def _from(rows: pd.DataFrame) -> tuple[float, bool]:
-    """The far end of the length from which a mechanism is ahead, and whether it is so at all lengths."""
+    """The far end of the length from which a mechanism is ahead, and whether it is so at all lengths.
+
+    Without a crossing, as after a tie, it is the first measured length from which all say so.
+    """
     if np.isfinite(rows["from_seq_len"].iloc[0]):
         return float(rows["from_high"].iloc[0]), False
-    if (rows["best_verdict"] == "faster").all():
-        return float(rows["seq_len"].iloc[0]), True
-    return math.inf, False
+    is_ahead = (rows["best_verdict"] == "faster")[::-1].cummin()[::-1]
+    return (float(rows["seq_len"][is_ahead].iloc[0]), bool(is_ahead.all())) if is_ahead.any() else (math.inf, False)
 
 
 def _memory(frame: pd.DataFrame, name: str, causal: bool, n: int, measured_pass: str) -> float:

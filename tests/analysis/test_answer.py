@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 from synthetic_records import ATTENTIONS, compare, config, memory, record, spectral, under
 
@@ -151,3 +152,17 @@ def test_a_page_says_names_as_they_are(tmp_path):
     assert (
         "use &lt;x&gt; &amp; y" in (tmp_path / "a.html").read_text() and "<b>" not in (tmp_path / "a.html").read_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["faster"] * 3, (512.0, True)),
+        (["tie", "faster", "faster"], (1024.0, False)),
+        (["faster", "tie", "faster"], (2048.0, False)),
+        (["faster", "faster", "tie"], (math.inf, False)),
+    ],
+)
+def test_after_a_tie_a_mechanism_is_ahead_from_the_first_length_on_that_says_so(verdicts, expected):
+    rows = pd.DataFrame({"seq_len": [512, 1024, 2048], "best_verdict": verdicts, "from_seq_len": math.nan})
+    assert answer._from(rows) == expected
