@@ -68,13 +68,17 @@ class Attribution:
 
     @property
     def sentence(self) -> str:
-        """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats."""
+        """`the window earns 0.41 [0.40, 0.42], the sketch 0.00 [-0.01, 0.01]`, in nats.
+
+        A branch without the other trained alone says `by removal`: what a model depends on is not what it gains.
+        """
         said: list[str] = []
         for branch in BRANCHES:
             if one := self.of(branch):
                 low, high = one.difference.interval(LEVEL)
                 verb = "" if said else "earns "
-                said.append(f"the {branch} {verb}{one.difference.value:.2f} [{low:.2f}, {high:.2f}]")
+                by_removal = "" if one.how == ALONE else " by removal"
+                said.append(f"the {branch} {verb}{one.difference.value:.2f} [{low:.2f}, {high:.2f}]{by_removal}")
         return ", ".join(said)
 
 

@@ -33,6 +33,7 @@ def test_a_hybrid_is_the_work_of_the_branch_that_earns(window, sketch, owner, is
         assert found.of(branch).how == (ALONE if is_alone else REMOVED)
         assert found.of(branch).difference.value == pytest.approx(worth, abs=0.01)
     assert found.sentence.startswith(f"the window earns {found.of('window').difference.value:.2f} [")
+    assert ("by removal" in found.sentence) is not is_alone
 
 
 def test_what_decides_is_the_other_branch_trained_alone():
