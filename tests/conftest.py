@@ -20,6 +20,8 @@ from bench.records.store import Store
 
 pytest_plugins = ["fake_driver", "needs", "numerics", "promises", "tensor_cores"]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
 # Who starts the tests in the background may ignore these, and so would all that they start.
 for number, meaning in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) == signal.SIG_IGN:
@@ -60,6 +62,14 @@ def synthetic_results(tmp_path_factory):
     for record in (*everything(), *quality()):
         store.write(record)
     return results_dir
+
+
+@pytest.fixture(autouse=True)
+def signals_mean_afterwards_what_they_meant():
+    """A command that runs here may let SIGPIPE kill it: another test would die of a pipe that nobody reads."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @pytest.fixture
