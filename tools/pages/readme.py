@@ -1,5 +1,6 @@
 """The numbers of README.md, from the records in results/: `python -m tools.pages.readme` writes them between marks."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,28 @@ def page(text: str) -> str:
 
 
 def costs(frame: pd.DataFrame) -> str:
-    """When to use what, and a line for each mechanism that the answer knows."""
+    """When to use what, and for each mask a table with a line for each mechanism that the answer knows."""
     found = answer.answers(frame)
-    table = unless_quiet(answer.lines(found)).rename(columns={"n": "at n ="})
-    return "\n\n".join(["\n".join(f"- {each}" for each in answer.sentences(found)), formats.markdown(table)])
+    said = "\n".join(f"- {each}" for each in answer.sentences(found))
+    tables = [_costs([one for one in found if one.causal == causal]) for causal in (True, False)]
+    return "\n\n".join([said, *tables])
+
+
+def _costs(found: list[answer.Answer]) -> str:
+    """The answer's table as narrow as a page: what most rows share stands in the heads of the columns."""
+    table = unless_quiet(answer.lines(found)).drop(columns=["mask", "n"])
+    n, trained = (statistics.mode(length) for length in zip(*((one.n, one.training_n) for one in found), strict=True))
+    table["forward"] += ["" if one.n == n else f" at {one.n:,}" for one in found]
+    table["training"] = table["training"].str.removesuffix(f" at {trained:,.0f}")
+    averaging = (set(table.pop("of averaging")) - {answer.UNKNOWN}).pop().partition(" ")[0]
+    heads = {
+        "attention": "with a causal mask" if found[0].causal else "without a mask",
+        "forward": f"forward, n = {n:,}",
+        "training": f"training, n = {trained:,.0f}",
+        "error": f"error (averaging: {averaging})",
+    }
+    shorter = {r" \(the shortest measured\)": " or less", r"\((\S+) to (\S+)\)": r"(\1–\2)"}
+    return formats.markdown(table.rename(columns=heads).replace(shorter, regex=True))
 
 
 def quality(frame: pd.DataFrame) -> str:
