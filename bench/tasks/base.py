@@ -1,6 +1,6 @@
 """What a task is: settings that open it, and examples by (split, index); the random numbers they are made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -151,6 +151,11 @@ class Draws:
     def uniform(self, count: int) -> NDArray[np.float64]:
         """`count` independent numbers, uniform on (0, 1), of 52 bits and never an end."""
         return ((self._philox.random_raw(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def endless(self) -> Iterator[float]:
+        """Independent numbers as those of `uniform`, one after the other."""
+        while True:
+            yield from self.uniform(256).tolist()
 
     def distinct(self, bound: int, count: int) -> NDArray[np.int64]:
         """`count` different integers of 0..bound - 1, every such sequence as likely as any other."""

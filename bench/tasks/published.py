@@ -1,0 +1,63 @@
+"""Data sets of the Hugging Face hub, or local folders of their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.inputs import models, texts
+
+KEY = "task.data"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set with splits `train` and `test`, by the name that it has here, or the folder that it is in.
+
+    Attributes:
+        data: what the user gave.
+        name: what it is called here.
+        repository: where it is on the hub.
+        columns: that it must have.
+        instead: the setting that works without it.
+    """
+
+    data: str
+    name: str
+    repository: str
+    columns: tuple[str, ...]
+    instead: str
+
+    @property
+    def source(self) -> str:
+        """For records and figures."""
+        return self.repository if self.data == self.name else self.data
+
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down: the repository, or the files with their sizes and when they were changed."""
+        if self.data == self.name:
+            return {"dataset": self.repository, "split": split}
+        return {"files": stamps(Path(self.data)), "split": split}
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        """The rows of a split; raises as `bench.inputs.texts.records`."""
+        if self.data == self.name:
+            if not models.hub_answers():
+                line = "the Hugging Face hub cannot be reached; a stand-in is"
+                raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
+        elif not os.path.isdir(self.data):
+            raise ValueError(f"{KEY}={self.data!r}: must be {self.name}, a folder of its files, or {self.instead}")
+        yield from texts.records(self.source, None, None, split, KEY, self.columns)
+
+
+def stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Of the files below a folder."""
+    return [stamp(path) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """Path, size in bytes, and when the file was changed, in ns: to hash a file of gigabytes would take a minute."""
+    return str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns
