@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from attention_zoo import UnsupportedError
-from bench.common.errors import ConfigError
 from bench.common.mechanism import build_attention
 from bench.common.schema import named
 from bench.models.classifier import BagOfTokensSettings, Classifier, ClassifierSettings, ConvolutionSettings
@@ -42,14 +41,12 @@ def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None
     seed `config["seed"] + i`. Weights are a function of the seed alone.
 
     Raises:
-        ConfigError: as `Settings.require_fits`, or the model's answers are not those that the task asks for.
+        ConfigError: as `Settings.require_fits` and `Settings.require_answers`.
         UnsupportedError: the mechanism cannot be part of such a model.
     """
     chosen = settings(config["model"])
     chosen.require_fits(config)
-    if chosen.classifies != (classes is not None):
-        what = "classes" if chosen.classifies else "tokens"
-        raise ConfigError(f"model.name={chosen.name}: needs a task whose answers are {what}")
+    chosen.require_answers(classes)
     sizes: dict[str, Any] = {"vocabulary": vocabulary, "seq_len": config["seq_len"]}
     if chosen.classifies:
         sizes |= {"width": config["num_heads"] * config["head_dim"], "classes": classes, "documents": documents}

@@ -32,6 +32,16 @@ class Settings:
     """False: a control, which has the mechanism `identity` and none of it in its layers."""
     layers: int
 
+    def require_answers(self, classes: int | None) -> None:
+        """Refuse a task of so many classes (null: of tokens) whose answers are not those of the model.
+
+        Raises:
+            ConfigError: naming the model and what it needs.
+        """
+        if self.classifies != (classes is not None):
+            what = "classes" if self.classifies else "tokens"
+            raise ConfigError(f"model.name={self.name}: needs a task whose answers are {what}")
+
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a resolved configuration whose sizes, mask or mechanism's settings are none of the model.
 

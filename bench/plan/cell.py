@@ -198,7 +198,9 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
         model.require_fits({**sizes, "attention": attention, "training": config.training})
         if not model.has_attention:
             label = model.name
-        tasks.settings(config.task).require_fits(sizes)
+        task = tasks.settings(config.task)
+        task.require_fits(sizes)
+        model.require_answers(task.classes)
         require_parts(config.training, sizes["batch_size"])
     sizes["device"] = choose_device(config.device, resources)
     return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}

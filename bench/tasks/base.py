@@ -116,6 +116,7 @@ class Settings:
 
     name: ClassVar[str]
     causal: ClassVar[bool] = True
+    classes: ClassVar[int | None] = None
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a configuration that the task has no examples for.

@@ -17,9 +17,8 @@ GAP_POWER = 0.01
 
 @dataclass
 class GeneratedSettings(Settings):
-    """The settings of a task whose examples are drawn; `classes` and `padding` are the task's."""
+    """The settings of a task whose examples are drawn; `padding` is the task's."""
 
-    classes: ClassVar[int | None] = None
     padding: ClassVar[int | None] = None
 
     examples: int | None = setting(None, "examples to train on; null: fresh ones without end", minimum=1)

@@ -21,7 +21,6 @@ LEVELS = 256
 LUMINANCE = (0.2989, 0.5870, 0.1140)
 """Of red, green and blue: TensorFlow's `rgb_to_grayscale`, which LRA uses."""
 DIGITS = "digits"
-ENLARGED = 3
 HELD_OUT = {8: "validation", 9: "test"}
 """Of ten digits that follow one another."""
 
@@ -43,6 +42,11 @@ class ImageSettings(Settings):
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
 
     @property
+    def pixels(self) -> int:
+        """Of an image."""
+        return SIDE**2
+
+    @property
     def padding(self) -> int | None:
         """The token that is none."""
         return 0 if self.mask == "nonzero" else None
@@ -50,8 +54,10 @@ class ImageSettings(Settings):
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse another length than that of an image."""
         super().require_fits(config)
-        if config["seq_len"] != SIDE**2:
-            raise ConfigError(f"seq_len={config['seq_len']}: must be {SIDE**2}, the pixels of task.name={self.name}")
+        if config["seq_len"] != self.pixels:
+            raise ConfigError(
+                f"seq_len={config['seq_len']}: must be {self.pixels}, the pixels of task.name={self.name}"
+            )
 
     def task(self, source: str, vocabulary: int, rows: Mapping[str, kept.Array]) -> Task:
         """The task of images that are kept."""
@@ -66,25 +72,40 @@ class Image(ImageSettings):
 
     Long Range Arena (Tay et al. 2021, section 2.2.4): CIFAR-10 in 256 levels of grey; the first 90 % of its training
     images train, the others are for validation. A stand-in is `digits`: the 1,797 handwritten digits of 8 x 8 pixels
-    that scikit-learn ships, three times enlarged, at a random place of a black image; the original digits of the three
-    splits differ (80 %, 10 %, 10 %), and every example is fresh.
+    that scikit-learn ships, three times enlarged, at a random place of a black image (of 16 x 16 as they are); the
+    original digits of the three splits differ (80 %, 10 %, 10 %), and every example is fresh.
 
     Attributes:
         data: `cifar10` on the hub, a folder of its files (columns `img` and `label`; `train` or `test` in their names),
             or `digits`.
+        side: 32, of digits also 16: what a laptop trains on in minutes.
     """
 
     name: ClassVar[str] = "image"
     classes: ClassVar[int] = 10
 
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
+    side: int = setting(SIDE, "pixels of a side: 32, of digits also 16", minimum=16, maximum=SIDE)
+
+    @property
+    def pixels(self) -> int:
+        """Of an image."""
+        return self.side**2
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse also a side that the images do not have."""
+        if self.side not in ((16, SIDE) if self.data == DIGITS else (SIDE,)):
+            raise ConfigError(f"task.side={self.side}: must be {SIDE}, or 16 with task.data={DIGITS}")
+        super().require_fits(config)
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
         if self.data == DIGITS:
             answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
             source = "digits of scikit-learn (stand-in for CIFAR-10)"
-            return Digits(source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], **answers)
+            return Digits(
+                source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], self.side, **answers
+            )
         data = published.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), f"task.data={DIGITS}")
         try:
             train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in ("train", "test"))
@@ -100,6 +121,12 @@ class Digits(Task):
 
     digits: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
     seed: int
+    side: int = SIDE
+
+    @property
+    def enlarged(self) -> int:
+        """Pixels of a side that a pixel becomes."""
+        return 3 * self.side // SIDE
 
     def units(self, split: str, indices: Sequence[int]) -> list[int]:
         """The original digits: images of one are alike."""
@@ -109,8 +136,8 @@ class Digits(Task):
         """One digit, somewhere."""
         number, row, column = self._drawn(split, index)
         images, labels = self.digits[split]
-        large = np.kron(images[number], np.ones((ENLARGED, ENLARGED), np.int64)) * (LEVELS - 1) // 16
-        image = np.zeros((SIDE, SIDE), np.int64)
+        large = np.kron(images[number], np.ones((self.enlarged, self.enlarged), np.int64)) * (LEVELS - 1) // 16
+        image = np.zeros((self.side, self.side), np.int64)
         image[row : row + len(large), column : column + len(large)] = large
         return image.reshape(-1), labels[number : number + 1]
 
@@ -118,7 +145,7 @@ class Digits(Task):
         """Which digit, and where."""
         draws, images = Draws(self.seed, split, index), self.digits[split][0]
         number = draws.below(len(images), 1)
-        row, column = draws.below(SIDE + 1 - ENLARGED * images.shape[1], 2)
+        row, column = draws.below(self.side + 1 - self.enlarged * images.shape[1], 2)
         return int(number[0]), int(row), int(column)
 
 
