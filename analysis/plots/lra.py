@@ -17,15 +17,15 @@ MARKERS, SHADES = ("o", "s", "^", "D"), ("0", "0.35", "0.55", "0.7")
 """Of batch sizes, from the smallest."""
 _SEEDS = "Medians over seeds"
 _TIME = (
-    f"Seconds of the training steps alone, the median of the seeds on quiet cores. Thick lines: {_SEEDS.lower()} of the "
-    "validation loss; thin ones: each seed."
+    f"Seconds of the training steps alone, the median of the seeds on quiet cores. Thick lines: {_SEEDS.lower()} of "
+    "the validation loss; thin ones: each seed."
 )
 _SENSITIVITY = f"{_SEEDS}, bars from the least to the greatest. The paper has text with batches of 64 and 128."
 
 
 @layout.styled()
 def figure2(frame: pd.DataFrame) -> Picture:
-    """Validation loss over the seconds of training on Long Range Arena (Skeinformer, Figure 2), a panel for each task."""
+    """Validation loss over the time of training on Long Range Arena (Skeinformer, Figure 2): a panel for each task."""
     data, notes = trained_cells(frame, TASKS)
     quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
     if quiet.empty:
