@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError
 from bench.tasks.base import Task
+from bench.tasks.kept import KeptExamples
 
-LOOKED_AT = {"train": 16384, "validation": 2048, "test": 2048}
-"""Examples of each split, so that it takes seconds."""
+LOOKED_AT = {"train": 2048, "validation": 512, "test": 512}
+"""Examples of each split that are drawn, so that it takes seconds."""
+KEPT = 65536
+"""Examples of a split that lie on the disk."""
 LARGEST_SHARE = 0.01
 """Of the examples of a split that are in another one: collections of reviews and images have a few twins."""
-SAMPLE, FEWEST = 2048, 200
+SAMPLE, FEWEST = 1024, 200
 """Examples that tell how much a position tells, and of how few nothing can be said."""
 ERRORS = 0.1
 """A position tells the class where it leaves less than this part of the errors of who knows the most frequent class."""
@@ -42,14 +45,15 @@ def require_none(task: Task, name: str) -> None:
     found = telling(task)
     if found is not None and 1 - found.accuracy < ERRORS * (1 - found.most_frequent):
         line = f"token {found.position} alone tells the class of {100 * found.accuracy:.3g} % of {task.source}"
-        raise ConfigError(f"task.name={name}: {line}, must be a part of what does")
+        raise ConfigError(f"task.name={name}: {line}, it must need others")
 
 
 def twins(task: Task) -> dict[tuple[str, str], float]:
     """The share of the examples looked at of a split whose tokens are, all of them, also those of one of another."""
+    looked_at = dict.fromkeys(LOOKED_AT, KEPT) if isinstance(task, KeptExamples) else LOOKED_AT
     hashes = {
-        split: [_hash(task.example(split, i)[0]) for i in _indices(task, split, LOOKED_AT[split])]
-        for split in LOOKED_AT
+        split: [_hash(task.example(split, index)[0]) for index in _indices(task, split, most)]
+        for split, most in looked_at.items()
     }
     pairs = (("validation", "train"), ("test", "train"), ("test", "validation"))
     return {(split, other): float(np.isin(hashes[split], hashes[other]).mean()) for split, other in pairs}
