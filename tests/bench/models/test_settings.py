@@ -16,7 +16,7 @@ def test_a_file_is_of_a_size_and_fits(name):
     given = FILES[name]
     assert set(given) == {"model", "num_heads", "head_dim", "causal"}
     assert set(given["model"]) == {"name", "layers"}
-    settings(given["model"]).require_fits({**given, "attention": {"name": "identity"}})
+    settings(given["model"]).require_fits({**given, "attention": {"name": "identity"}, "seq_len": 64})
     first, second, *_ = (CONF / "model" / f"{name}.yaml").read_text().splitlines()
     assert first == "# @package _global_" and second.startswith("# ")
 
@@ -50,7 +50,10 @@ def test_sizes_are_those_of_the_papers():
     ("values", "message"),
     [
         ({}, "model.name=None: must be one of transformer, encoder, classifier, bag_of_tokens, convolution"),
-        ({"name": "bert"}, "model.name='bert': must be one of transformer, encoder, classifier, bag_of_tokens, convolution"),
+        (
+            {"name": "bert"},
+            "model.name='bert': must be one of transformer, encoder, classifier, bag_of_tokens, convolution",
+        ),
         ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, sinusoidal, short"),
         ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
         ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),
