@@ -44,8 +44,15 @@ class Diagnosis:
 
 
 def errors(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
-    """As `losses`, of classes: shares of wrong answers."""
-    return {name: {s: 1 - each for s, each in of.items()} for name, of in losses(rows, ACCURACY).items()}
+    """As `losses`, of classes: shares of wrong answers, as many units for each; one that has no examples is as all."""
+    found = losses(rows, ACCURACY)
+    units = max((len(each) for of in found.values() for each in of.values()), default=0)
+    return {
+        name: {
+            seed: np.pad(1 - each, (0, units - len(each)), constant_values=1 - each.mean()) for seed, each in of.items()
+        }
+        for name, of in found.items()
+    }
 
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:

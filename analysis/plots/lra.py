@@ -57,10 +57,11 @@ def figure3(frame: pd.DataFrame) -> Picture:
     cells = cells[cells["status"] == "ok"].assign(series=cells["attention"].str.partition(" ")[0])
     own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
     own = _richest(own, ["seq_len", "hyperparameters", "settings"], ["rate", "batch_size"])
+    own = own[own.groupby("batch_size")["rate"].transform("nunique") > 1]
     sized = cells[cells["features"].notna()]
     sized = _richest(sized, ["inputs", "seq_len", "batch_size", "rate", "settings"], ["series", "features"])
     sized = sized[sized.groupby("series")["features"].transform("nunique") > 1]
-    if own["rate"].nunique() < 2 and sized.empty:
+    if own.empty and sized.empty:
         raise MissingRecords(f"{NEEDS} at several learning rates (skeinformer, {TASK}), or of several sizes d")
     drawn, axes = layout.panels(1, 3, share_y=False)
     (right, time, size), properties = axes[0], style.of_series(sized)
@@ -94,9 +95,9 @@ def _over_rates(panel: Axes, rows: pd.DataFrame, label: str, factor: float) -> N
     for (batch, of_batch), marker in zip(rows.groupby("batch_size"), MARKERS, strict=False):
         look = {"label": f"batch of {batch}", "marker": marker, "color": SHADES[MARKERS.index(marker)]}
         marks.errorbar(panel, _over_seeds(of_batch, "rate"), "rate", look, factor)
-    panel.set_xlabel("learning rate")
     panel.set_ylabel(label)
+    panel.set_xlabel("learning rate")
     if len(rows):
         panel.legend(frameon=False, fontsize=layout.SMALLEST)
-        panel.set_xscale("log")
         panel.margins(x=0.15)
+        marks.log_axis(panel.xaxis, "learning rate")

@@ -44,13 +44,13 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
 def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """A row for each series of a task and length."""
     word, quiet = controls.diagnose(rows).word, timed(rows)
-    values = {name: mean_accuracy(of) for name, of in controls.losses(rows, ACCURACY).items()}
-    ranks = pd.Series({name: one.value for name, one in values.items()}).rank(ascending=False, method="min")
+    values = {name: mean_error(of) for name, of in controls.errors(rows).items()}
+    ranks = pd.Series({name: one.value for name, one in values.items()}).rank(method="min")
     for name, one in values.items():
         own, speed = rows[rows["series"] == name], quiet.loc[quiet["series"] == name, "value"]
         total = own[own["cell_id"].isin(quiet["cell_id"]) & (own["metric"] == "validation_seconds")]["value"]
         variant = str(own["attention"].iloc[0]).partition(" ")[0]
-        low, high = one.interval() if one.seeds > 1 else (np.nan, np.nan)
+        high, low = one.interval() if one.seeds > 1 else (np.nan, np.nan)
         yield {
             **dict(zip(("task", "n"), key, strict=True)),
             "name": own["inputs"].iloc[0],
@@ -59,9 +59,9 @@ def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, ob
             "attention": name,
             "theirs": SAME.get(variant, variant),
             "seeds": one.seeds,
-            "accuracy (%)": 100 * one.value,
-            "low": 100 * low,
-            "high": 100 * high,
+            "accuracy (%)": 100 - 100 * one.value,
+            "low": 100 - 100 * low,
+            "high": 100 - 100 * high,
             "rank": ranks[name] if word == controls.DIAGNOSTIC else np.nan,
             "minutes per 1,000 steps": 1000 / 60 / speed.median(),
             "minutes in total": total.median() / 60,
@@ -79,10 +79,9 @@ def _papers() -> pd.DataFrame:
     return pd.concat(columns, axis=1).reset_index()
 
 
-def mean_accuracy(by_seed: dict[int, Array]) -> Difference:
+def mean_error(by_seed: dict[int, Array]) -> Difference:
     """The mean over seeds and groups of examples; of one seed its value is all that is known."""
-    least = min(map(len, by_seed.values()))
-    values = np.stack([by_seed[seed][:least] for seed in sorted(by_seed)])
+    values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
     if min(values.shape) > 1:
         return difference(values, np.zeros_like(values))
     return Difference(float(values.mean()), np.nan, np.nan, np.nan, np.nan, len(values), values.shape[1])
@@ -127,8 +126,9 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
 def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
     """Each mechanism with each protocol other than the usual one."""
     usual = cells["options"].value_counts().idxmax()
+    newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
     by_protocol = {
-        text: {name: _errors(of) for name, of in rows.groupby("attention")} for text, rows in cells.groupby("options")
+        text: controls.errors(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
     }
     softmax = _softmax(cells)
     for text, by_name in by_protocol.items():
@@ -146,13 +146,8 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
             yield row, one
 
 
-def _errors(rows: pd.DataFrame) -> dict[int, Array]:
-    newest = rows.sort_values("ended").drop_duplicates("seed", keep="last")
-    return {int(seed): 1 - raw for seed, raw in zip(newest["seed"], newest["raw"], strict=True)}
-
-
 def _percent(errors: dict[int, Array]) -> float:
-    return 100 - 100 * mean_accuracy(errors).value
+    return 100 - 100 * mean_error(errors).value
 
 
 def _softmax(cells: pd.DataFrame) -> str:

@@ -1,6 +1,6 @@
 """What a model has learned: the losses of a split, by position, by unit of replication and by kind of answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,20 @@ def pieces(
     return list(zip(tokens, targets, masks, strict=True))
 
 
+def linearised(right: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """What each unit makes of a share of right answers: their mean is the share itself, whatever the units' sizes are.
+
+    The linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so that an
+    interval of their mean, or of the mean of differences, is one of the ratio's. An empty unit has the share.
+
+    Args:
+        right: right answers in each unit.
+        counts: answers in each unit.
+    """
+    share, units = sum(right) / sum(counts), sum(count > 0 for count in counts)
+    return [share + (own - share * count) * units / sum(counts) for own, count in zip(right, counts, strict=True)]
+
+
 class Sums:
     """Sums of losses, and how many answers they are of, by a number that each answer has."""
 
@@ -48,10 +62,6 @@ class Sums:
         """Losses `(k,)` and the number of each."""
         both = torch.stack([losses.double(), torch.ones_like(losses, dtype=torch.float64)])
         self.sums.index_add_(1, numbers.to(self.sums.device), both)
-
-    def means(self, world: World) -> list[float]:
-        """Over all processes, of the numbers that came."""
-        return [total / count for total, count in zip(*self.over(world), strict=True) if count]
 
     def over(self, world: World) -> tuple[list[float], list[int]]:
         """The sums of all processes, and the counts."""
@@ -67,8 +77,9 @@ def evaluate(
 
     Returns:
         `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
-        the mean of each unit of replication; of classes also `"accuracy_by_unit"`; of the test split, where the task
-        tells kinds of answers apart, also `"parts": {kind: {"answers": how many, "loss": their sum}}`.
+        the mean of each unit of replication; of classes also `"accuracy_by_unit"`, of units by their number; of the
+        test split, where the task tells kinds of answers apart, also `"parts": {kind: {"answers": how many, "loss":
+        their sum}}`.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -105,10 +116,10 @@ def evaluate(
         "token_accuracy": float(world.total(right)) / sum(asked),
         "example_accuracy": float(world.total(whole)) / count,
         "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
-        "loss_by_unit": by_unit.means(world),
+        "loss_by_unit": [loss / times for loss, times in zip(*by_unit.over(world), strict=True) if times],
     }
     if task.classes is not None:
-        found["accuracy_by_unit"] = right_by_unit.means(world)
+        found["accuracy_by_unit"] = linearised(*right_by_unit.over(world))
     if kinds:
         parts = zip(kinds, *by_kind.over(world), strict=True)
         found["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}

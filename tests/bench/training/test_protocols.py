@@ -10,6 +10,7 @@ from loops import LENGTH, VOCABULARY, Letters, classifier, trained, trainer, wei
 from bench.common.errors import ConfigError
 from bench.tasks import IGNORED, Batch
 from bench.training import checkpoint
+from bench.training.evaluation import linearised
 from bench.training.loop import training_indices
 from bench.training.pretraining import SHARE, hidden
 from bench.training.settings import Training, check
@@ -120,9 +121,24 @@ def test_classes_are_counted_by_example_and_by_unit():
     losses = torch.nn.functional.cross_entropy(logits, batch.targets[:, 0], reduction="none")
     assert found["loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
     units = torch.arange(40) % 32
-    by_unit = [right[units == unit].mean().item() for unit in range(32)]
-    assert found["accuracy_by_unit"] == pytest.approx(by_unit) and 0 < sum(by_unit) < 32
+    by_unit = [right[units == unit].sum().item() for unit in range(32)]
+    assert found["accuracy_by_unit"] == pytest.approx(linearised(by_unit, units.bincount().tolist()))
+    assert 0 < right.mean() < 1
     assert "accuracy_by_unit" not in trainer().evaluate("test", 16)
+
+
+def test_units_of_other_sizes_make_the_share_of_right_answers_and_its_interval():
+    """Against the delete-one-group jackknife of the ratio, whose variance the linear part has up to 1 / groups."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(5, 60, (200,), generator=generator).double()
+    right = torch.binomial(counts, torch.rand(200, generator=generator).double() / 2 + 0.4, generator=generator)
+    values = torch.tensor(linearised(right.tolist(), counts.int().tolist()), dtype=torch.float64)
+    share = right.sum() / counts.sum()
+    assert values.mean().item() == pytest.approx(share.item(), abs=1e-12)
+    without = (right.sum() - right) / (counts.sum() - counts)
+    jackknife = 199 / 200 * (without - without.mean()).square().sum()
+    assert (values.var() / 200).item() == pytest.approx(jackknife.item(), rel=0.03)
+    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.75, 0.5, 0.25])
 
 
 def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
