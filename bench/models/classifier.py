@@ -138,7 +138,7 @@ class Classifier(nn.Module):
         n = tokens.shape[-1]
         require("seq_len", n, 2 <= n <= self.seq_len, f"2 to {self.seq_len}")
         if asked is not None and asked.shape == tokens.shape:
-            hidden = asked.view(-1, n)
+            hidden = asked.reshape(-1, n)
             return F.linear(self.read(tokens, mask, hidden)[hidden], self.embedding.weight)
         pooled = self._pooled(self.read(tokens, mask), mask)
         if tokens.dim() == 3:
@@ -150,8 +150,8 @@ class Classifier(nn.Module):
     def read(self, tokens: Tensor, mask: Tensor | None, hidden: Tensor | None = None) -> Tensor:
         """`(documents, n, width)`, zero where there is no token: each document of `tokens` by itself."""
         n = tokens.shape[-1]
-        padding = None if mask is None else ~mask.view(-1, n)
-        x = self.embedding(tokens.view(-1, n))
+        padding = None if mask is None else ~mask.reshape(-1, n)
+        x = self.embedding(tokens.reshape(-1, n))
         if hidden is not None:
             x = x.masked_fill(hidden[..., None], 0)
         if self.positions is not None:
@@ -165,7 +165,7 @@ class Classifier(nn.Module):
         """`(documents, n, width)` -> `(documents, width)`."""
         if mask is None or self.pooling == "all":
             return x.mean(1)
-        return x.sum(1) / mask.view(len(x), -1).sum(1, keepdim=True).clamp_min(1)
+        return x.sum(1) / mask.reshape(len(x), -1).sum(1, keepdim=True).clamp_min(1)
 
 
 class Block(nn.Module):
