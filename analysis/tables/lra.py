@@ -114,7 +114,7 @@ def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
     options, rest = [], []
     for text in cells["settings"]:
         settings = json.loads(text)
-        own = {}
+        own: dict[str, object] = {}
         for group, names in OPTIONS.items():
             part = settings.get(group) or {}
             own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
@@ -130,7 +130,7 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
     by_protocol = {
         text: controls.errors(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
     }
-    softmax = _softmax(cells)
+    softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
     for text, by_name in by_protocol.items():
         for name, errors in by_name.items() if text != usual else ():
             one = compared(errors, by_protocol[usual].get(name, {}))
@@ -148,11 +148,6 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
 
 def _percent(errors: dict[int, Array]) -> float:
     return 100 - 100 * mean_error(errors).value
-
-
-def _softmax(cells: pd.DataFrame) -> str:
-    exact = cells.loc[cells["exact"] & (cells["function"] == "softmax"), "attention"]
-    return str(exact.iloc[0]) if len(exact) else ""
 
 
 def _words(usual: str, text: str) -> str:

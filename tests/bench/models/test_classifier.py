@@ -1,15 +1,18 @@
 """Classifiers: against functions written out, what padding and order change, what each control sees."""
 
+import json
 import math
 
 import pytest
 import torch
 from model_cases import ENCODERS, SEQ_LEN, VOCABULARY, config, tokens
 from test_independent import awakened
+from test_trained_inputs import check_inputs, reading
 
 import attention_zoo
 from bench.common.errors import ConfigError
 from bench.models import build
+from bench.training import saved
 
 CLASSES = 4
 PADDED = [name for name in ENCODERS if attention_zoo.info(name).padding]
@@ -220,3 +223,16 @@ def test_what_does_not_fit_is_one_line(model, changes, classes, message):
     with pytest.raises(ConfigError) as raised:
         build(config(model, **changes), VOCABULARY, classes)
     assert str(raised.value).startswith(message)
+
+
+def test_a_model_without_attention_gives_none(tmp_path):
+    cell = config("bag_of_tokens", "identity", settings={"layers": 0}, task={"name": "retrieval"})
+    saved.save(tmp_path, build(cell, 512, 2, 2), cell, 512, 2, 2)
+    assert saved.read(tmp_path)[1:] == (512, 2, 2)
+    with pytest.raises(ValueError, match=r"inputs.model=.*: model.name=bag_of_tokens: has no attention$"):
+        check_inputs(reading(tmp_path).config, tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    for key, value in (("classes", 0), ("classes", "two"), ("documents", 3)):
+        (tmp_path / "config.json").write_text(json.dumps(described | {key: value}))
+        with pytest.raises(ValueError, match=rf"^config.json: {key}={value!r}: must be what bench=train left there$"):
+            saved.read(tmp_path)
