@@ -168,10 +168,10 @@ class Retrieval(DocumentSettings):
         path = self._file(split)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                label, _, _, *texts = line.rstrip(b"\r\n").split(b"\t")
-                if len(texts) != 2 or label not in (b"0", b"1", b"0.0", b"1.0"):
+                columns = line.rstrip(b"\r\n").split(b"\t")
+                if len(columns) != 5 or columns[0] not in (b"0", b"1", b"0.0", b"1.0"):
                     raise ValueError(f"{path}:{number}: must be 0 or 1, two ids and two texts between tabs")
-                yield texts, int(float(label))
+                yield columns[3:], int(float(columns[0]))
 
 
 def row(documents: Iterable[bytes], label: int, seq_len: int) -> NDArray[np.uint16]:
