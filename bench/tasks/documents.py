@@ -36,8 +36,15 @@ class DocumentSettings(Settings):
     padding: ClassVar[int] = 0
     documents: ClassVar[int]
     """Of an example."""
+    known: ClassVar[tuple[str, ...]]
+    """What `data` may be but a folder."""
 
     data: str
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse data that are not there."""
+        super().require_fits(config)
+        published.require_known(self.data, self.known)
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the documents, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
@@ -97,6 +104,7 @@ class Text(DocumentSettings):
 
     name: ClassVar[str] = "text"
     documents: ClassVar[int] = 1
+    known: ClassVar[tuple[str, ...]] = ("imdb", "testaments")
 
     data: str = setting("imdb", "imdb, a folder of its files, or testaments (a stand-in)")
 
@@ -141,6 +149,7 @@ class Retrieval(DocumentSettings):
 
     name: ClassVar[str] = "retrieval"
     documents: ClassVar[int] = 2
+    known: ClassVar[tuple[str, ...]] = ("sympy",)
 
     data: str = setting("sympy", "the folder of AAN's files, or sympy (a stand-in)")
 

@@ -39,7 +39,10 @@ class ImageSettings(Settings):
 
     causal: ClassVar[bool] = False
     classes: ClassVar[int]
+    known: ClassVar[tuple[str, ...]]
+    """What `data` may be but a folder."""
 
+    data: str
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
 
     @property
@@ -48,8 +51,9 @@ class ImageSettings(Settings):
         return 0 if self.mask == "nonzero" else None
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse another length than that of an image."""
+        """Refuse another length than that of an image, and data that are not there."""
         super().require_fits(config)
+        published.require_known(self.data, self.known)
         if config["seq_len"] != SIDE**2:
             raise ConfigError(f"seq_len={config['seq_len']}: must be {SIDE**2}, the pixels of task.name={self.name}")
 
@@ -76,6 +80,7 @@ class Image(ImageSettings):
 
     name: ClassVar[str] = "image"
     classes: ClassVar[int] = 10
+    known: ClassVar[tuple[str, ...]] = ("cifar10", DIGITS)
 
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
 

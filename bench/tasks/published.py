@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.errors import ConfigError
 from bench.inputs import models, texts
 
 KEY = "task.data"
@@ -44,13 +45,20 @@ class Data:
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """The rows of a split; raises as `bench.inputs.texts.records`."""
-        if self.data == self.name:
-            if not models.hub_answers():
-                line = "the Hugging Face hub cannot be reached; a stand-in is"
-                raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
-        elif not os.path.isdir(self.data):
-            raise ValueError(f"{KEY}={self.data!r}: must be {self.name}, a folder of its files, or {self.instead}")
+        if self.data == self.name and not models.hub_answers():
+            line = "the Hugging Face hub cannot be reached; a stand-in is"
+            raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
+
+
+def require_known(data: str, names: tuple[str, ...]) -> None:
+    """Refuse what is neither one of the names nor a folder that is there.
+
+    Raises:
+        ConfigError: naming the key, its value and what is allowed.
+    """
+    if data not in names and not os.path.isdir(data):
+        raise ConfigError(f"{KEY}={data!r}: must be {', '.join(names)}, or a folder")
 
 
 def stamps(folder: Path) -> list[tuple[str, int, int]]:

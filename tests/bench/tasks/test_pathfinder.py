@@ -150,7 +150,7 @@ def test_the_archive_is_read_and_each_image_is_in_one_split(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "line"),
     [
-        (lambda folder: None, "task.data='{}': must be drawn, or a folder with metadata/*.npy and imgs"),
+        (lambda folder: folder.mkdir(), "task.data='{}': must be drawn, or a folder with metadata/*.npy and imgs"),
         (
             lambda folder: Image.new("RGB", (32, 32)).save(archive(folder, 4) / "imgs/1/sample_2.png"),
             "task.data: imgs/1/sample_2.png must have 32 x 32 pixels of 8-bit grey, it has (32, 32, 3)",
