@@ -81,6 +81,15 @@ def test_few_twins_are_told_but_not_refused():
     leaks.require_none(Noise(plant=two), "noise")
 
 
+def test_tokens_that_come_once_tell_nothing_of_examples_that_were_not_seen():
+    def rare(split, index, tokens, label):
+        return Draws(1, split, index).below(8**4, 40)
+
+    task = Noise(plant=rare)
+    task.vocabulary = 8**4
+    assert leaks.telling(task).accuracy < 0.65
+
+
 def test_all_that_lies_on_the_disk_is_looked_at():
     rows = {split: np.random.default_rng(n).integers(0, 256, (5000, 11), np.uint8) for n, split in enumerate(SPLITS)}
     rows["test"] = rows["test"].copy()
