@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.tasks import kept, passages, published
-from bench.tasks.base import SPLITS, Settings, Task
+from bench.tasks.base import SPLITS, Task
 
 LONGEST = 4000
 """Bytes that are read of a document, LRA's `max_length`; Skeinformer pads them to 4,096."""
@@ -28,7 +28,7 @@ Documents = tuple[list[bytes], int]
 
 
 @dataclass
-class DocumentSettings(Settings):
+class DocumentSettings(published.DataSettings):
     """What both tasks share: a byte is its value + 1, 0 pads on the right, and no more than 4,000 bytes are read."""
 
     causal: ClassVar[bool] = False
@@ -36,15 +36,6 @@ class DocumentSettings(Settings):
     padding: ClassVar[int] = 0
     documents: ClassVar[int]
     """Of an example."""
-    known: ClassVar[tuple[str, ...]]
-    """What `data` may be but a folder."""
-
-    data: str
-
-    def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse data that are not there."""
-        super().require_fits(config)
-        published.require_known(self.data, self.known)
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the documents, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""

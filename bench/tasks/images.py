@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
 from bench.tasks import kept, published
-from bench.tasks.base import SPLITS, Draws, Example, Settings, Task
+from bench.tasks.base import SPLITS, Draws, Example, Task
 
 SIDE = 32
 LEVELS = 256
@@ -30,7 +30,7 @@ Labelled = tuple[NDArray[np.uint8], int]
 
 
 @dataclass
-class ImageSettings(Settings):
+class ImageSettings(published.DataSettings):
     """What tasks of images share: 1,024 pixels, and what their value 0 is.
 
     Attributes:
@@ -39,10 +39,7 @@ class ImageSettings(Settings):
 
     causal: ClassVar[bool] = False
     classes: ClassVar[int]
-    known: ClassVar[tuple[str, ...]]
-    """What `data` may be but a folder."""
 
-    data: str
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
 
     @property
@@ -51,9 +48,8 @@ class ImageSettings(Settings):
         return 0 if self.mask == "nonzero" else None
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
-        """Refuse another length than that of an image, and data that are not there."""
+        """Refuse another length than that of an image."""
         super().require_fits(config)
-        published.require_known(self.data, self.known)
         if config["seq_len"] != SIDE**2:
             raise ConfigError(f"seq_len={config['seq_len']}: must be {SIDE**2}, the pixels of task.name={self.name}")
 
@@ -79,8 +75,8 @@ class Image(ImageSettings):
     """
 
     name: ClassVar[str] = "image"
-    classes: ClassVar[int] = 10
     known: ClassVar[tuple[str, ...]] = ("cifar10", DIGITS)
+    classes: ClassVar[int] = 10
 
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
 
