@@ -31,7 +31,6 @@ Documents = tuple[list[bytes], int]
 class DocumentSettings(published.DataSettings):
     """What both tasks share: a byte is its value + 1, 0 pads on the right, and no more than 4,000 bytes are read."""
 
-    causal: ClassVar[bool] = False
     classes: ClassVar[int] = 2
     padding: ClassVar[int] = 0
     documents: ClassVar[int]

@@ -37,7 +37,6 @@ class ImageSettings(published.DataSettings):
         mask: `all` pixels are tokens; `nonzero`: black ones are taken for padding, as in Skeinformer's code.
     """
 
-    causal: ClassVar[bool] = False
     classes: ClassVar[int]
 
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
