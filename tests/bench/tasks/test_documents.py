@@ -144,7 +144,7 @@ def test_without_the_hub_the_stand_in_is_named(opened, monkeypatch):
 # --- stand-ins
 
 
-def check_passages(task, seq_len, count=600):
+def check_passages(task, seq_len, count=300):
     """Lengths from half of the longest on, both labels, the same example alone, and units that say where it is from."""
     assert task.sizes == dict.fromkeys(SPLITS) and (task.classes, task.padding) == (2, 0)
     tokens, targets, mask = *(batch := task.batch("test", range(count))), batch.mask
