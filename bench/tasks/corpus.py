@@ -148,17 +148,19 @@ def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: 
     """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
     key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": max_tokens}
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
-    pieces = (np.asarray(tokenizer.encode(piece), dtype) for piece in text.pieces(split))
-    return kept.array(key, _first(pieces, max_tokens, f"{KEY}={text.source!r}", split), dtype, cache_dir)
+    return kept.array(key, _encoded(text, split, tokenizer, max_tokens, dtype), dtype, cache_dir)
 
 
-def _first(pieces: Iterator[Tokens], max_tokens: int | None, text: str, split: str) -> Iterator[Tokens]:
+def _encoded(
+    text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
+) -> Iterator[Tokens]:
     count = 0
-    for ids in pieces:
+    for piece in text.pieces(split):
+        ids = np.asarray(tokenizer.encode(piece), dtype)
         ids = ids if max_tokens is None else ids[: max_tokens - count]
         yield ids
         count += len(ids)
         if count == max_tokens:
             break
     if count == 0:
-        raise ValueError(f"{text}: has no {split} split, it is too short")
+        raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
 from bench.tasks import kept, passages, published
-from bench.tasks.base import SPLITS, Settings, Task
+from bench.tasks.base import SPLITS, Task
 
 LONGEST = 4000
 """Bytes that are read of a document, LRA's `max_length`; Skeinformer pads them to 4,096."""
@@ -28,16 +28,13 @@ Documents = tuple[list[bytes], int]
 
 
 @dataclass
-class DocumentSettings(Settings):
+class DocumentSettings(published.DataSettings):
     """What both tasks share: a byte is its value + 1, 0 pads on the right, and no more than 4,000 bytes are read."""
 
-    causal: ClassVar[bool] = False
     classes: ClassVar[int] = 2
     padding: ClassVar[int] = 0
     documents: ClassVar[int]
     """Of an example."""
-
-    data: str
 
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """Read the documents, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
@@ -97,6 +94,7 @@ class Text(DocumentSettings):
 
     name: ClassVar[str] = "text"
     documents: ClassVar[int] = 1
+    known: ClassVar[tuple[str, ...]] = ("imdb", "testaments")
 
     data: str = setting("imdb", "imdb, a folder of its files, or testaments (a stand-in)")
 
@@ -141,6 +139,7 @@ class Retrieval(DocumentSettings):
 
     name: ClassVar[str] = "retrieval"
     documents: ClassVar[int] = 2
+    known: ClassVar[tuple[str, ...]] = ("sympy",)
 
     data: str = setting("sympy", "the folder of AAN's files, or sympy (a stand-in)")
 
@@ -168,10 +167,10 @@ class Retrieval(DocumentSettings):
         path = self._file(split)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                label, _, _, *texts = line.rstrip(b"\r\n").split(b"\t")
-                if len(texts) != 2 or label not in (b"0", b"1", b"0.0", b"1.0"):
+                columns = line.rstrip(b"\r\n").split(b"\t")
+                if len(columns) != 5 or columns[0] not in (b"0", b"1", b"0.0", b"1.0"):
                     raise ValueError(f"{path}:{number}: must be 0 or 1, two ids and two texts between tabs")
-                yield texts, int(float(label))
+                yield columns[3:], int(float(columns[0]))
 
 
 def row(documents: Iterable[bytes], label: int, seq_len: int) -> NDArray[np.uint16]:

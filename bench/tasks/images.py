@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
 from bench.tasks import kept, published
-from bench.tasks.base import SPLITS, Draws, Example, Settings, Task
+from bench.tasks.base import SPLITS, Draws, Example, Task
 
 SIDE = 32
 LEVELS = 256
@@ -29,14 +29,13 @@ Labelled = tuple[NDArray[np.uint8], int]
 
 
 @dataclass
-class ImageSettings(Settings):
+class ImageSettings(published.DataSettings):
     """What tasks of images share: 1,024 pixels, and what their value 0 is.
 
     Attributes:
         mask: `all` pixels are tokens; `nonzero`: black ones are taken for padding, as in Skeinformer's code.
     """
 
-    causal: ClassVar[bool] = False
     classes: ClassVar[int]
 
     mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
@@ -82,6 +81,7 @@ class Image(ImageSettings):
     """
 
     name: ClassVar[str] = "image"
+    known: ClassVar[tuple[str, ...]] = ("cifar10", DIGITS)
     classes: ClassVar[int] = 10
 
     data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")

@@ -40,8 +40,8 @@ def require_none(task: Task, name: str) -> None:
     """
     for (split, other), share in twins(task).items():
         if share > LARGEST_SHARE:
-            line = f"{100 * share:.2g} % of the examples looked at in {split} of {task.source} are in {other} too"
-            raise ConfigError(f"task.name={name}: {line}, must be at most {100 * LARGEST_SHARE:.2g} %")
+            line = f"{100 * share:.3g} % of the examples looked at in {split} of {task.source} are in {other} too"
+            raise ConfigError(f"task.name={name}: {line}, must be at most {100 * LARGEST_SHARE:g} %")
     found = telling(task)
     if found is not None and 1 - found.accuracy < ERRORS * (1 - found.most_frequent):
         line = f"token {found.position} alone tells the class of {100 * found.accuracy:.3g} % of {task.source}"

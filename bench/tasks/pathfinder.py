@@ -40,6 +40,7 @@ class Pathfinder(images.ImageSettings):
 
     name: ClassVar[str] = "pathfinder"
     classes: ClassVar[int] = 2
+    known: ClassVar[tuple[str, ...]] = ("drawn",)
 
     data: str = setting("drawn", "drawn, or the archive's folder of images and metadata")
     examples: int = setting(160_000, "images to train on that are drawn", minimum=8)

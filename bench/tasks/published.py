@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from bench.common.errors import ConfigError
 from bench.inputs import models, texts
+from bench.tasks.base import Settings
 
 KEY = "task.data"
+
+
+@dataclass
+class DataSettings(Settings):
+    """The settings of a task whose `data` have one of the names that are `known`, or are in a folder."""
+
+    causal: ClassVar[bool] = False
+    known: ClassVar[tuple[str, ...]]
+
+    data: str
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse data that are not there."""
+        super().require_fits(config)
+        if self.data not in self.known and not os.path.isdir(self.data):
+            raise ConfigError(f"{KEY}={self.data!r}: must be {', '.join(self.known)}, or a folder")
 
 
 @dataclass(frozen=True)
@@ -44,12 +62,9 @@ class Data:
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """The rows of a split; raises as `bench.inputs.texts.records`."""
-        if self.data == self.name:
-            if not models.hub_answers():
-                line = "the Hugging Face hub cannot be reached; a stand-in is"
-                raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
-        elif not os.path.isdir(self.data):
-            raise ValueError(f"{KEY}={self.data!r}: must be {self.name}, a folder of its files, or {self.instead}")
+        if self.data == self.name and not models.hub_answers():
+            line = "the Hugging Face hub cannot be reached; a stand-in is"
+            raise ConnectionError(f"{KEY}={self.data!r}: {line} {self.instead}")
         yield from texts.records(self.source, None, None, split, KEY, self.columns)
 
 

@@ -313,18 +313,10 @@ def _central(heading: Place) -> NDArray[np.int64]:
 
 
 def _free(blocked: NDArray[np.bool_], heading: Place) -> NDArray[np.int64]:
-    """The pixels `(k, 2)` from which a paddle touches nothing that is blocked."""
+    """The pixels `(k, 2)` from which a paddle touches nothing that is blocked, nor the edge."""
+    edged = np.ones((SIDE + 2 * REACH, SIDE + 2 * REACH), bool)
+    edged[REACH:-REACH, REACH:-REACH] = blocked
     free = np.ones((SIDE, SIDE), bool)
-    for down, right in _footprint(heading):
-        padded = np.zeros((SIDE + 2 * REACH, SIDE + 2 * REACH), bool)
-        padded[REACH:-REACH, REACH:-REACH] = blocked
-        free &= ~padded[REACH + down : REACH + down + SIDE, REACH + right : REACH + right + SIDE]
+    for down, right in np.argwhere(_stamp(heading).occupied == 1).tolist():
+        free &= ~edged[down : down + SIDE, right : right + SIDE]
     return np.argwhere(free)
-
-
-@functools.cache
-def _footprint(heading: Place) -> list[Place]:
-    """The offsets that a paddle fills wholly, one pixel further down and right than it is: upstream counts from one."""
-    filled = np.argwhere(_stamp(heading).occupied == 1) - REACH + 1
-    reach = LENGTH + MARGIN
-    return [(down, right) for down, right in filled.tolist() if max(abs(down), abs(right)) <= reach]

@@ -126,12 +126,12 @@ def test_lengths_values_and_depths_are_those_of_trees_that_are_kept_where_their_
         operator = ("[MIN", "[MAX", "[MED", "[SM")[generator.randrange(4)]
         return [operator, *(one for one, _ in arguments)], 2 + sum(length for _, length in arguments)
 
-    while len(drawn) < 500:
+    while len(drawn) < 300:
         one = node(1)
         if 30 < one[1] < 129:
             drawn.append(one)
     task = opened()
-    mine = [read(tokens) for tokens in task.batch("test", range(500)).tokens.tolist()]
+    mine = [read(tokens) for tokens in task.batch("test", range(300)).tokens.tolist()]
     for seen in (lambda one: one[1], lambda one: depth(one[0]), lambda one: evaluated(one[0])):
         both = [seen(one) for one in mine], [seen(one) for one in drawn]
         assert stats.ks_2samp(*both, method="asymp").pvalue > UNLIKELY
