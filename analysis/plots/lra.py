@@ -53,7 +53,9 @@ def figure3(frame: pd.DataFrame) -> Picture:
     what has a size d over it, where most sizes were trained.
     """
     cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS)]
-    cells = with_settings(require_ok(cells, NEEDS), {"rate": ("training", "learning_rate")})
+    cells = with_settings(
+        require_ok(cells, NEEDS.removeprefix("needs an ok record of ")), {"rate": ("training", "learning_rate")}
+    )
     cells = cells[cells["status"] == "ok"].assign(series=cells["attention"].str.partition(" ")[0])
     own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
     own = _richest(own, ["seq_len", "hyperparameters", "settings"], ["rate", "batch_size"])

@@ -330,7 +330,7 @@ def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
 
 @pytest.fixture(scope="module")
 def disturbed_and_of_many_codes():
-    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality()))
+    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality(), *arena()))
     return tidy([of_code(record, record.cell_id, record.cell_id) for record in loud])
 
 
