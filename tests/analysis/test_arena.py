@@ -158,7 +158,7 @@ def test_differences_are_those_of_a_paired_t_test_where_only_seeds_differ():
 
 @pytest.mark.parametrize("name", ["skeinformer_table1", "lra_protocols", "skeinformer_figure2", "skeinformer_figure3"])
 def test_without_records_it_says_what_is_missing(name):
-    with pytest.raises(MissingRecords, match="^needs an ok record of bench=train"):
+    with pytest.raises(MissingRecords, match=r"^needs an ok record of bench=train"):
         (FIGURES | TABLES)[name](tidy(runs(seeds=1)))
 
 
