@@ -105,8 +105,7 @@ def protocols(frame: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame([row for row, _ in found])
     ps = corrected([one.p for _, one in found])
     words = [verdict(one, p, POINTS) for (_, one), p in zip(found, ps, strict=True)]
-    table = table.assign(verdict=words, disturbed=None)
-    return unless_quiet(table)
+    return unless_quiet(table.assign(verdict=words))
 
 
 def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +142,7 @@ def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str,
             for column, protocol in (("ahead of softmax (points)", usual), ("with it (points)", text)):
                 ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax, {}))
                 row[column] = None if ahead is None or name == softmax else -100 * ahead.value
-            yield row, one
+            yield row | {"disturbed": disturbance(newest[newest["attention"] == name])}, one
 
 
 def _percent(errors: dict[int, Array]) -> float:
