@@ -75,7 +75,9 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, given, stop):
     checkpoint.save(tmp_path, part.step, part.state())
     torch.rand(stop)
     checkpoint.resume(tmp_path, last, pytest.fail)
-    assert last.step == stop
+    assert last.step == stop and (last.best or {}).keys() == (part.best or {}).keys()
+    for name, value in part.best["model"].items() if part.best else ():
+        assert torch.equal(last.best["model"][name], value)
     trained(last, 20, looks=True)
     assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
     assert last.evaluations == whole.evaluations
