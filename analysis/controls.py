@@ -2,7 +2,7 @@
 
 A task on which a model learns no more from the whole context than from a window, or from no other token, ranks nobody.
 Its positive control is exact softmax, its negative ones are the mechanisms that say they are controls (`local`,
-`identity`, `v_mean`).
+`identity`, `v_mean`), and models without attention. Where answers are classes, accuracies are compared; else losses.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ from analysis.selection import MissingRecords, disturbance, unless_quiet
 from analysis.training import panels, trained_cells
 
 BY_UNIT = "loss_by_unit"
+ACCURACY = "accuracy"
+POINTS = 0.02
+"""Of accuracy: a control that may be no more than that behind softmax shows that a task of classes is blind."""
 DIAGNOSTIC, BLIND = "diagnostic", "not diagnostic here"
 
 
@@ -23,7 +26,7 @@ class Diagnosis:
     """What the controls of a task and a length say.
 
     Attributes:
-        is_diagnostic: the positive control is better than every negative one.
+        is_diagnostic: the positive control is better than every negative one, of classes by more than `POINTS`.
         sentence: why, with the smallest difference and its interval.
         positive: the series of the positive control; None where there is none.
         negative: the series of the negative control with the lowest loss; None where there is none.
@@ -38,6 +41,18 @@ class Diagnosis:
     def word(self) -> str:
         """`diagnostic` or `not diagnostic here`."""
         return DIAGNOSTIC if self.is_diagnostic else BLIND
+
+
+def errors(rows: pd.DataFrame) -> dict[str, dict[int, Array]]:
+    """As `losses`, of classes: shares of wrong answers, as many units for each; one that has no examples is as all."""
+    found = losses(rows, ACCURACY)
+    units = max((len(each) for of in found.values() for each in of.values()), default=0)
+    return {
+        name: {
+            seed: np.pad(1 - each, (0, units - len(each)), constant_values=1 - each.mean()) for seed, each in of.items()
+        }
+        for name, of in found.items()
+    }
 
 
 def losses(rows: pd.DataFrame, metric: str = BY_UNIT) -> dict[str, dict[int, Array]]:
@@ -60,7 +75,9 @@ def compared(first: dict[int, Array], second: dict[int, Array]) -> Difference | 
 
 def diagnose(rows: pd.DataFrame) -> Diagnosis:
     """The diagnosis of one task and length."""
-    by_series, kinds = losses(rows), rows.drop_duplicates("series").set_index("series")
+    of_classes = bool((rows["metric"] == ACCURACY).any())
+    by_series = errors(rows) if of_classes else losses(rows)
+    kinds = rows.drop_duplicates("series").set_index("series")
     exact = kinds["exact"] & (kinds["function"] == "softmax")
     positive = _lowest([name for name in by_series if exact[name]], by_series)
     negatives = [name for name in by_series if kinds["control"][name]]
@@ -74,8 +91,9 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
         if one is None or one.seeds < FEWEST_SEEDS:
             has = 0 if one is None else one.seeds
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
-        sentence = f"{positive} against {name}: {said(one)}"
-        if verdict(one, one.p) != BETTER:
+        sentence = f"{positive} against {name}: {said(one, of_classes)}"
+        is_better = one.interval()[1] < -POINTS if of_classes else verdict(one, one.p) == BETTER
+        if not is_better:
             return Diagnosis(False, sentence, positive, negative)
         found.append((one.value, sentence))
     return Diagnosis(True, max(found)[1], positive, negative)
@@ -86,12 +104,16 @@ def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | N
     return min(means, key=lambda name: means[name]) if means else None
 
 
-def said(one: Difference) -> str:
-    """A difference in words: `-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`."""
-    low, high = one.interval(LEVEL)
-    return (
-        f"{one.value:+.3f} nats, 95 % interval {low:+.3f} to {high:+.3f} over {one.seeds} seeds and {one.units} units"
-    )
+def said(one: Difference, of_classes: bool = False) -> str:
+    """A difference in words: `-0.051 nats, 95 % interval -0.060 to -0.042 over 5 seeds and 32 units`.
+
+    Of classes it is that of the accuracies, in points.
+    """
+    ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} units"
+    if of_classes:
+        low, high = sorted(-100 * end for end in ends)
+        return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
+    return f"{one.value:+.3f} nats, 95 % interval {ends[0]:+.3f} to {ends[1]:+.3f} {over}"
 
 
 def diagnoses(data: pd.DataFrame) -> dict[tuple[str, int], Diagnosis]:

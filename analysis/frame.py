@@ -82,6 +82,9 @@ COLUMNS = (
     "sweep_id",
 )
 
+LATER = {"epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0, "checkpoint": "last", "patience": None}
+"""Settings of training that records of version 0.2 do not have, with what these were trained with."""
+
 # What a row of `widened` is of.
 _CONDITIONS = (
     *("attention", "seq_len", "batch_size", "num_heads", "head_dim", "dtype", "causal", "features", "baseline"),
@@ -184,6 +187,8 @@ def _conditions(record: Record) -> Row:
     config = record.config | {"device": str(record.config.get("device")).partition(":")[0]}
     settings = {k: v for k, v in config.items() if k not in _NOT_SETTINGS}
     not_conditions = {"against", "name", *traits(record)["not_conditions"]}
+    if isinstance(training := settings.get("training"), dict):
+        settings["training"] = {k: v for k, v in training.items() if k not in LATER or v != LATER[k]}
     settings["bench"] = {k: v for k, v in bench.items() if k not in not_conditions}
     # The pass that a cell measures, where it is one, is known even of a cell that did not get to it.
     passes = bench.get("passes")

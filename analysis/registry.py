@@ -24,6 +24,7 @@ from analysis.plots import (
     extrapolation,
     files,
     learning,
+    lra,
     pareto,
     perplexity,
     quality_cost,
@@ -40,6 +41,7 @@ from analysis.plots.layout import Picture
 from analysis.selection import MissingRecords
 from analysis.tables import capacity as capacities
 from analysis.tables import costs, peers, settings, trained
+from analysis.tables import lra as arena
 from bench.common.errors import one_line
 from bench.records import own
 
@@ -49,6 +51,8 @@ Done = TypeVar("Done")
 FIGURES: dict[str, Callable[[pd.DataFrame], Picture]] = {
     "skeinformer_figure1": skeinformer.figure1,
     "skeinformer_figure1_relative": skeinformer.relative,
+    "skeinformer_figure2": lra.figure2,
+    "skeinformer_figure3": lra.figure3,
     "polysketchformer_figure1": scaling.latency,
     "sketch_error": sketch_error.figure,
     "memory": scaling.memory,
@@ -91,7 +95,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "polysketchformer_tables2_3": trained.perplexities,
     "polysketchformer_table4": scaling.steps_table,
     "polysketchformer_table5": trained.solved,
+    "skeinformer_table1": arena.accuracies,
     "skeinformer_table2": costs.largest_batches,
+    "lra_protocols": arena.protocols,
     "thesis_losses": trained.thesis,
     "paired": controls.paired,
     "settings": settings.table,

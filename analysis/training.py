@@ -33,7 +33,8 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     chosen = frame[(frame["bench"] == "train") & (frame["inputs"].isin(tasks) | (not tasks))]
     require_ok(chosen, "bench=train" + (f" with task={' or '.join(tasks)}" if tasks else ""))
     parts, notes = [], []
-    for _, rows in _unpacked(chosen).groupby(PANEL):
+    for _, panel in _unpacked(chosen).groupby(PANEL):
+        rows = _beside_attention(panel)
         settled, more = settle(rows, facets=("seed",)) if (rows["status"] == "ok").any() else (rows, [])
         parts.append(settled)
         notes += more
@@ -42,6 +43,22 @@ def trained_cells(frame: pd.DataFrame, tasks: Collection[str] = ()) -> tuple[pd.
     data = _tuned(data[data["cell_id"].isin(cells["cell_id"])])
     data = pd.concat([rows.assign(series=with_layers(rows)) for _, rows in data.groupby("kind")])
     return data, [*_notes(data), *dict.fromkeys(notes)]
+
+
+def _beside_attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a panel, where a control that is a model without attention has the settings of the others' model.
+
+    It is named by its model, and stands beside mechanisms: what it is made of is no condition under which these were
+    trained.
+    """
+    settings = [json.loads(text) for text in rows["settings"]]
+    own = pd.Series([_part(each, "model").get("name") for each in settings], rows.index) == rows["attention"]
+    if not own.any() or own.all():
+        return rows
+    models = pd.Series([json.dumps(each.get("model"), sort_keys=True) for each in settings], rows.index)
+    common = json.loads(models[~own].mode()[0])
+    replaced = [each | {"model": common} if alone else each for each, alone in zip(settings, own, strict=True)]
+    return rows.assign(settings=_json(replaced), layers=rows["layers"].where(~own, rows.loc[~own, "layers"].mode()[0]))
 
 
 def with_layers(data: pd.DataFrame) -> pd.Series:

@@ -13,6 +13,7 @@ if not os.path.exists("/dev/nvidiactl"):
 import numpy as np
 import pytest
 import torch
+from synthetic_arena import arena
 from synthetic_quality import quality
 from synthetic_records import everything
 
@@ -59,7 +60,7 @@ def synthetic_results(tmp_path_factory):
     """A results folder of synthetic records, as `bench` would have written it."""
     results_dir = tmp_path_factory.mktemp("synthetic") / "runs"
     store = Store(results_dir)
-    for record in (*everything(), *quality()):
+    for record in (*everything(), *quality(), *arena()):
         store.write(record)
     return results_dir
 

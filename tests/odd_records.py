@@ -6,6 +6,7 @@ import json
 import os
 
 import numpy as np
+import synthetic_arena
 import synthetic_quality
 import synthetic_records as made
 
@@ -45,7 +46,7 @@ def good():
     records += [made.train("polynomial_p4", 16, of_seed, rng) for of_seed in (0, 1)]
     tasks = ("induction_heads", "associative_recall")
     records += [made.train("performer", 16, 0, rng, task=task) for task in tasks]
-    return records + synthetic_quality.quality()
+    return [*records, *synthetic_quality.quality(), *synthetic_arena.arena()]
 
 
 def renamed(record, kind):

@@ -60,7 +60,15 @@ def dataset(name: str) -> tuple[str, str | None, str | None]:
 
 
 def rows(path: str, config: str | None, revision: str | None, split: str = "train", key: str = KEY) -> Iterator[str]:
-    """The column `text` of a hub dataset, row by row, read no further than asked.
+    """The column `text` of a hub dataset, row by row; raises as `records`."""
+    for record in records(path, config, revision, split, key, ("text",)):
+        yield record["text"]
+
+
+def records(
+    path: str, config: str | None, revision: str | None, split: str, key: str, columns: tuple[str, ...]
+) -> Iterator[dict[str, Any]]:
+    """The rows, with these columns, of a dataset of the hub or a folder of its files, read no further than asked.
 
     Raises:
         ModuleNotFoundError: datasets is missing.
@@ -74,8 +82,9 @@ def rows(path: str, config: str | None, revision: str | None, split: str = "trai
         except (ValueError, RuntimeError) as error:  # no such configuration or split; a dataset that is a script
             raise ValueError(f"{key}={path!r}: must be a dataset with a split {split}: {one_line(error)}") from None
         for row in found:
-            require(key, path, "text" in row, f"a dataset with a column text, it has {sorted(row)}")
-            yield row["text"]
+            named = " and ".join(columns)
+            require(key, path, set(columns) <= set(row), f"a dataset with a column {named}, it has {sorted(row)}")
+            yield row
     except OSError as error:
         raise ConnectionError(f"{key}={path!r}: cannot be read from the hub: {one_line(error)}") from None
 

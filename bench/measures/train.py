@@ -16,16 +16,19 @@ from torch import nn
 from attention_zoo import UnsupportedError
 from attention_zoo.branches import WithoutBranch, branches
 from bench import models, tasks
+from bench.common.errors import ConfigError
 from bench.measures import Benchmark, register
 from bench.measures.context import CellContext
 from bench.measures.progress import Point
 from bench.models.layers import MultiHead
-from bench.records.metrics import Metric, fraction
+from bench.records.metrics import Metric, fraction, mean
 from bench.training import checkpoint, saved
 from bench.training.loop import Trainer
 from bench.training.settings import Training
 from bench.training.world import join
 
+GROUPS = "groups of test examples"
+"""That an interval of the accuracy is over: each is of the examples of one unit of replication."""
 VALIDATED = ("loss", "token_accuracy", "example_accuracy")
 
 
@@ -44,8 +47,9 @@ class Train(Benchmark):
         Returns:
             `{"curve": {"train_loss", "gradient_norm", "learning_rate": one per step}, "seconds": per step,
             "validation": [{"step", "loss", "token_accuracy", "example_accuracy", "examples"}],
-            "test": the same at the end and "loss_by_position", "loss_by_unit" and of a text "parts", "branches": the
-            same of a hybrid without one of them, by its name, "longer": the same at other lengths, by the length,
+            "test": the same of the weights that were chosen and "loss_by_position", "loss_by_unit", of classes
+            "accuracy_by_unit" and of a text "parts", "branches": the same of a hybrid without one of them, by its name,
+            "longer": the same at other lengths, by the length,
             "baselines": {"unigram", "bigram"} of a text,
             "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where nothing
             decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats. Branches and
@@ -63,11 +67,12 @@ class Train(Benchmark):
             context.enter("measure")
             self._train(context, trainer, None if trainer.world.rank else keep)
             examples = trainer.settings.test_examples
-            test = trainer.evaluate("test", examples)
+            tested_step = trainer.choose()
+            test = trainer.evaluate("test", examples) | {"step": tested_step}
             test["loss_by_position"] = _drawn(test["loss_by_position"])
             more = {"branches": _without_branches(trainer), "longer": _at_other_lengths(context, trainer)}
         if keep and not trainer.world.rank:
-            saved.save(keep, trainer.model, context.config, trainer.task.vocabulary)
+            saved.save(keep, trainer.model, context.config, *_sizes(trainer.task))
             checkpoint.clear(keep)
         task = trainer.task
         curves = {"curve": {name: _drawn(values) for name, values in trainer.curve.items()}}
@@ -90,15 +95,11 @@ class Train(Benchmark):
     def _train(self, context: CellContext, trainer: Trainer, keep: Path | None) -> None:
         settings, first = trainer.settings, trainer.step
         began = last_saved = time.monotonic()
-        while trainer.step < settings.steps:
+        while not trainer.is_finished:
             trainer.train_step()
-            if trainer.step % settings.evaluate_every == 0 or trainer.step == settings.steps:
-                found = trainer.evaluate("validation", settings.evaluation_examples)
-                for long in ("loss_by_position", "loss_by_unit"):  # every time: the test split's is enough
-                    found.pop(long)
-                trainer.evaluations.append(found)
+            trainer.validate()
             now = time.monotonic()
-            if keep and trainer.step < settings.steps and now - last_saved >= settings.checkpoint_seconds:
+            if keep and not trainer.is_finished and now - last_saved >= settings.checkpoint_seconds:
                 checkpoint.save(keep, trainer.step, trainer.state())
                 last_saved = now
             per_step = (now - began) / (trainer.step - first)
@@ -123,6 +124,8 @@ class Train(Benchmark):
         last = float(raw[np.isfinite(raw)][-1])
         yield Metric("loss_by_position", last, "nats", raw=raw, name="loss.last_position", shown=None)
         yield from _by_unit("loss", test)
+        if "accuracy_by_unit" in test:
+            yield mean("accuracy", test["accuracy_by_unit"], name="accuracy.test", over=GROUPS, shown=("%", 100.0))
         if measurements.get("state_bytes") is not None:
             yield Metric("state_bytes", measurements["state_bytes"], "bytes", shown=None)
         for kind, part in test.get("parts", {}).items():
@@ -143,6 +146,9 @@ class Train(Benchmark):
             name, tracked = f"validation_{metric}", f"{metric}.validation"
             unit = "nats" if metric == "loss" else "1"
             yield Metric(name, float(raw[-1]), unit, raw=raw, name=tracked, shown=None)
+        # Of the steps alone, so that it does not depend on how often one looks.
+        raw = np.cumsum(measurements["seconds"])[[found["step"] - 1 for found in measurements["validation"]]]
+        yield Metric("validation_seconds", float(raw[-1]), "s", raw=raw, name="training_seconds", shown=None)
         yield Metric("steps_per_second", 1 / float(np.median(measurements["seconds"])), "1/s", shown=("/s", 1.0))
 
 
@@ -152,7 +158,8 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
     What is in it does not depend on the weights: it is known before training. None where a mechanism does not decode.
     """
     total = 0
-    for layer in (module for module in trainer.model.modules() if isinstance(module, MultiHead)):
+    layers = [module for module in trainer.model.modules() if isinstance(module, MultiHead)]
+    for layer in layers:
         # A copy: the weights that are trained keep their dtype.
         attention = copy.deepcopy(layer.attention).to(trainer.dtype).eval()
         shape = (1, attention.num_heads, seq_len, attention.head_dim)
@@ -162,7 +169,7 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
                 total += attention.prefill(tokens, tokens, tokens)[1].num_bytes
         except UnsupportedError:
             return None
-    return total
+    return total if layers else None
 
 
 def _drawn(values: Sequence[float | None]) -> list[float | None]:
@@ -175,7 +182,7 @@ def _without_branches(trainer: Trainer) -> dict[str, Any]:
     layers = [module for module in trainer.model.modules() if isinstance(module, MultiHead)]
     hybrids = [layer.attention for layer in layers]
     found = {}
-    for branch, keeps in product(branches(hybrids[0]), (False, True)):
+    for branch, keeps in product(branches(hybrids[0]) if hybrids else (), (False, True)):
         try:
             for layer, hybrid in zip(layers, hybrids, strict=True):
                 # Called as an attention is, and nothing more.
@@ -194,7 +201,7 @@ def _at_other_lengths(context: CellContext, trainer: Trainer) -> dict[str, Any]:
     for length in trainer.settings.test_lengths or ():
         config = {**context.config, "seq_len": length}
         task = tasks.open_task(config, context.cache_dir)
-        model = models.build(config, task.vocabulary).to(trainer.device)
+        model = _model(config, task).to(trainer.device)
         model.load_state_dict(trainer.model.state_dict())
         examples = max(1, trainer.settings.test_examples * context.config["seq_len"] // length)
         found[str(length)] = _tested(trainer, model, task, examples)
@@ -223,11 +230,23 @@ def _newest(trainer: Trainer) -> dict[str, Point]:
     return points
 
 
+def _sizes(task: tasks.Task) -> tuple[int, int | None, int]:
+    """Of what a task reads and asks for: vocabulary, classes, documents of an example."""
+    return task.vocabulary, task.classes, task.batch("test", [0]).tokens.dim() - 1
+
+
+def _model(config: Mapping[str, Any], task: tasks.Task) -> nn.Module:
+    return models.build(config, *_sizes(task))
+
+
 def make_trainer(context: CellContext) -> Trainer:
     """The model of the cell on its device, its task, and how it is trained."""
     config, task = context.config, tasks.open_task(context.config, context.cache_dir)
     precision = torch.promote_types(context.dtype, torch.float32)
-    model = models.build(config, task.vocabulary).to(context.device, precision)
+    model = _model(config, task).to(context.device, precision)
+    settings = Training(**config["training"])
     world = join(context.keep.name if context.keep else config["label"], context.device)
     how: dict[str, Any] = {"seed": config["seed"], "batch_size": config["batch_size"], "dtype": context.dtype}
-    return Trainer(model, task, Training(**config["training"]), **how, world=world)
+    if settings.pretrain_steps and world.size > 1:  # whose gradients would wait for those of the head
+        raise ConfigError(f"training.pretrain_steps={settings.pretrain_steps}: must be 0 in {world.size} processes")
+    return Trainer(model, task, settings, **how, world=world)

@@ -15,6 +15,7 @@ from bench.measures.rounds import Comparing, TimedInRounds, compared, time_in_ro
 from bench.measures.timing import Timed
 from bench.measures.train import make_trainer
 from bench.records.metrics import Metric, median, rate, speedups
+from bench.training.evaluation import pieces
 from bench.training.loop import Trainer, training_indices
 
 PARTS = ("forward", "backward", "optimizer", "step")
@@ -123,24 +124,24 @@ class LargestBatch(Benchmark):
         """
         trainer = make_trainer(context)
         limit = context.memory_limit if self.memory_limit is None else int(self.memory_limit * GIB)
-        pieces, wanted = trainer.settings.accumulate, trainer.batch_size
+        parts, wanted = trainer.settings.accumulate, trainer.batch_size
         tried: dict[int, int | None] = {}
 
         def fits(piece: int) -> bool:
-            total = tried[piece * pieces] = step_bytes(trainer, piece * pieces)
+            total = tried[piece * parts] = step_bytes(trainer, piece * parts)
             context.progress(len(tried), len(tried) + 1)
             return total is not None and (limit is None or total <= limit)
 
         context.enter("measure")
         with torch.random.fork_rng():  # of dropout
-            first = Part("step", trainer, pieces)
+            first = Part("step", trainer, parts)
             first.run(first.prepare())  # after which the optimiser has its state
-            most = largest_fitting(fits, 1, max(1, self.largest_limit // pieces))
+            most = largest_fitting(fits, 1, max(1, self.largest_limit // parts))
         if not most:
-            raise MemoryError(f"a step of {pieces} sequences takes {tried[pieces]} bytes, the limit is {limit}")
-        sizes = {"largest": most * pieces, "tried": {str(size): total for size, total in sorted(tried.items())}}
+            raise MemoryError(f"a step of {parts} sequences takes {tried[parts]} bytes, the limit is {limit}")
+        sizes = {"largest": most * parts, "tried": {str(size): total for size, total in sorted(tried.items())}}
         accumulation = next(n for n in range(1, wanted + 1) if wanted % n == 0 and wanted // n <= most)
-        asked = {"limit_bytes": limit, "pieces": pieces, "wanted": wanted, "accumulation": accumulation}
+        asked = {"limit_bytes": limit, "pieces": parts, "wanted": wanted, "accumulation": accumulation}
         return sizes | asked | {"method": METHODS[context.device.type]}
 
     @classmethod
@@ -163,9 +164,8 @@ class Part(Timed):
         self.name, self.trainer = name, trainer
         size = trainer.task.size("train")
         indices = training_indices(trainer.seed, 0, batch_size or trainer.batch_size, size)
-        on_device = (x.to(trainer.device) for x in trainer.task.batch("train", indices))
-        chunks = (x.chunk(trainer.settings.accumulate) for x in on_device)
-        self.pieces: list[tuple[Tensor, ...]] = list(zip(*chunks, strict=True))
+        batch = trainer.task.batch("train", indices)
+        self.pieces = pieces(batch, trainer.device, trainer.settings.accumulate)
 
     def prepare(self) -> Tensor | None:
         """What comes before it in a step, and is not timed."""

@@ -5,15 +5,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from attention_zoo import UnsupportedError
 from bench.common.mechanism import build_attention
 from bench.common.schema import named
+from bench.models.classifier import BagOfTokensSettings, Classifier, ClassifierSettings, ConvolutionSettings
 from bench.models.encoder import Encoder, EncoderSettings
-from bench.models.layers import Model, Settings, initialise
+from bench.models.layers import Settings, initialise
 from bench.models.transformer import Transformer, TransformerSettings
 
-_OF_SETTINGS: dict[type[Settings], Callable[..., Model]] = {TransformerSettings: Transformer, EncoderSettings: Encoder}
+_OF_SETTINGS: dict[type[Settings], Callable[..., nn.Module]] = {
+    TransformerSettings: Transformer,
+    EncoderSettings: Encoder,
+    **dict.fromkeys((ClassifierSettings, BagOfTokensSettings, ConvolutionSettings), Classifier),
+}
 MODELS = {kind.name: kind for kind in _OF_SETTINGS}
 
 
@@ -26,26 +32,32 @@ def settings(values: Mapping[str, Any]) -> Settings:
     return named(MODELS, values, "model")
 
 
-def build(config: Mapping[str, Any], vocabulary: int) -> Model:
+def build(config: Mapping[str, Any], vocabulary: int, classes: int | None = None, documents: int = 1) -> nn.Module:
     """The model of a resolved configuration, on the CPU in float32 (or on torch's default device: `meta` to count).
 
     Called with tokens `(batch, n)` int64, n at most `seq_len`, it gives logits `(batch, n, vocabulary)`; called with
-    a mask `(batch, n)` bool too, it gives those where it is true, `(asked, vocabulary)`. Every layer has a mechanism of
-    its own, the i-th with seed `config["seed"] + i`. Weights are a function of the seed alone.
+    a mask `(batch, n)` bool too, it gives those where it is true, `(asked, vocabulary)`. With `classes`, of one or two
+    `documents`, it is a `bench.models.classifier.Classifier`. Every layer has a mechanism of its own, the i-th with
+    seed `config["seed"] + i`. Weights are a function of the seed alone.
 
     Raises:
-        ConfigError: as `Settings.require_fits`.
+        ConfigError: as `Settings.require_fits` and `Settings.require_answers`.
         UnsupportedError: the mechanism cannot be part of such a model.
     """
     chosen = settings(config["model"])
     chosen.require_fits(config)
+    chosen.require_answers(classes)
+    sizes: dict[str, Any] = {"vocabulary": vocabulary, "seq_len": config["seq_len"]}
+    if chosen.classifies:
+        sizes |= {"width": config["num_heads"] * config["head_dim"], "classes": classes, "documents": documents}
     # What torch's own layers fill themselves with is drawn from the global generator, and then replaced.
+    mechanisms = chosen.layers if chosen.has_attention else 0
     with torch.random.fork_rng(devices=[]):
-        attentions = [build_attention(dict(config), seed=config["seed"] + layer) for layer in range(chosen.layers)]
+        attentions = [build_attention(dict(config), seed=config["seed"] + layer) for layer in range(mechanisms)]
         if chosen.is_causal and not attentions[0].info.causal:
             what = "which keys of the past it sees depends on the future"
             raise UnsupportedError(f"attention={attentions[0].info.name}: {what}, no decoder may know it")
-        model = _OF_SETTINGS[type(chosen)](chosen, attentions, vocabulary=vocabulary, seq_len=config["seq_len"])
+        model = _OF_SETTINGS[type(chosen)](chosen, attentions, **sizes)
     # Of 63 bits of their own: weights must not be the numbers that a mechanism draws from the same seed.
     seed = int.from_bytes(hashlib.sha256(f"weights:{config['seed']}".encode()).digest()[:8]) >> 1
     initialise(model, torch.Generator("cpu").manual_seed(seed))

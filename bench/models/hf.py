@@ -1,16 +1,25 @@
 """What `bench=train` left, as models of transformers (tested with 5.23): importing this module makes them known.
 
-`AutoModelForCausalLM.from_pretrained(folder)` is a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` an encoder.
+`AutoModelForCausalLM.from_pretrained(folder)` is a decoder, `AutoModelForMaskedLM.from_pretrained(folder)` an encoder,
+`AutoModelForSequenceClassification.from_pretrained(folder)` a classifier.
 """
 
 from dataclasses import field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput
+from transformers.modeling_outputs import CausalLMOutput, MaskedLMOutput, SequenceClassifierOutput
 
 from attention_zoo import UnsupportedError
 from bench import models
@@ -23,12 +32,16 @@ class AttentionZooConfig(PreTrainedConfig):
     Attributes:
         cell: its resolved configuration.
         vocab_size: how many tokens the model knows.
+        classes: how many a classifier tells apart.
+        documents: that an example of a classifier has.
     """
 
     model_type = saved.TYPE
 
     cell: dict[str, Any] = field(default_factory=dict)
     vocab_size: int = 1
+    classes: int | None = None
+    documents: int = 1
     tie_word_embeddings: bool = False  # by the model itself, where they are
     max_position_embeddings: int = 0
     num_attention_heads: int = 0
@@ -53,13 +66,17 @@ class _AttentionZooModel(PreTrainedModel):
         super().__init__(config)
         # Not every mechanism can be made on transformers' meta device.
         with torch.device("cpu"):
-            self.model = models.build(config.cell, config.vocab_size)
+            self.model = self._built()
         self.post_init()
+
+    def _built(self) -> torch.nn.Module:
+        config = self.config
+        return models.build(config.cell, config.vocab_size, config.classes, config.documents)
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """What the checkpoint does not hold (tables of positions are made, not saved) is as in a new model."""
-        new = models.build(self.config.cell, self.config.vocab_size)
+        new = self._built()
         fresh = dict([*new.named_parameters(), *new.named_buffers()])
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if not getattr(tensor, "_is_hf_initialized", False):
@@ -105,6 +122,26 @@ class AttentionZooForMaskedLM(_AttentionZooModel):
     output_class = MaskedLMOutput
 
 
+class AttentionZooForSequenceClassification(_AttentionZooModel):
+    """A classifier that was trained here."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> SequenceClassifierOutput:
+        """Logits of each example, `(batch, classes)`, and with labels the mean cross-entropy.
+
+        Args:
+            input_ids: `(batch, n)` int64, of pairs `(batch, 2, n)`.
+            attention_mask: of their shape, 0 at padding.
+            labels: the classes, `(batch,)`.
+            **kwargs: what transformers passes along, of no use here.
+        """
+        logits = self.model(input_ids, None, None if attention_mask is None else attention_mask.bool())
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
 AutoConfig.register(saved.TYPE, AttentionZooConfig)
 AutoModelForCausalLM.register(AttentionZooConfig, AttentionZooForCausalLM)
 AutoModelForMaskedLM.register(AttentionZooConfig, AttentionZooForMaskedLM)
+AutoModelForSequenceClassification.register(AttentionZooConfig, AttentionZooForSequenceClassification)

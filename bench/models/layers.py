@@ -26,7 +26,21 @@ class Settings:
 
     name: ClassVar[str]
     is_causal: ClassVar[bool]
+    classifies: ClassVar[bool] = False
+    """Whether it names the class of an example; False: tokens."""
+    has_attention: ClassVar[bool] = True
+    """False: a control, which has the mechanism `identity` and none of it in its layers."""
     layers: int
+
+    def require_answers(self, classes: int | None) -> None:
+        """Refuse a task of so many classes (null: of tokens) whose answers are not those of the model.
+
+        Raises:
+            ConfigError: naming the model and what it needs.
+        """
+        if self.classifies != (classes is not None):
+            what = "classes" if self.classifies else "tokens"
+            raise ConfigError(f"model.name={self.name}: needs a task whose answers are {what}")
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a resolved configuration whose sizes, mask or mechanism's settings are none of the model.
@@ -35,10 +49,15 @@ class Settings:
             ConfigError: naming the key, its value and what is allowed.
         """
         heads, width = config["num_heads"], config["num_heads"] * config["head_dim"]
+        mechanism, pretrain = config["attention"]["name"], config.get("training", {}).get("pretrain_steps")
         if config["causal"] != self.is_causal:
             value, allowed = (str(flag).lower() for flag in (config["causal"], self.is_causal))
             raise ConfigError(f"causal={value}: must be {allowed} with model.name={self.name}")
-        if width % 2:
+        if not self.has_attention and mechanism != "identity":
+            raise ConfigError(f"attention={mechanism}: must be identity with model.name={self.name}, which has none")
+        if pretrain and not self.classifies:
+            raise ConfigError(f"training.pretrain_steps={pretrain}: must be 0 with model.name={self.name}")
+        if width % 2 and not self.classifies:
             raise ConfigError(f"num_heads={heads}: num_heads * head_dim={width} must be even, sines and cosines")
 
 
@@ -116,8 +135,8 @@ class MultiHead(nn.Module):
         self.attention = attention
         self.out = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`(batch, n, width)` -> the same shape."""
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """`(batch, n, width)` -> the same shape; `padding` is `(batch, n)` bool, None: there is none."""
         batch, n, width = x.shape
         split = self.short_convolution(self.query_key_value(x)).view(
             batch, n, 3, self.attention.num_heads, self.attention.head_dim
@@ -125,7 +144,9 @@ class MultiHead(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)
-        return self.out(self.attention(query, key, value).transpose(1, 2).reshape(batch, n, width))
+        # Not every mechanism takes padding: only what there is is said.
+        given = {} if padding is None else {"key_padding_mask": padding}
+        return self.out(self.attention(query, key, value, **given).transpose(1, 2).reshape(batch, n, width))
 
 
 class ShortConvolution(nn.Module):
@@ -154,12 +175,13 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
     """
     if isinstance(module, Attention):
         return
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=module.in_features**-0.5, generator=generator)
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+        nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5, generator=generator)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5, generator=generator)
+        std = getattr(module, "initial_std", module.embedding_dim**-0.5)
+        nn.init.normal_(module.weight, std=std, generator=generator)
     for child in module.children():
         initialise(child, generator)
 

@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.schema import named
+from bench.tasks import leaks
 from bench.tasks.base import IGNORED, SPLITS, Batch, Settings, Task
+from bench.tasks.documents import Retrieval, Text
 from bench.tasks.generated import AssociativeRecall, InductionHeads, Reversal, SelectiveCopying
+from bench.tasks.images import Image
 from bench.tasks.language_modelling import LanguageModelling
+from bench.tasks.listops import ListOps
 from bench.tasks.mad import Compression, FuzzyRecall, Memorisation, NoisyRecall
+from bench.tasks.pathfinder import Pathfinder
 
 __all__ = ["IGNORED", "SPLITS", "TASKS", "Batch", "Settings", "Task", "open_task", "settings"]
 
@@ -18,6 +23,7 @@ TASKS: dict[str, type[Settings]] = {
         *(AssociativeRecall, InductionHeads, Reversal, SelectiveCopying),
         *(Compression, FuzzyRecall, Memorisation, NoisyRecall),
         LanguageModelling,
+        *(ListOps, Text, Retrieval, Image, Pathfinder),
     )
 }
 
@@ -36,13 +42,16 @@ def open_task(config: Mapping[str, Any], cache_dir: Path) -> Task:
 
     Args:
         config: a cell's resolved config; `task`, `seq_len`, `causal` and `seed` are read.
-        cache_dir: where the tokens of a text are kept; the folder above it is there.
+        cache_dir: where what was read or drawn is kept; the folder above it is there.
 
     Raises:
-        ConfigError: the task does not fit, or its text or tokenizer cannot be read.
+        ConfigError: the task does not fit, its data or tokenizer cannot be read, or its examples have a leak.
         ModuleNotFoundError: a package is missing; the message gives the pip command.
         ConnectionError: a name on the Hugging Face hub cannot be read, and no other text is allowed instead.
     """
-    task = settings(config["task"])
-    task.require_fits(config)
-    return task.open(config, cache_dir)
+    chosen = settings(config["task"])
+    chosen.require_fits(config)
+    task = chosen.open(config, cache_dir)
+    if task.classes is not None:
+        leaks.require_none(task, chosen.name)
+    return task

@@ -1,10 +1,10 @@
 """What a task is: settings that open it, and examples by (split, index); the random numbers they are made of."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -21,17 +21,32 @@ UNITS = 32
 """Of replication, that the examples of a split are dealt out to."""
 
 Example = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Tokens and targets, `(seq_len,)` each."""
+"""Tokens and targets, `(seq_len,)` each; for classes tokens `(seq_len,)` or `(2, seq_len)`, and the class, `(1,)`."""
 
 
-class Batch(NamedTuple):
-    """Examples as a model reads them, two `(batch, seq_len)` int64 tensors on the CPU.
-
-    `targets[b, j]` is the token that the logits at position j are to name, `IGNORED` where nothing is asked.
-    """
-
+class _Pair(NamedTuple):
     tokens: Tensor
     targets: Tensor
+
+
+class Batch(_Pair):
+    """Examples as a model reads them, two int64 tensors on the CPU: `tokens, targets = batch`.
+
+    Where answers are tokens both are `(batch, seq_len)`, and `targets[b, j]` is the token that the logits at position j
+    are to name, `IGNORED` where nothing is asked. Where they are classes, targets are `(batch, 1)`, and tokens
+    `(batch, seq_len)` or, of pairs of documents, `(batch, 2, seq_len)`.
+
+    Attributes:
+        mask: bool of the tokens' shape, True where there is a token; None: everywhere.
+    """
+
+    mask: Tensor | None
+
+    def __new__(cls, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> Self:
+        """Without a mask there is no padding."""
+        batch = super().__new__(cls, tokens, targets)
+        batch.mask = mask
+        return batch
 
 
 @dataclass
@@ -43,12 +58,16 @@ class Task:
         vocabulary: how many token ids there are: 0..vocabulary - 1.
         causal: whether a decoder reads it; False: an encoder, which sees the whole sequence.
         sizes: how many examples each split has; null: without end.
+        classes: of which the one answer of an example is one, 0..classes - 1; null: answers are tokens.
+        padding: the token id that means that there is no token; null: none does.
     """
 
     source: str
     vocabulary: int
     causal: bool
     sizes: Mapping[str, int | None]
+    classes: int | None = field(default=None, kw_only=True)
+    padding: int | None = field(default=None, kw_only=True)
 
     def size(self, split: str) -> int | None:
         """How many examples a split has; null: without end. Raises `ValueError` for another split."""
@@ -84,7 +103,7 @@ class Task:
                 raise IndexError(f"index {index}: the split {split} has {'no such example' if size is None else size}")
         examples = [self.example(split, index) for index in indices]
         tokens, targets = (torch.from_numpy(np.stack(part)) for part in zip(*examples, strict=True))
-        return Batch(tokens, targets)
+        return Batch(tokens, targets, None if self.padding is None else tokens != self.padding)
 
     def example(self, split: str, index: int) -> Example:
         """One example that the split has."""
@@ -97,6 +116,7 @@ class Settings:
 
     name: ClassVar[str]
     causal: ClassVar[bool] = True
+    classes: ClassVar[int | None] = None
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a configuration that the task has no examples for.
@@ -132,6 +152,11 @@ class Draws:
     def uniform(self, count: int) -> NDArray[np.float64]:
         """`count` independent numbers, uniform on (0, 1), of 52 bits and never an end."""
         return ((self._philox.random_raw(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def endless(self) -> Iterator[float]:
+        """Independent numbers as those of `uniform`, one after the other."""
+        while True:
+            yield from self.uniform(256).tolist()
 
     def distinct(self, bound: int, count: int) -> NDArray[np.int64]:
         """`count` different integers of 0..bound - 1, every such sequence as likely as any other."""

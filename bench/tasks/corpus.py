@@ -1,32 +1,26 @@
 """Texts in splits, local ones and those of the Hugging Face hub, and their tokens on the disk, made once."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_zoo.checks import require
 from bench.inputs import models, texts
-from bench.records.disk import replacing, require_file
-from bench.tasks import tokenizing
+from bench.tasks import kept, tokenizing
 
 KEY = "task.text"
-FORMAT = 1
-"""Part of the cache key: raise it when the same fields come to mean other tokens."""
 SHARES = {"train": (0.0, 0.90), "validation": (0.90, 0.95), "test": (0.95, 1.0)}
 """Of the characters of a text that has no splits of its own: where each begins and ends."""
 
-Tokens = NDArray[np.unsignedinteger[Any]]
+Tokens = kept.Array
 
 
 @dataclass(frozen=True)
@@ -147,48 +141,26 @@ def tokenizer(text: Text, name: str, vocabulary: int | None, cache_dir: Path) ->
     if vocabulary is None:
         return tokenizing.named(name)
     key = {**text.identity("train"), "bpe": vocabulary, "sample": tokenizing.SAMPLE}
-    return tokenizing.trained(_cached(key, "json", cache_dir), text.pieces("train"), vocabulary)
+    return tokenizing.trained(kept.place(key, "json", cache_dir), text.pieces("train"), vocabulary)
 
 
 def tokens(text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, cache_dir: Path) -> Tokens:
     """The tokens of a split, mapped into memory and read-only; no more than `max_tokens` of them."""
     key = {**text.identity(split), "tokenizer": tokenizer.identity, "max_tokens": max_tokens}
-    path, dtype = _cached(key, "npy", cache_dir), np.min_scalar_type(tokenizer.vocabulary - 1)
-    # A file that cannot be read, cut short on its way here perhaps, is made again.
-    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
-        return _mapped(path, dtype)
+    dtype = np.min_scalar_type(tokenizer.vocabulary - 1)
+    return kept.array(key, _encoded(text, split, tokenizer, max_tokens, dtype), dtype, cache_dir)
+
+
+def _encoded(
+    text: Text, split: str, tokenizer: tokenizing.Tokenizer, max_tokens: int | None, dtype: np.dtype[Any]
+) -> Iterator[Tokens]:
     count = 0
-    with replacing(path) as file:
-        _write_header(file, dtype, 0)
-        for piece in text.pieces(split):
-            ids = np.asarray(tokenizer.encode(piece), dtype)
-            ids = ids if max_tokens is None else ids[: max_tokens - count]
-            file.write(ids.tobytes())
-            count += len(ids)
-            if count == max_tokens:
-                break
-        if count == 0:
-            raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")
-        file.seek(0)
-        _write_header(file, dtype, count)
-    return _mapped(path, dtype)
-
-
-def _cached(key: Mapping[str, Any], suffix: str, cache_dir: Path) -> Path:
-    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
-    path = cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
-    require_file(path)
-    return path
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    tokens = np.load(path, mmap_mode="r")
-    if tokens.dtype != dtype or tokens.ndim != 1 or tokens.nbytes + tokens.offset != path.stat().st_size:
-        raise ValueError(f"{path}: not what was written there")
-    return tokens
-
-
-def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> None:
-    """Of a length that does not depend on the count: NumPy leaves room for it to grow."""
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, described)
+    for piece in text.pieces(split):
+        ids = np.asarray(tokenizer.encode(piece), dtype)
+        ids = ids if max_tokens is None else ids[: max_tokens - count]
+        yield ids
+        count += len(ids)
+        if count == max_tokens:
+            break
+    if count == 0:
+        raise ValueError(f"{KEY}={text.source!r}: has no {split} split, it is too short")

@@ -17,7 +17,9 @@ GAP_POWER = 0.01
 
 @dataclass
 class GeneratedSettings(Settings):
-    """The settings of a task whose examples are drawn."""
+    """The settings of a task whose examples are drawn; `padding` is the task's."""
+
+    padding: ClassVar[int | None] = None
 
     examples: int | None = setting(None, "examples to train on; null: fresh ones without end", minimum=1)
 
@@ -33,7 +35,9 @@ class GeneratedSettings(Settings):
     def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
         """The task; nothing is cached, and validation and test are without end."""
         sizes = {"train": self.examples, "validation": None, "test": None}
-        return Generated("generated", self.vocabulary_size, self.causal, sizes, self, config["seq_len"], config["seed"])
+        answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
+        of_cell = config["seq_len"], config["seed"]
+        return Generated("generated", self.vocabulary_size, self.causal, sizes, self, *of_cell, **answers)
 
 
 @dataclass

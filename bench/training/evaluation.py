@@ -1,6 +1,6 @@
 """What a model has learned: the losses of a split, by position, by unit of replication and by kind of answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,23 +8,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.tasks import IGNORED, Task
+from bench.tasks import IGNORED, Batch, Task
 from bench.training.world import World
 
 Autocast = Callable[[], Any]
 
 
-def answers(model: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Ask a model `(b, n)` tokens; logits are made where something is asked only, `k` times.
+def answers(
+    model: Callable[..., Tensor], tokens: Tensor, targets: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Ask a model the examples of a `Batch`; logits are made where something is asked only, `k` times.
 
     Returns:
         Losses `(k,)`, in nats and at least float32, through which gradients flow, and which are right, `(k,)` bool.
     """
     asked = targets != IGNORED
-    logits = model(tokens, asked)
+    logits = model(tokens, asked) if mask is None else model(tokens, asked, mask)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits, targets[asked], reduction="none")
     return losses, logits.detach().argmax(-1) == targets[asked]
+
+
+def pieces(
+    batch: Batch, device: torch.device, parts: int = 1, rows: slice = slice(None)
+) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+    """Some rows of a batch on a device, in equal parts: tokens, targets and mask of each."""
+    tokens, targets = (x[rows].to(device).chunk(parts) for x in batch)
+    masks = [None] * parts if batch.mask is None else batch.mask[rows].to(device).chunk(parts)
+    return list(zip(tokens, targets, masks, strict=True))
+
+
+def linearised(right: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """What each unit makes of a share of right answers: their mean is the share itself, whatever the units' sizes are.
+
+    The linear part of a ratio of two sums over units (Cochran 1977, Sampling Techniques, section 6.3), so that an
+    interval of their mean, or of the mean of differences, is one of the ratio's. An empty unit has the share.
+
+    Args:
+        right: right answers in each unit.
+        counts: answers in each unit.
+    """
+    share, units = sum(right) / sum(counts), sum(count > 0 for count in counts)
+    return [share + (own - share * count) * units / sum(counts) for own, count in zip(right, counts, strict=True)]
 
 
 class Sums:
@@ -52,30 +77,35 @@ def evaluate(
 
     Returns:
         `{"examples", "loss", "token_accuracy", "example_accuracy", "loss_by_position", "loss_by_unit"}`, the last with
-        the mean of each unit of replication; of the test split, where the task tells kinds of answers apart, also
-        `"parts": {kind: {"answers": how many, "loss": their sum}}`.
+        the mean of each unit of replication; of classes also `"accuracy_by_unit"`, of units by their number; of the
+        test split, where the task tells kinds of answers apart, also `"parts": {kind: {"answers": how many, "loss":
+        their sum}}`.
     """
     model.eval()
     device = next(model.parameters()).device
     count = min(examples, task.size(split) or examples)
-    length = task.batch(split, [0]).tokens.shape[1]
+    length = task.batch(split, [0]).targets.shape[1]
     units, kinds = task.units(split, range(count)), task.kinds if split == "test" else ()
     right, whole = torch.zeros(2, dtype=torch.float64, device=device)
-    by_position, by_unit, by_kind = (Sums(size, device) for size in (length, max(units) + 1, len(kinds)))
+    by_position, by_unit, right_by_unit, by_kind = (
+        Sums(size, device) for size in (length, max(units) + 1, max(units) + 1, len(kinds))
+    )
     for first in range(0, count, batch_size):
         of_batch = range(first, min(first + batch_size, count))
         own = of_batch[world.rows(len(of_batch))]
         if not own:
             continue
-        tokens, targets = (x.to(device) for x in task.batch(split, own))
+        [(tokens, targets, mask)] = pieces(task.batch(split, own), device)
         with autocast():
-            losses, is_right = answers(model, tokens, targets)
+            losses, is_right = answers(model, tokens, targets, mask)
         rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
         wrong = torch.zeros(len(own), device=device).index_add_(0, rows, (~is_right).float())
         right += is_right.sum()
         whole += (wrong == 0).sum()
         by_position.add(losses, columns)
-        by_unit.add(losses, torch.tensor([units[index] for index in own], device=device)[rows])
+        own_units = torch.tensor([units[index] for index in own], device=device)
+        by_unit.add(losses, own_units[rows])
+        right_by_unit.add((wrong == 0).float(), own_units)
         if kinds:
             of_answers = torch.from_numpy(np.stack([task.kinds_of(split, index) for index in own])).to(device)
             by_kind.add(losses, of_answers[rows, columns])
@@ -88,6 +118,8 @@ def evaluate(
         "loss_by_position": [loss / times if times else None for loss, times in zip(total, asked, strict=True)],
         "loss_by_unit": [loss / times for loss, times in zip(*by_unit.over(world), strict=True) if times],
     }
+    if task.classes is not None:
+        found["accuracy_by_unit"] = linearised(*right_by_unit.over(world))
     if kinds:
         parts = zip(kinds, *by_kind.over(world), strict=True)
         found["parts"] = {kind: {"answers": answers, "loss": loss} for kind, loss, answers in parts}

@@ -104,19 +104,21 @@ class Trained(ModelSource):
         saved_model = self._read()
         with self._named():
             tasks.settings(saved_model.cell["task"]).require_fits(saved_model.cell)
-            layers = models.settings(saved_model.cell["model"]).layers
+            model = models.settings(saved_model.cell["model"])
+            if not model.has_attention:
+                raise ValueError(f"model.name={model.name}: has no attention")
         self.require_sizes(config, saved_model.cell["num_heads"], saved_model.cell["head_dim"])
         longest, length = saved_model.cell["seq_len"], config["seq_len"]
         require("seq_len", length, length <= longest, f"at most {longest}, as in inputs.model={self.model}")
-        self.require_layer(layers)
+        self.require_layer(model.layers)
         return saved_model
 
     def _build(self, saved_model: saved.Saved, seed: int | None) -> nn.Module:
         """The trained model, or one that is as new with its layers' seeds from `seed` on."""
         if seed is not None:
-            return models.build({**saved_model.cell, "seed": seed}, saved_model.vocabulary).eval()
+            return models.build({**saved_model.cell, "seed": seed}, *saved_model[1:]).eval()
         with self._named():
-            model = models.build(saved_model.cell, saved_model.vocabulary)
+            model = models.build(*saved_model)
             weights = saved.load_weights(self.model)
             for name, value in model.state_dict().items():
                 if isinstance(value, Tensor) and (name not in weights or weights[name].shape != value.shape):
@@ -132,7 +134,9 @@ class Trained(ModelSource):
         batch_size, size = config["batch_size"], task.size("test")
         allowed = f"at most {size}, as many examples as {self.model} is tested on"
         require("batch_size", batch_size, size is None or batch_size <= size, allowed)
-        return task.batch("test", range(batch_size)).tokens[:, : config["seq_len"]].contiguous()
+        tokens = task.batch("test", range(batch_size)).tokens
+        tokens = tokens if tokens.dim() == 2 else tokens[:, 0]  # of a pair the first document
+        return tokens[:, : config["seq_len"]].contiguous()
 
 
 def attention_inputs(model: nn.Module, tokens: Tensor, layer: int) -> Inputs:

@@ -1,6 +1,7 @@
 """The loop. What happens at a step follows from the seed and the step; only what has been learned is state."""
 
 import contextlib
+import copy
 import functools
 import hashlib
 import math
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from bench.common.errors import NonFiniteError
 from bench.tasks import IGNORED, Batch, Task
-from bench.training.evaluation import answers, evaluate
+from bench.training.evaluation import answers, evaluate, pieces
 from bench.training.optimizer import optimizer_of
+from bench.training.pretraining import hidden
 from bench.training.settings import Training
 from bench.training.world import World
 
@@ -27,11 +29,20 @@ def number_of(*key: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def training_indices(seed: int, step: int, batch_size: int, size: int | None) -> list[int]:
-    """The examples of a step: every epoch has each of `size` once, in an order of its own; None never repeats one."""
+LONG = ("loss_by_position", "loss_by_unit", "accuracy_by_unit")
+"""What only the test at the end keeps of an evaluation."""
+
+
+def training_indices(seed: int, step: int, batch_size: int, size: int | None, order: str = "shuffled") -> list[int]:
+    """The examples of a step: every epoch has each of `size` once, in an order of its own; None never repeats one.
+
+    With the `order` `sequential` it is that of the split in every epoch.
+    """
     positions = range(step * batch_size, (step + 1) * batch_size)
     if size is None:
         return list(positions)
+    if order == "sequential":
+        return [position % size for position in positions]
     return [int(_permutation(seed, position // size, size)[position % size]) for position in positions]
 
 
@@ -75,6 +86,7 @@ class Trainer:
         self.step = 0
         self.curve: dict[str, list[float]] = {name: [] for name in LOGGED}
         self.evaluations: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
         self.seconds: list[float] = []
 
     def train_step(self) -> None:
@@ -86,18 +98,48 @@ class Trainer:
         began = time.perf_counter()
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"))
-        loss = self._accumulated(self.task.batch("train", indices))
+        indices = training_indices(self.seed, self.step, self.batch_size, self.task.size("train"), self.settings.order)
+        batch = self.task.batch("train", indices)
+        if self.step < self.settings.pretrain_steps:
+            batch = hidden(batch, number_of(self.seed, "hidden", self.step))
+        elif self.step == self.settings.pretrain_steps > 0:
+            self.optimizer = optimizer_of(self.model, self.settings)
+        loss = self._accumulated(batch)
         norm, rate = self.update(loss)
         for name, value in zip(LOGGED, (loss, norm, rate), strict=True):
             self.curve[name].append(value)
         self.seconds.append(time.perf_counter() - began)
         self.step += 1
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done, or the validation loss has not fallen for as long as `patience` says."""
+        losses, patience = [found["loss"] for found in self.evaluations], self.settings.patience
+        has_stalled = patience is not None and bool(losses) and min(losses) not in losses[-patience:]
+        return has_stalled or self.step >= self.settings.steps
+
+    def validate(self) -> None:
+        """Evaluate on the validation split where it is time, and keep the weights where they are the best so far."""
+        settings = self.settings
+        is_due = self.step % settings.evaluate_every == 0 or self.step == settings.steps
+        if not is_due or self.step <= settings.pretrain_steps:
+            return
+        found = self.evaluate("validation", settings.evaluation_examples)
+        self.evaluations.append({name: value for name, value in found.items() if name not in LONG})
+        if settings.checkpoint == "best" and (self.best is None or found["loss"] < self.best["loss"]):
+            self.best = {"step": self.step, "loss": found["loss"], "model": copy.deepcopy(self.model.state_dict())}
+
+    def choose(self) -> int:
+        """Take the weights that are to be tested, of the step that is returned."""
+        if self.best is None:
+            return self.step
+        self.model.load_state_dict(self.best["model"])
+        return int(self.best["step"])
+
+    def loss(self, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
         """The mean loss of the answers of a batch."""
         with self._autocast():
-            return answers(self.run, tokens, targets)[0].mean()
+            return answers(self.run, tokens, targets, mask)[0].mean()
 
     def update(self, loss: float) -> tuple[float, float]:
         """Clip the gradients and change the weights; returns the norm of the gradients and the learning rate."""
@@ -111,6 +153,8 @@ class Trainer:
         rate = self.settings.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+            if "betas" in group:
+                group["betas"] = (self.settings.momentum(self.step), self.settings.beta2)
         self.optimizer.step()
         return norm, rate
 
@@ -119,13 +163,12 @@ class Trainer:
         asked, parts = int((batch.targets != IGNORED).sum()), self.settings.accumulate
         own = self.world.rows(len(batch.tokens))
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        pieces = zip(batch.tokens[own].chunk(parts), batch.targets[own].chunk(parts), strict=True)
-        for part, (tokens, targets) in enumerate(pieces):
+        for part, piece in enumerate(pieces(batch, self.device, parts, own)):
             # What a step draws globally it repeats, however often the run was interrupted before.
             torch.manual_seed(number_of(self.seed, "dropout", self.step, part, self.world.rank))
             last = part == parts - 1
             with contextlib.nullcontext() if last else self.world.alone(self.run), self._autocast():
-                loss = answers(self.run, tokens.to(self.device), targets.to(self.device))[0].sum() / asked
+                loss = answers(self.run, *piece)[0].sum() / asked
                 # The mean over the processes is to be the sum.
                 (loss * self.world.size).backward()
             total += loss.detach()
@@ -150,6 +193,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "curve": self.curve,
             "evaluations": self.evaluations,
+            "best": self.best,
             "seconds": self.seconds,
             "generators": {name: generator.get_state() for name, generator in self._generators().items()},
         }
@@ -158,7 +202,7 @@ class Trainer:
         """Go on from a `state`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in ("step", "curve", "evaluations", "seconds"):
+        for name in ("step", "curve", "evaluations", "best", "seconds"):
             setattr(self, name, state[name])
         for name, generator in self._generators().items():
             generator.set_state(state["generators"][name])

@@ -59,7 +59,9 @@ def optimizer_of(model: nn.Module, settings: Training) -> torch.optim.Optimizer 
     rest = [p for p in trained if id(p) not in by_muon]
     matrices, vectors = ([p for p in rest if (p.dim() > 1) is wanted] for wanted in (True, False))
     groups = ({"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0})
-    adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
+    adamw = torch.optim.AdamW(
+        groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), eps=settings.epsilon
+    )
     if not hidden:
         return adamw
     rate, decay = settings.learning_rate, settings.weight_decay

@@ -23,29 +23,42 @@ KINDS = {
 
 
 class Saved(NamedTuple):
-    """What `config.json` says: the resolved configuration of the cell, and how many tokens its model knows."""
+    """What `config.json` says: the cell's resolved configuration, and what else `bench.models.build` is given."""
 
     cell: dict[str, Any]
     vocabulary: int
+    classes: int | None = None
+    documents: int = 1
 
 
-def save(folder: Path, model: nn.Module, cell: Mapping[str, Any], vocabulary: int) -> None:
+def save(
+    folder: Path,
+    model: nn.Module,
+    cell: Mapping[str, Any],
+    vocabulary: int,
+    classes: int | None = None,
+    documents: int = 1,
+) -> None:
     """Leave a trained model in a folder, each file wholly or not at all.
 
     Args:
         folder: where `config.json` and `model.safetensors` are left.
-        model: of `bench.models.build(cell, vocabulary)`.
+        model: of `bench.models.build(cell, vocabulary, classes, documents)`.
         cell: the resolved configuration of the cell that trained it.
         vocabulary: how many tokens it knows.
+        classes: how many classes, where its answers are such.
+        documents: of an example.
     """
     weights = {
         PREFIX + name: value.contiguous() for name, value in model.state_dict().items() if isinstance(value, Tensor)
     }
+    kind = "SequenceClassification" if classes is not None else "CausalLM" if cell["causal"] else "MaskedLM"
     described = {
-        "architectures": [f"AttentionZooFor{'CausalLM' if cell['causal'] else 'MaskedLM'}"],
+        "architectures": [f"AttentionZooFor{kind}"],
         "model_type": TYPE,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "vocab_size": vocabulary,
+        **({} if classes is None else {"classes": classes, "documents": documents}),
         "cell": dict(cell),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,13 +87,20 @@ def read(folder: str | Path) -> Saved:
     cell, vocabulary = described.get("cell"), described.get("vocab_size")
     if type(vocabulary) is not int or vocabulary < 1:
         raise ValueError(f"config.json: vocab_size={vocabulary!r}: must be an integer of at least 1")
+    classes, documents = described.get("classes"), described.get("documents", 1)
+    for key, value, is_allowed in (
+        ("classes", classes, classes is None or (type(classes) is int and classes > 0)),
+        ("documents", documents, type(documents) is int and documents in (1, 2)),
+    ):
+        if not is_allowed:
+            raise ValueError(f"config.json: {key}={value!r}: must be what bench=train left there")
     if not isinstance(cell, dict):
         raise ValueError("config.json: cell must be the configuration that bench=train left there")
     for key, kind in KINDS.items():
-        value: Any = cell.get(key)
+        value = cell.get(key)
         if type(value) is not kind or (isinstance(value, dict) and not isinstance(value.get("name"), str)):
             raise ValueError(f"config.json: cell.{key} must be what bench=train left there")
-    return Saved(cell, vocabulary)
+    return Saved(cell, vocabulary, classes, documents)
 
 
 def load_weights(folder: str | Path) -> dict[str, Tensor]:

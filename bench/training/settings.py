@@ -20,13 +20,31 @@ class Training:
     learning_rate: float = setting(1e-3, "the highest, after the warm-up", minimum=0)
     warmup: int = setting(100, "steps from 0 to the peak", minimum=0)
     schedule: str = setting(
-        "linear", "of the learning rate after the warm-up: to 0, or constant", choices=("linear", "constant")
+        "linear",
+        "of the learning rate: to 0 after the warm-up, constant, or one_cycle (torch's OneCycleLR, linear: from and to "
+        "near 0, beta1 against it)",
+        choices=("linear", "constant", "one_cycle"),
     )
     weight_decay: float = setting(0.01, "decay of the matrices' weights", minimum=0)
     beta1: float = setting(0.9, "of AdamW: the mean of gradients", minimum=0, maximum=0.9999999)
     beta2: float = setting(0.98, "of AdamW: the mean of their squares", minimum=0, maximum=0.9999999)
+    epsilon: float = setting(1e-8, "of AdamW: added to the root of that mean", minimum=0)
     clip: float | None = setting(1.0, "longest norm of all gradients; null: none", above=0)
     accumulate: int = setting(1, "parts of a batch, one after the other", minimum=1)
+    order: str = setting(
+        "shuffled",
+        "of the examples in an epoch: one of its own, or always the split's",
+        choices=("shuffled", "sequential"),
+    )
+    pretrain_steps: int = setting(
+        0, "of the steps the first ones, in which a classifier names hidden tokens of its examples", minimum=0
+    )
+    checkpoint: str = setting(
+        "last", "weights that are tested: the last, or those with the least validation loss", choices=("last", "best")
+    )
+    patience: int | None = setting(
+        None, "looks at the validation split without a lower loss after which it ends; null: never", minimum=1
+    )
     compile: bool = setting(False, "whether torch.compile compiles the model")
     evaluate_every: int = setting(100, "steps between two looks at the validation split", minimum=1, condition=False)
     evaluation_examples: int = setting(
@@ -41,12 +59,33 @@ class Training:
     )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """The learning rate of a step, counted from 0; the steps after pretraining have a schedule of their own."""
+        step, steps = self._phase(step)
+        if self.schedule == "one_cycle":
+            height, is_rising = _one_cycle(step, self.warmup, steps)
+            lowest = self.learning_rate / (25 if is_rising else 25e4)
+            return lowest + (self.learning_rate - lowest) * height
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         if self.schedule == "constant":
             return self.learning_rate
-        return self.learning_rate * (self.steps - step) / max(1, self.steps - self.warmup)
+        return self.learning_rate * (steps - step) / max(1, steps - self.warmup)
+
+    def momentum(self, step: int) -> float:
+        """AdamW's beta1 at a step: in one cycle it goes from 0.95 to 0.85 and back, which is what torch does."""
+        step, steps = self._phase(step)
+        return 0.95 - 0.1 * _one_cycle(step, self.warmup, steps)[0] if self.schedule == "one_cycle" else self.beta1
+
+    def _phase(self, step: int) -> tuple[int, int]:
+        """The place of a step in its phase, pretraining or what follows, and the steps of this."""
+        first = self.pretrain_steps
+        return (step, first) if step < first else (step - first, self.steps - first)
+
+
+def _one_cycle(step: int, warmup: int, steps: int) -> tuple[float, bool]:
+    """How far from the bottom to the top a step is, 0 to 1, and whether that is before the top, the warm-up's last."""
+    top = warmup - 1
+    return (step / top, True) if step < top else ((steps - 1 - step) / max(1, steps - 1 - top), False)
 
 
 def check(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +97,12 @@ def check(values: Mapping[str, Any]) -> dict[str, Any]:
     settings = checked(Training, values, "training.")
     if settings.warmup > settings.steps:
         raise ConfigError(f"training.warmup={settings.warmup}: must be at most training.steps={settings.steps}")
+    first = settings.pretrain_steps
+    least, most = settings.warmup, settings.steps - max(1, settings.warmup)
+    if first and not least <= first <= most:
+        raise ConfigError(
+            f"training.pretrain_steps={first}: must be 0 or {least} to {most}, a warm-up before and after"
+        )
     return dataclasses.asdict(settings)
 
 

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from drawn import caption, changed, curve, gaps, legend, marked, panels
 from odd_records import good
+from synthetic_arena import arena
 from synthetic_quality import quality
 from synthetic_records import (
     LENGTHS,
@@ -198,7 +199,7 @@ def single_trials():
     cells += [sketch_error("gaussian", 4, r, rng, trials=1, batch_size=1) for r in (8, 32)]
     tasks = ("reversal", "language_modelling", "induction_heads", "associative_recall")
     # Of one seed there is no difference.
-    cells += quality()
+    cells += [*quality(), *arena(1)]
     return tidy([*cells, *(train("polynomial_p4", 16, 0, rng, evaluations=1, task=task) for task in tasks)])
 
 
@@ -329,7 +330,7 @@ def test_a_caption_names_the_lines_that_join_points_of_different_code(rng):
 
 @pytest.fixture(scope="module")
 def disturbed_and_of_many_codes():
-    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality()))
+    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality(), *arena()))
     return tidy([of_code(record, record.cell_id, record.cell_id) for record in loud])
 
 

@@ -16,7 +16,7 @@ def values(metric, row, of=None, paper="ICML"):
 
 def test_every_file_is_read_and_every_mechanism_is_a_variant():
     assert {path.stem for path in PUBLISHED.glob("*.toml")} == {*PAPERS, "model_sizes"}
-    metrics = ("perplexity", "steps_per_second", "right", "loss", "minutes_per_1000_steps", "largest_batch")
+    metrics = ("perplexity", "steps_per_second", "right", "loss", "accuracy", "minutes_per_1000_steps", "largest_batch")
     everything = pd.concat([published(metric) for metric in metrics])
     assert all((CONF / "attention" / f"{name}.yaml").exists() for name in everything["attention"])
     assert everything[["paper", "source", "conditions", "hardware"]].notna().all(axis=None)
@@ -34,6 +34,7 @@ def test_every_file_is_read_and_every_mechanism_is_a_variant():
         ("thesis", "section 5.1", "loss", "reversal"): 3,
         ("thesis", "section 5.2", "loss", "reversal"): 6,
         ("thesis", "section 5.3", "loss", "reversal"): 6,
+        ("Skeinformer", "Table 1", "accuracy", "Long Range Arena"): 16,
         ("Skeinformer", "Table 2", "minutes_per_1000_steps", "Long Range Arena"): 16,
         ("Skeinformer", "Table 2", "largest_batch", "Long Range Arena"): 16,
     }

@@ -16,12 +16,12 @@ def test_a_file_is_of_a_size_and_fits(name):
     given = FILES[name]
     assert set(given) == {"model", "num_heads", "head_dim", "causal"}
     assert set(given["model"]) == {"name", "layers"}
-    settings(given["model"]).require_fits({**given, "attention": {"name": "softmax"}})
+    settings(given["model"]).require_fits({**given, "attention": {"name": "identity"}, "seq_len": 64})
     first, second, *_ = (CONF / "model" / f"{name}.yaml").read_text().splitlines()
     assert first == "# @package _global_" and second.startswith("# ")
 
 
-@pytest.mark.parametrize("name", ["transformer_small", "encoder"])
+@pytest.mark.parametrize("name", ["transformer_small", "encoder", "classifier", "bag_of_tokens", "convolution"])
 def test_the_first_file_of_a_model_has_its_defaults(name):
     model = FILES[name]["model"]
     assert settings(model) == settings({"name": model["name"]})
@@ -32,6 +32,9 @@ def test_sizes_are_those_of_the_papers():
     del sizes["transformer_tiny"]
     assert sizes == {
         "encoder": (1, 1, 32),
+        "classifier": (2, 2, 32),
+        "bag_of_tokens": (0, 2, 32),
+        "convolution": (3, 2, 32),
         "transformer_small": (12, 12, 64),
         "transformer_small_13": (13, 12, 64),
         "transformer_medium": (24, 16, 64),
@@ -46,8 +49,11 @@ def test_sizes_are_those_of_the_papers():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "model.name=None: must be one of transformer, encoder"),
-        ({"name": "bert"}, "model.name='bert': must be one of transformer, encoder"),
+        ({}, "model.name=None: must be one of transformer, encoder, classifier, bag_of_tokens, convolution"),
+        (
+            {"name": "bert"},
+            "model.name='bert': must be one of transformer, encoder, classifier, bag_of_tokens, convolution",
+        ),
         ({"name": "transformer", "depth": 2}, "model.depth=2: unknown; known are layers, dropout, sinusoidal, short"),
         ({"name": "encoder", "dropout": 0.1}, "model.dropout=0.1: unknown; known are layers"),
         ({"name": "transformer", "layers": 0}, "model.layers=0: must be a number of at least 1"),

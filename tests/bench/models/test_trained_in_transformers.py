@@ -112,3 +112,21 @@ def test_weights_that_are_missing_are_new_ones_and_are_named(tmp_path):
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {lost}
     assert torch.equal(loaded.get_parameter(lost), made().float().get_parameter(lost.removeprefix("model.")))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("documents", [1, 2])
+def test_a_classifier_is_one_of_transformers_with_its_padding(documents, tmp_path):
+    cell = config("classifier", task={"name": "listops"})
+    built = models.build(cell, VOCABULARY, 3, documents).eval()
+    built.norm.weight.mul_(20)  # which a new one has not
+    saved.save(tmp_path, built, cell, VOCABULARY, 3, documents)
+    loaded, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()) and type(loaded).__name__ in (tmp_path / "config.json").read_text()
+    read = tokens(4) if documents == 1 else tokens(8).view(4, 2, -1)
+    mask = (torch.arange(read.shape[-1]) < 9).expand(read.shape)
+    found = loaded(read, attention_mask=mask.long(), labels=torch.tensor([0, 1, 2, 0]))
+    expected = built(read, None, mask)
+    torch.testing.assert_close(found.logits, expected)
+    torch.testing.assert_close(found.loss, F.cross_entropy(expected, torch.tensor([0, 1, 2, 0])))
+    assert not torch.allclose(loaded(read).logits, found.logits)

@@ -34,6 +34,7 @@ LEARNED = {"name": "polysketch", "sketch": "learned", "sketch_size": 8}
 OF_KIND = {
     "decoder": {"task": {"name": "induction_heads"}, "model": {"name": "transformer", "layers": 2}, "causal": True},
     "encoder": {"task": {"name": "reversal"}, "model": {"name": "encoder", "layers": 2}, "causal": False},
+    "classifier": {"task": {"name": "retrieval"}, "model": {"name": "classifier", "layers": 2}, "causal": False},
 }
 SIZES = {"seq_len": 12, "batch_size": 4, "num_heads": 2, "head_dim": 8, "device": "cpu", "tracking": {}}
 
@@ -97,10 +98,11 @@ def context(folder, tmp_path, attention=LEARNED, **values):
 
 def tokens(kind, count=4, seed=5):
     given = {"task": OF_KIND[kind]["task"], "causal": OF_KIND[kind]["causal"], "seq_len": 12, "seed": seed}
-    return tasks.open_task(given, Path("/nowhere")).batch("test", range(count)).tokens
+    read = tasks.open_task(given, Path("/nowhere")).batch("test", range(count)).tokens
+    return read if read.dim() == 2 else read[:, 0]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("kind", OF_KIND)
 def test_every_layer_gives_what_its_projection_gave(kind, trained, tmp_path):
     folder = trained(kind=kind)
     model = models.build(*saved.read(folder)).eval()
@@ -109,8 +111,9 @@ def test_every_layer_gives_what_its_projection_gave(kind, trained, tmp_path):
     projection = [m for m in model.modules() if isinstance(m, MultiHead)][1].query_key_value
     projection.register_forward_hook(lambda module, given, out: projected.append(out))
     with torch.no_grad():
-        model(tokens(kind))
-    query, key, value = projected[0].view(4, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        read = tokens(kind)
+        model(read if kind != "classifier" else read[:, None].expand(-1, 2, -1))
+    query, key, value = projected[0].view(4, -1, 12, 3, 2, 8)[:, 0].permute(2, 0, 3, 1, 4)
     if kind == "decoder":
         query, key = turned(query.double()).float(), turned(key.double()).float()
     for tensor, expected in zip(loaded(folder, tmp_path, inputs={"layer": 1}), (query, key, value), strict=True):

@@ -214,6 +214,22 @@ def test_a_label_is_the_file_and_what_differs_from_it(typed):
     assert [cell.config["label"] for cell in made(*typed.split())] == LABELS[typed]
 
 
+def test_a_model_without_attention_is_named_by_itself_and_answers_are_of_one_kind():
+    typed = ("bench=train", "task=listops", "attention=identity")
+    cells = made(*typed, "model=classifier,bag_of_tokens,convolution")
+    assert [cell.config["label"] for cell in cells] == ["identity", "bag_of_tokens", "convolution"]
+    for wrong, said in (
+        (
+            ("attention=flash", "model=convolution", "task=listops"),
+            "attention=flash: must be identity with model.name=con",
+        ),
+        (("model=classifier", "task=reversal"), "model.name=classifier: needs a task whose answers are classes"),
+        (("model=encoder", "task=listops"), "model.name=encoder: needs a task whose answers are tokens"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            made("bench=train", *wrong)
+
+
 def test_a_label_says_what_an_experiment_changed_in_a_variant(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "eighth.yaml").write_text("# @package _global_\nattention: {degree: 8}\n")

@@ -226,5 +226,5 @@ def test_fixed_examples_end_and_fresh_ones_do_not():
 
 
 def test_every_task_but_a_text_is_drawn():
-    assert set(TASKS) == {*CONFIGS, "language_modelling"}
+    assert set(TASKS) == {*CONFIGS, "language_modelling", "listops", "text", "retrieval", "image", "pathfinder"}
     assert {generated(name).source for name in CONFIGS} == {"generated"}

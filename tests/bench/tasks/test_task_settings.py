@@ -28,6 +28,9 @@ def test_the_papers_sizes_are_the_defaults():
         "associative_recall": (64, 64),
         "reversal": (50, 128),
         "language_modelling": (512, 32),
+        # Skeinformer's.
+        **{"listops": (2048, 256), "text": (4096, 128), "retrieval": (4096, 64)},
+        **{"image": (1024, 256), "pathfinder": (1024, 512)},
         # Of MAD's compression one token of 32 is the marker, here half of them are.
         **{"noisy_recall": (128, 128), "fuzzy_recall": (128, 128), "compression": (64, 128), "memorisation": (32, 128)},
     }
@@ -40,10 +43,19 @@ def test_the_papers_sizes_are_the_defaults():
     )
     assert mad["fuzzy_recall"].items() >= {"vocabulary": 16, "key_tokens": 3, "value_tokens": 3}.items()
     assert mad["memorisation"].items() >= {"vocabulary": 256, "examples": 256}.items()
+    arena = {name: described(settings({"name": name})) for name in ("listops", "pathfinder")}
+    lengths = {"min_length": 500, "max_length": 2000, "max_depth": 10}
+    assert arena["listops"] == {"name": "listops", "examples": 96000, **lengths}
+    drawn = {"contour_length": 14, "marker_radius": 1.5, "examples": 160_000, "mask": "all", "data": "drawn"}
+    assert arena["pathfinder"] == {"name": "pathfinder", **drawn}
 
 
 def refused(name="selective_copying", seq_len=64, causal=True, **changes):
     return {"task": {"name": name, **changes}, "seq_len": seq_len, "causal": causal, "seed": 0}
+
+
+def arena(name, seq_len=1024, causal=False, **changes):
+    return refused(name, seq_len, causal, **changes)
 
 
 def text(**changes):
@@ -85,6 +97,20 @@ def text(**changes):
         (refused("compression", vocabulary=3), "task.vocabulary=3: must be a number of at least 4"),
         (refused("memorisation", seq_len=31), "seq_len=31: must be even and at least 2 for task.name=memorisation"),
         (refused("memorisation", causal=False), "causal=false: must be true: a decoder reads task.name=memorisation"),
+        (arena("listops", 2048, True), "causal=true: must be false: an encoder reads task.name=listops"),
+        (arena("listops", 1998), "seq_len=1998: must be at least 1999, one less than task.max_length"),
+        (arena("listops", max_length=999), "task.max_length=999: must be at least 1000, twice task.min_length"),
+        (arena("listops", min_length=19), "task.min_length=19: must be a number of at least 20"),
+        (arena("listops", 2048, max_depth=3), "task.max_depth=3: must be larger: expressions have at most 122 tokens"),
+        (arena("listops", max_depth=1), "task.max_depth=1: must be a number of at least 2"),
+        (arena("image", 784), "seq_len=784: must be 1024, the pixels of task.name=image"),
+        (arena("image", data="nowhere"), "task.data='nowhere': must be cifar10, digits, or a folder"),
+        (arena("text", data=""), "task.data='': must be imdb, testaments, or a folder"),
+        (arena("retrieval", data="imdb"), "task.data='imdb': must be sympy, or a folder"),
+        (arena("pathfinder", data=__file__), f"task.data={__file__!r}: must be drawn, or a folder"),
+        (arena("image", mask="black"), "task.mask='black': must be one of all, nonzero"),
+        (arena("pathfinder", marker_radius=0.5), "task.marker_radius=0.5: must be a number of at least 1"),
+        (arena("pathfinder", contour_length=19), "task.contour_length=19: must be a number of at most 18"),
         (text(text=" "), "task.text=' ': must be kjv, pydoc, sympy, a file, or a hub dataset"),
         (text(tokenizer=""), "task.tokenizer='': must be minilm, a directory, or"),
         (text(text="./no/such.txt"), "task.text='./no/such.txt': must be kjv, pydoc, sympy, a file, or a hub dataset"),

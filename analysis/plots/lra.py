@@ -1,0 +1,105 @@
+"""Figures 2 and 3 of Skeinformer (Chen et al. 2022, appendices A.3 and A.5), of models trained on Long Range Arena."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis import controls
+from analysis.plots import captions, layout, marks, style
+from analysis.plots.layout import Picture
+from analysis.plots.learning import by_step
+from analysis.selection import MissingRecords, newest, require_ok
+from analysis.tables.lra import NEEDS, TASKS
+from analysis.training import BUSY, panels, trained_cells, with_settings
+
+TASK = "text"
+"""Of the paper's Figure 3."""
+MARKERS, SHADES = ("o", "s", "^", "D"), ("0", "0.35", "0.55", "0.7")
+"""Of batch sizes, from the smallest."""
+_SEEDS = "Medians over seeds"
+_TIME = (
+    f"Seconds of the training steps alone, the median of the seeds on quiet cores. Thick lines: {_SEEDS.lower()} of "
+    "the validation loss; thin ones: each seed."
+)
+_SENSITIVITY = f"{_SEEDS}, bars from the least to the greatest. The paper has text with batches of 64 and 128."
+
+
+@layout.styled()
+def figure2(frame: pd.DataFrame) -> Picture:
+    """Validation loss over the time of training on Long Range Arena (Skeinformer, Figure 2): a panel for each task."""
+    data, notes = trained_cells(frame, TASKS)
+    quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
+    if quiet.empty:
+        raise MissingRecords(f"{NEEDS} on cores that nothing else used")
+    data = data[data["series"].isin(quiet["series"])]
+    properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
+    drawn, axes = layout.grid(len(groups))
+    for panel, ((kind, n), rows) in zip(axes, groups, strict=True):
+        layout.title(panel, f"{kind}, n = {n:,}")
+        for name, of_series in rows.groupby("series"):
+            curve, seconds = by_step(of_series, "validation_loss"), by_step(of_series, "validation_seconds")
+            seconds = seconds[seconds.columns.intersection(quiet["cell_id"])]
+            if seconds.shape[1]:
+                marks.curves(panel, curve.set_axis(seconds.median(axis=1).reindex(curve.index)), properties[name])
+        panel.set_xlabel("training time (s)")
+        marks.value_axis(panel.yaxis, "validation loss (nats)")
+    return layout.finish(drawn, properties, *controls.notes(data), _TIME, *notes, captions.conditions(data))
+
+
+@layout.styled()
+def figure3(frame: pd.DataFrame) -> Picture:
+    """Sensitivity on Long Range Arena: to learning rate and batch size (Skeinformer, Figure 3), and to the size d.
+
+    Accuracy and time of Skeinformer on text over the learning rate, a line for each batch size; and the accuracy of
+    what has a size d over it, where most sizes were trained.
+    """
+    cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS)]
+    cells = with_settings(
+        require_ok(cells, NEEDS.removeprefix("needs an ok record of ")), {"rate": ("training", "learning_rate")}
+    )
+    cells = cells[cells["status"] == "ok"].assign(series=cells["attention"].str.partition(" ")[0])
+    own = cells[(cells["inputs"] == TASK) & (cells["mechanism"] == "skeinformer")]
+    own = _richest(own, ["seq_len", "hyperparameters", "settings"], ["rate", "batch_size"])
+    own = own[own.groupby("batch_size")["rate"].transform("nunique") > 1]
+    sized = cells[cells["features"].notna()]
+    sized = _richest(sized, ["inputs", "seq_len", "batch_size", "rate", "settings"], ["series", "features"])
+    sized = sized[sized.groupby("series")["features"].transform("nunique") > 1]
+    if own.empty and sized.empty:
+        raise MissingRecords(f"{NEEDS} at several learning rates (skeinformer, {TASK}), or of several sizes d")
+    drawn, axes = layout.panels(1, 3, share_y=False)
+    (right, time, size), properties = axes[0], style.of_series(sized)
+    _over_rates(right, own[own["metric"] == "accuracy"], "accuracy (%)", 100)
+    _over_rates(time, own[(own["metric"] == "validation_seconds") & ~(own["busy"] > BUSY)], "training time (s)", 1)
+    for panel in (right, time):
+        layout.title(panel, f"skeinformer, {TASK}" + "".join(f", n = {n:,}" for n in own["seq_len"].unique()))
+    layout.title(size, ", ".join(f"{row.inputs}, n = {row.seq_len:,}" for row in sized[:1].itertuples()))
+    for name, rows in sized[sized["metric"] == "accuracy"].groupby("series"):
+        marks.errorbar(size, _over_seeds(rows, "features"), "features", properties[str(name)], 100)
+    if len(sized):
+        marks.length_axis(size, sized["features"].astype(int), "number of features d")
+    size.set_ylabel("accuracy (%)")
+    return layout.finish(drawn, properties, _SENSITIVITY, captions.conditions(pd.concat([own, sized])))
+
+
+def _richest(cells: pd.DataFrame, fixed: list[str], over: list[str]) -> pd.DataFrame:
+    """Of the cells that agree in `fixed` those with most different values in `over`; of equal ones the newest."""
+    groups = [rows for _, rows in cells.groupby(fixed)]
+    most = max(groups, key=lambda rows: len(rows[over].drop_duplicates()), default=cells)
+    return newest(most, [*over, "seed", "metric"])
+
+
+def _over_seeds(rows: pd.DataFrame, x: str) -> pd.DataFrame:
+    """A row for each x: median, least and greatest value."""
+    values = rows.groupby(x)["value"]
+    return pd.DataFrame({"value": values.median(), "low": values.min(), "high": values.max()}).reset_index()
+
+
+def _over_rates(panel: Axes, rows: pd.DataFrame, label: str, factor: float) -> None:
+    for (batch, of_batch), marker in zip(rows.groupby("batch_size"), MARKERS, strict=False):
+        look = {"label": f"batch of {batch}", "marker": marker, "color": SHADES[MARKERS.index(marker)]}
+        marks.errorbar(panel, _over_seeds(of_batch, "rate"), "rate", look, factor)
+    panel.set_ylabel(label)
+    panel.set_xlabel("learning rate")
+    if len(rows):
+        panel.legend(frameon=False, fontsize=layout.SMALLEST)
+        panel.margins(x=0.15)
+        marks.log_axis(panel.xaxis, "learning rate")

@@ -1,0 +1,157 @@
+"""Long Range Arena in tables: accuracy and time beside Skeinformer's, and what each option of a protocol changes."""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from analysis import controls
+from analysis.controls import ACCURACY, POINTS, compared
+from analysis.frame import LATER
+from analysis.paired import Array, Difference, corrected, difference, verdict
+from analysis.published import published
+from analysis.selection import MissingRecords, disturbance, unless_quiet
+from analysis.training import panels, timed, trained_cells
+
+TASKS = ("text", "listops", "retrieval", "pathfinder", "image")
+SAME = {"flash": "softmax"}
+"""Of our names those whose function a row of the paper computes under another one."""
+PAPERS = {"accuracy": "Skeinformer (%)", "minutes_per_1000_steps": "Skeinformer, minutes per 1,000 steps"}
+OPTIONS = {"training": None, "model": ("dropout", "pooling"), "task": ("mask",)}
+"""Settings that make a protocol, by their group; None: all of them."""
+NO_OPTIONS = ("learning_rate",)
+NEEDS = f"needs an ok record of bench=train with task={' or '.join(TASKS)}"
+
+
+def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy and time on Long Range Arena beside the paper's (Skeinformer, Tables 1 and 2), every row of these.
+
+    Accuracies have intervals over seeds and groups of test examples. Ranks are given where softmax is ahead of every
+    control only. Times are of quiet machines, those of the paper of a V100; total is all steps of a training.
+    """
+    data, _ = trained_cells(frame, TASKS)
+    rows = [row for key, own in panels(data) for row in _of_panel(key, own)]
+    ours = pd.DataFrame(rows)
+    theirs = _papers()
+    table = ours.merge(theirs, on=["name", "theirs"], how="outer", sort=True)
+    table = table.assign(task=table["task"].fillna(table["name"]), attention=table["attention"].fillna(table["theirs"]))
+    order = table["name"].map({name: i for i, name in enumerate(TASKS)})
+    table = table.assign(order=order).sort_values(["order", "n", "task", "attention"], kind="stable")
+    return unless_quiet(table.drop(columns=["order", "name", "theirs"]).reset_index(drop=True))
+
+
+def _of_panel(key: tuple[str, int], rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """A row for each series of a task and length."""
+    word, quiet = controls.diagnose(rows).word, timed(rows)
+    values = {name: mean_error(of) for name, of in controls.errors(rows).items()}
+    ranks = pd.Series({name: one.value for name, one in values.items()}).rank(method="min")
+    for name, one in values.items():
+        own, speed = rows[rows["series"] == name], quiet.loc[quiet["series"] == name, "value"]
+        total = own[own["cell_id"].isin(quiet["cell_id"]) & (own["metric"] == "validation_seconds")]["value"]
+        variant = str(own["attention"].iloc[0]).partition(" ")[0]
+        high, low = one.interval() if one.seeds > 1 else (np.nan, np.nan)
+        yield {
+            **dict(zip(("task", "n"), key, strict=True)),
+            "name": own["inputs"].iloc[0],
+            "source": own["source"].dropna().iloc[0] if own["source"].notna().any() else None,
+            "task is": word,
+            "attention": name,
+            "theirs": SAME.get(variant, variant),
+            "seeds": one.seeds,
+            "accuracy (%)": 100 - 100 * one.value,
+            "low": 100 - 100 * low,
+            "high": 100 - 100 * high,
+            "rank": ranks[name] if word == controls.DIAGNOSTIC else np.nan,
+            "minutes per 1,000 steps": 1000 / 60 / speed.median(),
+            "minutes in total": total.median() / 60,
+            "disturbed": disturbance(own),
+        }
+
+
+def _papers() -> pd.DataFrame:
+    """The paper's numbers, a row for each task and mechanism."""
+    columns = []
+    for metric, name in PAPERS.items():
+        of = published(metric)
+        of = of[of["of"] == "Long Range Arena"].rename(columns={"attention": "theirs", "printed": name})
+        columns.append(of.assign(name=of["at"].str.lower()).set_index(["name", "theirs"])[name].astype(float))
+    return pd.concat(columns, axis=1).reset_index()
+
+
+def mean_error(by_seed: dict[int, Array]) -> Difference:
+    """The mean over seeds and groups of examples; of one seed its value is all that is known."""
+    values = np.stack([by_seed[seed] for seed in sorted(by_seed)])
+    if min(values.shape) > 1:
+        return difference(values, np.zeros_like(values))
+    return Difference(float(values.mean()), np.nan, np.nan, np.nan, np.nan, len(values), values.shape[1])
+
+
+def protocols(frame: pd.DataFrame) -> pd.DataFrame:
+    """What each option of the protocol changes on Long Range Arena: a row for each task, mechanism and option.
+
+    The difference is of the accuracy with the option less that of the protocol that most runs have, paired by seed and
+    group of test examples, in points; verdicts are corrected for all rows (Holm), `as good as` is within 2 points. The
+    last columns say how far a mechanism is ahead of softmax in both.
+    """
+    cells = frame[(frame["bench"] == "train") & frame["inputs"].isin(TASKS) & (frame["metric"] == ACCURACY)]
+    cells = cells[cells["status"] == "ok"]
+    if cells.empty:
+        raise MissingRecords(NEEDS)
+    keys = ["inputs", "seq_len", "batch_size", "rest"]
+    found = [one for key, rows in _with_options(cells).groupby(keys) for one in _changes(key[0], key[1], rows)]
+    if not found:
+        raise MissingRecords(f"{NEEDS}, and of the same with one option changed, with two seeds or more of both")
+    table = pd.DataFrame([row for row, _ in found])
+    ps = corrected([one.p for _, one in found])
+    words = [verdict(one, p, POINTS) for (_, one), p in zip(found, ps, strict=True)]
+    return unless_quiet(table.assign(verdict=words))
+
+
+def _with_options(cells: pd.DataFrame) -> pd.DataFrame:
+    """With the `options` of each cell, `group.key` to value as JSON, and the `rest` of what it learns."""
+    options, rest = [], []
+    for text in cells["settings"]:
+        settings = json.loads(text)
+        own: dict[str, object] = {}
+        for group, names in OPTIONS.items():
+            part = settings.get(group) or {}
+            own |= {f"{group}.{key}": part[key] for key in part if names is None or key in names}
+        options.append({key: value for key, value in own.items() if key.partition(".")[2] not in NO_OPTIONS})
+        rest.append(json.dumps({k: v for k, v in (settings.get("task") or {}).items() if k != "mask"}, sort_keys=True))
+    return cells.assign(options=[json.dumps(each, sort_keys=True) for each in options], rest=rest)
+
+
+def _changes(task: str, n: int, cells: pd.DataFrame) -> Iterator[tuple[dict[str, object], Difference]]:
+    """Each mechanism with each protocol other than the usual one."""
+    usual = cells["options"].value_counts().idxmax()
+    newest = cells.sort_values("ended").drop_duplicates(["options", "attention", "seed"], keep="last")
+    by_protocol = {
+        text: controls.errors(rows.assign(series=rows["attention"])) for text, rows in newest.groupby("options")
+    }
+    softmax = next((name for name in ("flash", "softmax") if name in by_protocol[usual]), "")
+    for text, by_name in by_protocol.items():
+        for name, errors in by_name.items() if text != usual else ():
+            one = compared(errors, by_protocol[usual].get(name, {}))
+            if one is None:
+                continue
+            low, high = sorted(-100 * end for end in one.interval())
+            row: dict[str, object] = {"task": task, "n": n, "attention": name, "option": _words(usual, text)}
+            row |= {"usual (%)": _percent(by_protocol[usual][name]), "with it (%)": _percent(errors)}
+            row |= {"difference (points)": -100 * one.value, "low": low, "high": high, "seeds": one.seeds}
+            for column, protocol in (("ahead of softmax (points)", usual), ("with it (points)", text)):
+                ahead = compared(by_protocol[protocol][name], by_protocol[protocol].get(softmax, {}))
+                row[column] = None if ahead is None or name == softmax else -100 * ahead.value
+            yield row | {"disturbed": disturbance(newest[newest["attention"] == name])}, one
+
+
+def _percent(errors: dict[int, Array]) -> float:
+    return 100 - 100 * mean_error(errors).value
+
+
+def _words(usual: str, text: str) -> str:
+    """The options that differ from the usual ones: `checkpoint=last`."""
+    first, second = json.loads(usual), json.loads(text)
+    names = [key for key in dict.fromkeys([*first, *second]) if first.get(key) != second.get(key)]
+    settings = [key.partition(".")[2] for key in names]
+    return ", ".join(f"{own}={second.get(key, LATER.get(own))}" for key, own in zip(names, settings, strict=True))

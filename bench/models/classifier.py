@@ -1,0 +1,211 @@
+"""Classifiers of sequences: the encoder of Skeinformer's Long Range Arena, and two models that have no attention.
+
+Chen et al. 2022 (Skeinformer), section 6.1 and its code (pkuzengqi/Skeinformer), which is that of Xiong et al. 2021.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention_zoo import Attention
+from attention_zoo.checks import require
+from bench.common.errors import ConfigError
+from bench.common.schema import setting
+from bench.models.layers import MultiHead, Settings
+
+KERNEL_SIZE = 5
+"""Of each convolution: three layers see 6 tokens (or pixels) to each side."""
+
+
+@dataclass
+class ClassifierSettings(Settings):
+    """`model=classifier`: the encoder of Long Range Arena, as Skeinformer has it."""
+
+    name: ClassVar[str] = "classifier"
+    is_causal: ClassVar[bool] = False
+    classifies: ClassVar[bool] = True
+
+    layers: int = setting(2, "blocks of attention and feed-forward", minimum=1, maximum=1000)
+    dropout: float = setting(
+        0.1, "share of the embeddings and of what layers put out that is dropped", minimum=0, maximum=1
+    )
+    pooling: str = setting(
+        "all",
+        "positions that the mean is divided by: all (the paper's code, padding counts) or tokens",
+        choices=("all", "tokens"),
+    )
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse also other lengths to test at: positions are learned, one by one."""
+        super().require_fits(config)
+        if (lengths := config.get("training", {}).get("test_lengths")) is not None:
+            raise ConfigError(f"training.test_lengths={lengths}: must be null with model.name={self.name}")
+
+
+@dataclass
+class BagOfTokensSettings(ClassifierSettings):
+    """`model=bag_of_tokens`: a control, the mean of the embedded tokens, whatever their order."""
+
+    name: ClassVar[str] = "bag_of_tokens"
+    has_attention: ClassVar[bool] = False
+
+    layers: int = setting(0, "none", minimum=0, maximum=0)
+
+
+@dataclass
+class ConvolutionSettings(ClassifierSettings):
+    """`model=convolution`: a control, layers that see a few neighbours."""
+
+    name: ClassVar[str] = "convolution"
+    has_attention: ClassVar[bool] = False
+
+    layers: int = setting(3, "layers, each a convolution", minimum=1, maximum=1000)
+    dimensions: int = setting(1, "1: neighbours in the sequence; 2: in a square image", minimum=1, maximum=2)
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse also an image that is no square."""
+        super().require_fits(config)
+        n = config["seq_len"]
+        if self.dimensions == 2 and round(n**0.5) ** 2 != n:
+            raise ConfigError(f"seq_len={n}: must be a square number with model.dimensions=2")
+
+
+class SmallEmbedding(nn.Embedding):
+    """That begins with standard deviation 0.02."""
+
+    initial_std = 0.02
+
+
+class Classifier(nn.Module):
+    """Embedded tokens, blocks, a layer norm, the mean over positions, and two layers that tell the class.
+
+    Pairs of documents are read one by one by the same weights; the class is told from `[x0, x1, x0 * x1, x0 - x1]`.
+
+    Args:
+        settings: of one of the classifiers here.
+        attentions: the mechanism of each layer, of a model that has them.
+        width: of the embeddings.
+        vocabulary: tokens are 0 to `vocabulary - 1`.
+        classes: how many there are.
+        documents: 1, or 2 for pairs.
+        seq_len: the longest sequence.
+    """
+
+    def __init__(
+        self,
+        settings: ClassifierSettings,
+        attentions: Sequence[Attention],
+        *,
+        width: int,
+        vocabulary: int,
+        classes: int,
+        documents: int,
+        seq_len: int,
+    ) -> None:
+        super().__init__()
+        self.seq_len, self.pooling = seq_len, settings.pooling
+        self.embedding = SmallEmbedding(vocabulary, width)
+        # What has no attention has no use for positions: a bag is without order, a convolution sees neighbours.
+        self.positions = SmallEmbedding(seq_len, width) if settings.has_attention else None
+        self.dropout = nn.Dropout(settings.dropout)
+        blocks: list[nn.Module] = [Block(attention, settings.dropout) for attention in attentions]
+        if isinstance(settings, ConvolutionSettings):
+            blocks = [ConvolutionBlock(width, settings) for _ in range(settings.layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(width)
+        read = width if documents == 1 else 4 * width
+        self.head = nn.Sequential(nn.Linear(read, 2 * width), nn.ReLU(), nn.Linear(2 * width, classes))
+
+    def forward(self, tokens: Tensor, asked: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Logits of classes, or of tokens that the model does not see (`bench.training.pretraining`).
+
+        Args:
+            tokens: `(batch, n)` int64, of pairs `(batch, 2, n)`.
+            asked: bool; `(batch, 1)`: which examples are asked for their class, None all of them; of the tokens' shape:
+                which tokens are asked for. These are hidden: their embeddings are zero.
+            mask: bool of the tokens' shape, True where there is a token; None: everywhere.
+
+        Returns:
+            `(asked, classes)`, or `(asked, vocabulary)` by the embedding matrix.
+
+        Raises:
+            ValueError: n is below 2 or above `seq_len`.
+        """
+        n = tokens.shape[-1]
+        require("seq_len", n, 2 <= n <= self.seq_len, f"2 to {self.seq_len}")
+        if asked is not None and asked.shape == tokens.shape:
+            hidden = asked.reshape(-1, n)
+            return F.linear(self.read(tokens, mask, hidden)[hidden], self.embedding.weight)
+        pooled = self._pooled(self.read(tokens, mask), mask)
+        if tokens.dim() == 3:
+            first, second = pooled.view(len(tokens), 2, -1).unbind(1)
+            pooled = torch.cat([first, second, first * second, first - second], -1)
+        logits: Tensor = self.head(pooled)
+        return logits if asked is None else logits[asked[:, 0]]
+
+    def read(self, tokens: Tensor, mask: Tensor | None, hidden: Tensor | None = None) -> Tensor:
+        """`(documents, n, width)`, zero where there is no token: each document of `tokens` by itself."""
+        n = tokens.shape[-1]
+        padding = None if mask is None else ~mask.reshape(-1, n)
+        x = self.embedding(tokens.reshape(-1, n))
+        if hidden is not None:
+            x = x.masked_fill(hidden[..., None], 0)
+        if self.positions is not None:
+            x = x + self.positions.weight[:n]
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, padding)
+        return without(padding, self.norm(x))
+
+    def _pooled(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """`(documents, n, width)` -> `(documents, width)`."""
+        if mask is None or self.pooling == "all":
+            return x.mean(1)
+        return x.sum(1) / mask.reshape(len(x), -1).sum(1, keepdim=True).clamp_min(1)
+
+
+class Block(nn.Module):
+    """A layer: attention, then two linear ones, each added to what it read through a layer norm."""
+
+    def __init__(self, attention: Attention, dropout: float) -> None:
+        super().__init__()
+        self.multihead = MultiHead(attention, bias=True)
+        width = self.multihead.out.out_features
+        self.attention_norm = nn.LayerNorm(width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        wide = [nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout)]
+        self.feed_forward = nn.Sequential(*wide, nn.Linear(2 * width, width), nn.Dropout(dropout))
+
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """`(documents, n, width)` -> the same shape; `padding` is `(documents, n)` bool, None: there is none."""
+        x = x + self.dropout(self.multihead(self.attention_norm(x), padding))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class ConvolutionBlock(nn.Module):
+    """A layer: a convolution of the norms of neighbours, added to what it read."""
+
+    def __init__(self, width: int, settings: ConvolutionSettings) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.is_image = settings.dimensions == 2
+        kind = nn.Conv2d if self.is_image else nn.Conv1d
+        self.convolution = kind(width, width, KERNEL_SIZE, padding=KERNEL_SIZE // 2)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        """As that of `Block`."""
+        seen = without(padding, self.norm(x)).mT
+        side = round(x.shape[1] ** 0.5)
+        out = self.convolution(seen.unflatten(2, (side, side)) if self.is_image else seen)
+        return x + self.dropout(F.gelu(out)).flatten(2).mT
+
+
+def without(padding: Tensor | None, x: Tensor) -> Tensor:
+    """`(documents, n, width)` with zeros at padding."""
+    return x if padding is None else x.masked_fill(padding[..., None], 0)

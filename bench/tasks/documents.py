@@ -1,0 +1,179 @@
+"""Documents as sequences of bytes: the text and the retrieval task of Long Range Arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common.errors import ConfigError, one_line
+from bench.common.schema import setting
+from bench.tasks import kept, passages, published
+from bench.tasks.base import SPLITS, Task
+
+LONGEST = 4000
+"""Bytes that are read of a document, LRA's `max_length`; Skeinformer pads them to 4,096."""
+VOCABULARY = 512
+"""As many ids as Skeinformer's model has, of which 257 occur."""
+HELD_OUT = 10
+FILES = {"train": "train", "validation": "eval", "test": "test"}
+"""The middle of the names of AAN's files."""
+
+Documents = tuple[list[bytes], int]
+"""The documents of an example, and its class."""
+
+
+@dataclass
+class DocumentSettings(published.DataSettings):
+    """What both tasks share: a byte is its value + 1, 0 pads on the right, and no more than 4,000 bytes are read."""
+
+    classes: ClassVar[int] = 2
+    padding: ClassVar[int] = 0
+    documents: ClassVar[int]
+    """Of an example."""
+
+    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
+        """Read the documents, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
+        seq_len = config["seq_len"]
+        answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
+        try:
+            if (stand_in := self.stand_in(min(seq_len, LONGEST))) is not None:
+                source, sample = stand_in
+                how = (dict.fromkeys(SPLITS), sample, seq_len, config["seed"])
+                return passages.Passages(source, VOCABULARY, self.causal, *how, **answers)
+            rows = {split: self._kept(split, seq_len, cache_dir) for split in SPLITS}
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConnectionError):
+                raise
+            raise ConfigError(one_line(error)) from error
+        sizes = {split: len(rows[split]) for split in SPLITS}
+        shape = (seq_len,) if self.documents == 1 else (self.documents, seq_len)
+        return kept.KeptExamples(self.source, VOCABULARY, self.causal, sizes, rows, shape, **answers)
+
+    def _kept(self, split: str, seq_len: int, cache_dir: Path) -> kept.Array:
+        key = {"seq_len": seq_len, "longest": LONGEST, "task": self.name, "part": split, **self.identity(split)}
+        pieces = (row(documents, label, seq_len) for documents, label in self.read(split))
+        array = kept.array(key, pieces, np.dtype(np.uint16), cache_dir)
+        return array.reshape(-1, self.documents * seq_len + 1)
+
+    @property
+    def source(self) -> str:
+        """Of documents that are read, for records and figures."""
+        raise NotImplementedError
+
+    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
+        """What stands in for the data, if that is asked for: its source, and passages of so many bytes at most."""
+        raise NotImplementedError
+
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down."""
+        raise NotImplementedError
+
+    def read(self, split: str) -> Iterator[Documents]:
+        """The examples of a split."""
+        raise NotImplementedError
+
+
+@dataclass
+class Text(DocumentSettings):
+    """Say of a review, read byte by byte, whether it is positive: 1 where it is.
+
+    Long Range Arena (Tay et al. 2021, section 2.2.2): the reviews of IMDB (Maas et al. 2011). LRA validates on the
+    test split; here every tenth review of the training split is for validation. A stand-in is `testaments`: whether a
+    passage of the King James Bible is of the New Testament, balanced; the pages of 8,192 bytes that passages are taken
+    from are each in one split.
+
+    Attributes:
+        data: `imdb` on the hub, a folder of its files (columns `text` and `label`; `train` or `test` in their names),
+            or `testaments`.
+    """
+
+    name: ClassVar[str] = "text"
+    documents: ClassVar[int] = 1
+    known: ClassVar[tuple[str, ...]] = ("imdb", "testaments")
+
+    data: str = setting("imdb", "imdb, a folder of its files, or testaments (a stand-in)")
+
+    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
+        """Passages of the Bible."""
+        if self.data != "testaments":
+            return None
+        return "testaments of kjv (stand-in for IMDB)", passages.Testaments(longest)
+
+    @property
+    def source(self) -> str:
+        """The repository or the folder."""
+        return self._data.source
+
+    @property
+    def _data(self) -> published.Data:
+        return published.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "task.data=testaments")
+
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down."""
+        return self._data.identity(split)
+
+    def read(self, split: str) -> Iterator[Documents]:
+        """The reviews; the training split is sorted by class, the part for validation is not one end of it."""
+        for number, record in enumerate(self._data.rows("test" if split == "test" else "train")):
+            if split == "test" or (number % HELD_OUT == HELD_OUT - 1) == (split == "validation"):
+                yield [record["text"].encode()], record["label"]
+
+
+@dataclass
+class Retrieval(DocumentSettings):
+    """Say of two papers, read byte by byte, whether a citation links them: 1 where one does.
+
+    Long Range Arena (Tay et al. 2021, section 2.2.3): pairs of papers of the ACL Anthology Network (Radev et al. 2009),
+    in the files `*.train.tsv`, `*.eval.tsv` and `*.test.tsv` of its release. A stand-in is `sympy`: whether two
+    passages are of one source file of SymPy, balanced; each file is in one split, the first passage is of the first
+    half of its file, the second of the second half of the same or of another.
+
+    Attributes:
+        data: the folder of the files, with label, two ids and two texts between tabs and nothing quoted, or `sympy`.
+    """
+
+    name: ClassVar[str] = "retrieval"
+    documents: ClassVar[int] = 2
+    known: ClassVar[tuple[str, ...]] = ("sympy",)
+
+    data: str = setting("sympy", "the folder of AAN's files, or sympy (a stand-in)")
+
+    def stand_in(self, longest: int) -> tuple[str, passages.Sample] | None:
+        """Passages of source files."""
+        return ("files of sympy (stand-in for AAN)", passages.Files(longest)) if self.data == "sympy" else None
+
+    @property
+    def source(self) -> str:
+        """The folder."""
+        return self.data
+
+    def _file(self, split: str) -> Path:
+        found = sorted(Path(self.data).glob(f"*.{FILES[split]}.tsv"))
+        if len(found) != 1:
+            raise ValueError(f"task.data={self.data!r}: must be sympy, or a folder with one *.{FILES[split]}.tsv")
+        return found[0]
+
+    def identity(self, split: str) -> dict[str, Any]:
+        """What pins a split down."""
+        return {"file": published.stamp(self._file(split))}
+
+    def read(self, split: str) -> Iterator[Documents]:
+        """The pairs, line by line."""
+        path = self._file(split)
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                columns = line.rstrip(b"\r\n").split(b"\t")
+                if len(columns) != 5 or columns[0] not in (b"0", b"1", b"0.0", b"1.0"):
+                    raise ValueError(f"{path}:{number}: must be 0 or 1, two ids and two texts between tabs")
+                yield columns[3:], int(float(columns[0]))
+
+
+def row(documents: Iterable[bytes], label: int, seq_len: int) -> NDArray[np.uint16]:
+    """The tokens of the documents, each padded to `seq_len`, and the class."""
+    tokens = [passages.padded(np.frombuffer(document[:LONGEST], np.uint8), seq_len) for document in documents]
+    return np.append(np.concatenate(tokens), label).astype(np.uint16)

@@ -1,0 +1,176 @@
+"""Images as sequences of pixels, and image classification of Long Range Arena."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common.errors import ConfigError, one_line, package
+from bench.common.schema import setting
+from bench.tasks import kept, published
+from bench.tasks.base import SPLITS, Draws, Example, Task
+
+SIDE = 32
+LEVELS = 256
+LUMINANCE = (0.2989, 0.5870, 0.1140)
+"""Of red, green and blue: TensorFlow's `rgb_to_grayscale`, which LRA uses."""
+DIGITS = "digits"
+HELD_OUT = {8: "validation", 9: "test"}
+"""Of ten digits that follow one another."""
+
+Labelled = tuple[NDArray[np.uint8], int]
+"""An image `(32, 32)` and its class."""
+
+
+@dataclass
+class ImageSettings(published.DataSettings):
+    """What tasks of images share: 1,024 pixels, and what their value 0 is.
+
+    Attributes:
+        mask: `all` pixels are tokens; `nonzero`: black ones are taken for padding, as in Skeinformer's code.
+    """
+
+    classes: ClassVar[int]
+
+    mask: str = setting("all", "pixels that are tokens", choices=("all", "nonzero"))
+
+    @property
+    def pixels(self) -> int:
+        """Of an image."""
+        return SIDE**2
+
+    @property
+    def padding(self) -> int | None:
+        """The token that is none."""
+        return 0 if self.mask == "nonzero" else None
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse another length than that of an image."""
+        super().require_fits(config)
+        if config["seq_len"] != self.pixels:
+            raise ConfigError(
+                f"seq_len={config['seq_len']}: must be {self.pixels}, the pixels of task.name={self.name}"
+            )
+
+    def task(self, source: str, vocabulary: int, rows: Mapping[str, kept.Array]) -> Task:
+        """The task of images that are kept."""
+        sizes = {split: len(rows[split]) for split in SPLITS}
+        answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
+        return kept.KeptExamples(source, vocabulary, self.causal, sizes, rows, (SIDE**2,), **answers)
+
+
+@dataclass
+class Image(ImageSettings):
+    """Name the class of an image from its grey pixels, read row by row.
+
+    Long Range Arena (Tay et al. 2021, section 2.2.4): CIFAR-10 in 256 levels of grey; the first 90 % of its training
+    images train, the others are for validation. A stand-in is `digits`: the 1,797 handwritten digits of 8 x 8 pixels
+    that scikit-learn ships, three times enlarged, at a random place of a black image (of 16 x 16 as they are); the
+    original digits of the three splits differ (80 %, 10 %, 10 %), and every example is fresh.
+
+    Attributes:
+        data: `cifar10` on the hub, a folder of its files (columns `img` and `label`; `train` or `test` in their names),
+            or `digits`.
+        side: 32, of digits also 16: what a laptop trains on in minutes.
+    """
+
+    name: ClassVar[str] = "image"
+    known: ClassVar[tuple[str, ...]] = ("cifar10", DIGITS)
+    classes: ClassVar[int] = 10
+
+    data: str = setting("cifar10", "cifar10, a folder of its files, or digits (a stand-in)")
+    side: int = setting(SIDE, "pixels of a side: 32, of digits also 16", minimum=16, maximum=SIDE)
+
+    @property
+    def pixels(self) -> int:
+        """Of an image."""
+        return self.side**2
+
+    def require_fits(self, config: Mapping[str, Any]) -> None:
+        """Refuse also a side that the images do not have."""
+        if self.side not in ((16, SIDE) if self.data == DIGITS else (SIDE,)):
+            raise ConfigError(f"task.side={self.side}: must be {SIDE}, or 16 with task.data={DIGITS}")
+        super().require_fits(config)
+
+    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
+        """Read the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
+        if self.data == DIGITS:
+            answers: dict[str, Any] = {"classes": self.classes, "padding": self.padding}
+            source = "digits of scikit-learn (stand-in for CIFAR-10)"
+            return Digits(
+                source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], self.side, **answers
+            )
+        data = published.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), f"task.data={DIGITS}")
+        try:
+            train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in ("train", "test"))
+        except ValueError as error:
+            raise ConfigError(one_line(error)) from error
+        first = len(train) * 9 // 10
+        return self.task(data.source, LEVELS, {"train": train[:first], "validation": train[first:], "test": test})
+
+
+@dataclass
+class Digits(Task):
+    """Digits at random places; `digits` are those of each split, `(count, 8, 8)` of 0..16, and their classes."""
+
+    digits: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    seed: int
+    side: int = SIDE
+
+    @property
+    def enlarged(self) -> int:
+        """Pixels of a side that a pixel becomes."""
+        return 3 * self.side // SIDE
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """The original digits: images of one are alike."""
+        return [self._drawn(split, index)[0] for index in indices]
+
+    def example(self, split: str, index: int) -> Example:
+        """One digit, somewhere."""
+        number, row, column = self._drawn(split, index)
+        images, labels = self.digits[split]
+        large = np.kron(images[number], np.ones((self.enlarged, self.enlarged), np.int64)) * (LEVELS - 1) // 16
+        image = np.zeros((self.side, self.side), np.int64)
+        image[row : row + len(large), column : column + len(large)] = large
+        return image.reshape(-1), labels[number : number + 1]
+
+    def _drawn(self, split: str, index: int) -> tuple[int, int, int]:
+        """Which digit, and where."""
+        draws, images = Draws(self.seed, split, index), self.digits[split][0]
+        number = draws.below(len(images), 1)
+        row, column = draws.below(self.side + 1 - self.enlarged * images.shape[1], 2)
+        return int(number[0]), int(row), int(column)
+
+
+def _digits() -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The digits of each split."""
+    found = package("sklearn.datasets", f"task.data={DIGITS}", "-e '.[lra]'").load_digits()
+    split = np.array([HELD_OUT.get(number % 10, "train") for number in range(len(found.target))])
+    images, labels = found.images.astype(np.int64), found.target.astype(np.int64)
+    return {name: (images[split == name], labels[split == name]) for name in SPLITS}
+
+
+def rows(key: Mapping[str, Any], images: Iterable[Labelled], cache_dir: Path) -> kept.Array:
+    """The images of a split as they are kept: pixels, then the class."""
+    pieces = (np.append(image.reshape(-1), np.uint8(label)) for image, label in images)
+    array = kept.array({"pixels": SIDE**2, **key}, pieces, np.dtype(np.uint8), cache_dir)
+    return array.reshape(-1, SIDE**2 + 1)
+
+
+def _grey(records: Iterable[Mapping[str, Any]]) -> Iterator[Labelled]:
+    """The images of rows of CIFAR-10."""
+    pillow = package("PIL.Image", "task.name='image'", "-e '.[lra]'")
+    for record in records:
+        image = record["img"]
+        if isinstance(image, Mapping):  # the bytes of a file that does not say that its column holds images
+            image = pillow.open(io.BytesIO(image["bytes"]))
+        colours = np.asarray(image.convert("RGB")) / 255
+        # TensorFlow's conversion from 0..1 to eight bits.
+        yield np.floor(colours @ np.array(LUMINANCE) * 255.5).astype(np.uint8), record["label"]

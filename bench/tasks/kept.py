@@ -1,0 +1,76 @@
+"""Arrays on the disk, made once and mapped into memory; examples that lie there."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.records.disk import replacing, require_file
+from bench.tasks.base import Example, Task
+
+FORMAT = 1
+"""Part of every key: raise it when the same fields come to mean another array."""
+
+Array = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass
+class KeptExamples(Task):
+    """Examples with classes that lie on the disk: each row of a split has the tokens and, at the end, the class.
+
+    Attributes:
+        rows: of each split, `(size, tokens of an example + 1)`.
+        shape: of the tokens of an example.
+    """
+
+    rows: Mapping[str, Array]
+    shape: tuple[int, ...]
+
+    def example(self, split: str, index: int) -> Example:
+        """A row."""
+        row = self.rows[split][index].astype(np.int64)
+        return row[:-1].reshape(self.shape), row[-1:]
+
+
+def array(key: Mapping[str, Any], pieces: Iterable[NDArray[Any]], dtype: np.dtype[Any], cache_dir: Path) -> Array:
+    """The pieces one after the other, read-only; they are asked for where the file of this key is not there yet."""
+    path = place(key, "npy", cache_dir)
+    # A file that cannot be read, cut short on its way here perhaps, is made again.
+    with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
+        return _mapped(path, dtype)
+    count = 0
+    with replacing(path) as file:
+        _write_header(file, dtype, 0)
+        for piece in pieces:
+            file.write(piece.astype(dtype).tobytes())
+            count += len(piece)
+        file.seek(0)
+        _write_header(file, dtype, count)
+    return _mapped(path, dtype)
+
+
+def place(key: Mapping[str, Any], suffix: str, cache_dir: Path) -> Path:
+    """The file of a key; raises OSError where something else than a file is."""
+    content = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    path = cache_dir / f"{hashlib.sha256(content.encode()).hexdigest()}.{suffix}"
+    require_file(path)
+    return path
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> Array:
+    tokens = np.load(path, mmap_mode="r")
+    if tokens.dtype != dtype or tokens.ndim != 1 or tokens.nbytes + tokens.offset != path.stat().st_size:
+        raise ValueError(f"{path}: not what was written there")
+    return tokens
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], count: int) -> None:
+    """Of a length that does not depend on the count: NumPy leaves room for it to grow."""
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, described)

@@ -1,0 +1,137 @@
+"""Passages of texts that are on this machine, which stand in for the documents of Long Range Arena's data sets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.inputs import texts
+from bench.tasks.base import SPLITS, Draws, Example, Task
+from bench.tasks.corpus import Sources
+
+PAGE = 8192
+"""Bytes of a part of a testament, which is whole in one split."""
+HELD_OUT = {8: "validation", 9: "test"}
+"""Of ten pages that follow one another."""
+NEW_TESTAMENT = "The book of the generation of Jesus Christ"
+
+Bytes = NDArray[np.uint8]
+
+
+class Drawn(NamedTuple):
+    """Passages, whether the answer is yes, and the number of the page or file, among those of the split."""
+
+    passages: list[Bytes]
+    label: int
+    unit: int
+
+
+class Sample(Protocol):
+    """Where passages are drawn from."""
+
+    def draw(self, draws: Draws, split: str) -> Drawn:
+        """One example."""
+
+
+@dataclass
+class Passages(Task):
+    """Fresh examples without end, as `sample` draws them."""
+
+    sample: Sample
+    seq_len: int
+    seed: int
+
+    def units(self, split: str, indices: Sequence[int]) -> list[int]:
+        """The pages or files that passages are of."""
+        return [self._drawn(split, index).unit for index in indices]
+
+    def example(self, split: str, index: int) -> Example:
+        """Passages as tokens, each padded, and the answer."""
+        drawn = self._drawn(split, index)
+        tokens = [padded(passage, self.seq_len) for passage in drawn.passages]
+        return tokens[0] if len(tokens) == 1 else np.stack(tokens), np.array([drawn.label])
+
+    def _drawn(self, split: str, index: int) -> Drawn:
+        return self.sample.draw(Draws(self.seed, split, index), split)
+
+
+def padded(document: Bytes, seq_len: int) -> NDArray[np.int64]:
+    """A byte is its value + 1; 0 follows the last one, and what is too long is cut."""
+    tokens = np.zeros(seq_len, np.int64)
+    part = document[:seq_len]
+    tokens[: len(part)] = part.astype(np.int64) + 1
+    return tokens
+
+
+def passage(draws: Draws, text: Bytes, longest: int) -> Bytes:
+    """A part of a text: every length from half of the longest on is as likely, and then every place."""
+    longest = min(longest, len(text))
+    size = longest - int(draws.below(longest - longest // 2 + 1, 1)[0])
+    start = int(draws.below(len(text) - size + 1, 1)[0])
+    return text[start : start + size]
+
+
+@dataclass(frozen=True)
+class Testaments:
+    """Whether a passage of the King James Bible is of the New Testament; both are as likely."""
+
+    longest: int
+
+    def draw(self, draws: Draws, split: str) -> Drawn:
+        """A passage of a page of the split."""
+        old, new = _pages()[split]
+        label = int(draws.below(2, 1)[0])
+        pages = new if label else old
+        number = int(draws.below(len(pages), 1)[0])
+        return Drawn([passage(draws, pages[number], self.longest)], label, number + label * len(old))
+
+
+@functools.cache
+def _pages() -> dict[str, tuple[list[Bytes], list[Bytes]]]:
+    """The pages of both testaments in each split."""
+    whole = "".join(texts.lines("kjv", "task.data"))
+    place = whole.index(NEW_TESTAMENT)
+    of_testament = [_cut(part.encode()) for part in (whole[:place], whole[place:])]
+    return {split: (of_testament[0][split], of_testament[1][split]) for split in SPLITS}
+
+
+def _cut(text: bytes) -> dict[str, list[Bytes]]:
+    """The pages of a text by split; what is left at its end is no page."""
+    pages: dict[str, list[Bytes]] = {split: [] for split in SPLITS}
+    for number in range(len(text) // PAGE):
+        pages[HELD_OUT.get(number % 10, "train")].append(np.frombuffer(text, np.uint8, PAGE, number * PAGE))
+    return pages
+
+
+@dataclass(frozen=True)
+class Files:
+    """Whether two passages are of one source file of SymPy; both answers are as likely."""
+
+    longest: int
+
+    def draw(self, draws: Draws, split: str) -> Drawn:
+        """A passage of the first half of a file, and one of the second half of this or of another."""
+        files = _files(self.longest)[split]
+        label = int(draws.below(2, 1)[0])
+        first, other = draws.distinct(len(files), 2).tolist()
+        second = first if label else other
+        halves = files[first][: len(files[first]) // 2], files[second][len(files[second]) // 2 :]
+        return Drawn([passage(draws, half, self.longest) for half in halves], label, first)
+
+
+@functools.cache
+def _files(longest: int) -> dict[str, list[Bytes]]:
+    """The files of each split with room for two passages."""
+    return {
+        split: [data for text in Sources().pieces(split) if len(data := _bytes(text)) >= 2 * longest]
+        for split in SPLITS
+    }
+
+
+def _bytes(text: str) -> Bytes:
+    return np.frombuffer(text.encode(), np.uint8)

@@ -1,0 +1,96 @@
+"""Pathfinder of Long Range Arena: whether two marks are on one contour of dashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.common.errors import ConfigError, one_line, package
+from bench.common.schema import setting
+from bench.tasks import images, kept, snakes
+from bench.tasks.base import SPLITS, Draws, Task
+
+SHARES = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+"""Of the archive's images, in the order of a hash of their path."""
+FORMAT = 1
+"""Of what is drawn: raise it when the same settings come to give other images."""
+
+
+@dataclass
+class Pathfinder(images.ImageSettings):
+    """Say whether two marks are on one contour: 1 where they are.
+
+    Linsley et al. 2018; Long Range Arena (Tay et al. 2021, section 2.2.5), its harder images of contours of 14 paddles,
+    32 x 32 pixels of 256 levels of grey, read row by row. Skeinformer has 512 ids, of which 256 occur. Of the archive
+    80 % of the images train, 10 % are for validation and 10 % for test; LRA does not say which, here a hash of their
+    path does. Where no folder is given images are drawn by the published rules (`bench.tasks.snakes`): so many for
+    training and an eighth of that for validation and for test, the same for every seed, once for all.
+
+    Attributes:
+        data: `drawn`, or the archive's folder (`curv_contour_length_14`) with its folders `imgs` and `metadata`.
+        contour_length: with less than the archive's 14 the labels are easier to learn.
+        marker_radius: larger marks are easier to find.
+    """
+
+    name: ClassVar[str] = "pathfinder"
+    classes: ClassVar[int] = 2
+    known: ClassVar[tuple[str, ...]] = ("drawn",)
+
+    data: str = setting("drawn", "drawn, or the archive's folder of images and metadata")
+    examples: int = setting(160_000, "images to train on that are drawn", minimum=8)
+    contour_length: int = setting(14, "paddles of a contour that is drawn", minimum=3, maximum=18)
+    marker_radius: float = setting(1.5, "of the marks that are drawn, in pixels", minimum=1, maximum=5)
+
+    def open(self, config: Mapping[str, Any], cache_dir: Path) -> Task:
+        """Read or draw the images, or find them in `cache_dir`; raises as `bench.tasks.open_task`."""
+        drawn = self.data == "drawn"
+        try:
+            rows = {split: self._drawn(split, cache_dir) if drawn else self._read(split, cache_dir) for split in SPLITS}
+        except (OSError, ValueError) as error:
+            raise ConfigError(one_line(error)) from error
+        source = f"drawn (stand-in for the archive: contours of {self.contour_length})" if drawn else self.data
+        return self.task(source, 512, rows)
+
+    def _drawn(self, split: str, cache_dir: Path) -> kept.Array:
+        count = self.examples if split == "train" else self.examples // 8
+        settings = {"contour_length": self.contour_length, "marker_radius": self.marker_radius}
+        key = {"pathfinder": FORMAT, **settings, "split": split, "count": count}
+        return images.rows(key, (self._draw(split, index) for index in range(count)), cache_dir)
+
+    def _draw(self, split: str, index: int) -> images.Labelled:
+        drawing = snakes.draw(Draws(0, split, index), self.contour_length, self.marker_radius)
+        return drawing.image, drawing.label
+
+    def _read(self, split: str, cache_dir: Path) -> kept.Array:
+        folder = Path(self.data)
+        listed = sorted(folder.glob("metadata/*.npy"))
+        if not listed:
+            raise ValueError(f"task.data={self.data!r}: must be drawn, or a folder with metadata/*.npy and imgs")
+        key = {"archive": [hashlib.sha256(path.read_bytes()).hexdigest() for path in listed], "split": split}
+        return images.rows(key, _archived(folder, listed, SHARES[split]), cache_dir)
+
+
+def _archived(folder: Path, listed: list[Path], share: tuple[float, float]) -> Iterator[images.Labelled]:
+    """The images of a share of the archive. Empty files, of which it has one, are left out."""
+    pillow = package("PIL.Image", "task.name='pathfinder'", "-e '.[lra]'")
+    for path in listed:
+        for line in path.read_text().splitlines():
+            place, name, _, label, *_ = line.split(" ")
+            image = f"{place}/{name}"
+            number = int.from_bytes(hashlib.sha256(image.encode()).digest()[:8]) / 2**64
+            if share[0] <= number < share[1] and (folder / image).stat().st_size:
+                with pillow.open(folder / image) as opened:
+                    yield _grey(opened, image), int(label)
+
+
+def _grey(opened: Any, name: str) -> NDArray[np.uint8]:
+    pixels = np.asarray(opened)
+    if pixels.shape != (images.SIDE, images.SIDE) or pixels.dtype != np.uint8:
+        raise ValueError(f"task.data: {name} must have 32 x 32 pixels of 8-bit grey, it has {pixels.shape}")
+    return pixels

@@ -1,0 +1,188 @@
+"""Long Range Arena: blind tasks rank nobody, controls without attention are rows, and options are paired."""
+
+import re
+
+import numpy as np
+import pytest
+from drawn import caption, curves, panels
+from scipy import stats
+from synthetic_arena import ACCURACIES, arena, cell, cells
+from synthetic_quality import runs
+
+from analysis.controls import BLIND, DIAGNOSTIC, diagnoses, errors
+from analysis.frame import tidy
+from analysis.plots import learning, lra
+from analysis.published import published
+from analysis.registry import FIGURES, TABLES
+from analysis.selection import MissingRecords
+from analysis.tables.lra import TASKS
+from analysis.training import trained_cells
+
+
+def word(accuracies):
+    data, _ = trained_cells(tidy(cells(accuracies)))
+    (found,) = diagnoses(data).values()
+    return found
+
+
+def test_a_task_is_blind_where_a_control_may_be_within_two_points_of_softmax():
+    assert word(ACCURACIES).word == DIAGNOSTIC
+    for control in ("local", "bag_of_tokens", "convolution"):
+        found = word(ACCURACIES | {control: 0.79})
+        assert found.word == BLIND and re.match(rf"flash against {control}: \+[01]\.\d points", found.sentence)
+        assert word(ACCURACIES | {control: 0.76}).word == DIAGNOSTIC
+    assert "points, 95 % interval" in word(ACCURACIES).sentence
+
+
+def test_losses_do_not_judge_classes_and_accuracies_no_text():
+    data, _ = trained_cells(tidy(cells()))
+    assert set(errors(data)) == set(ACCURACIES)
+    data, _ = trained_cells(tidy(runs()))
+    assert errors(data) == {} and [one.word for one in diagnoses(data).values()] == [DIAGNOSTIC]
+
+
+def test_a_control_without_attention_is_a_row_beside_mechanisms():
+    data, _ = trained_cells(tidy(cells()))
+    by_series = data.drop_duplicates("cell_id").groupby("series")
+    assert by_series.size().to_dict() == dict.fromkeys(ACCURACIES, 5)
+    assert by_series["control"].all().to_dict() == {
+        name: name in ("local", "bag_of_tokens", "convolution") for name in ACCURACIES
+    }
+    assert set(data["layers"]) == {2}
+    figure = learning.figure(tidy(cells()))
+    assert "bag_of_tokens" in {handle.get_label() for handle in figure.legends[0].legend_handles}
+
+
+def test_a_record_from_before_the_options_is_as_one_that_was_trained_without_them():
+    usual = {"checkpoint": "last", "epsilon": 1e-8}
+    new = cell("flash", 0, 0.7, training=usual)
+    old = cell("flash", 1, 0.7, training=usual)
+    for key in ("checkpoint", "order", "pretrain_steps", "epsilon", "patience"):
+        del old.config["training"][key]
+    assert tidy([old, new])["settings"].nunique() == 1
+    assert tidy([old, cell("flash", 0, 0.7)])["settings"].nunique() == 2
+
+
+def test_units_without_examples_at_the_end_change_no_accuracy():
+    """A seed may have fewer units: those whose examples it did not draw."""
+    records = cells({"flash": 0.8, "local": 0.7})
+    right = records[0].measurements["test"]["accuracy_by_unit"]
+    records[0].measurements["test"]["accuracy_by_unit"] = right[:20]
+    data, _ = trained_cells(tidy(records))
+    found = errors(data)["flash"]
+    assert [len(each) for each in found.values()] == [32] * 5
+    assert found[0].mean() == pytest.approx(1 - np.mean(right[:20]))
+
+
+# --- beside the paper
+
+
+def test_every_row_of_table_1_stands_beside_ours_and_only_what_is_diagnostic_is_ranked():
+    blind = cells({"flash": 0.5, "skeinformer num_features=32": 0.52, "bag_of_tokens": 0.5}, task="listops")
+    table = TABLES["skeinformer_table1"](tidy([*cells(), *blind]))
+    ours = table[table["seeds"].notna()].set_index(["task", "attention"])
+    assert ours["task is"].groupby("task").unique().map(list).to_dict() == {"text": [DIAGNOSTIC], "listops": [BLIND]}
+    assert ours.loc["listops", "rank"].isna().all()
+    assert ours.loc["text", "rank"].sort_values().index.tolist() == sorted(ACCURACIES, key=ACCURACIES.get)[::-1]
+    row = ours.loc[("text", "flash")]
+    assert row["Skeinformer (%)"] == 59.44 and row["Skeinformer, minutes per 1,000 steps"] == 39.49
+    assert ours.loc[("text", "skeinformer num_features=32"), "Skeinformer (%)"] == 62.47
+    assert np.isnan(ours.loc[("text", "bag_of_tokens"), "Skeinformer (%)"])
+    missing = table[table["seeds"].isna()]
+    assert len(missing) == 16 * len(TASKS) - 2 * 2
+    assert missing.set_index(["task", "attention"]).loc[("image", "performer"), "Skeinformer (%)"] == 37.40
+
+
+def test_accuracies_and_times_are_those_of_the_records():
+    frame = tidy([*cells({"flash": 0.8, "local": 0.7}), cell("flash", 5, 0.8, busy=0.5)])
+    row = TABLES["skeinformer_table1"](frame).set_index("attention").loc["flash"]
+    right = np.stack(frame[(frame["metric"] == "accuracy") & (frame["attention"] == "flash")]["raw"])
+    assert right.shape == (6, 32) and row["accuracy (%)"] == pytest.approx(100 * right.mean())
+    assert row["low"] < row["accuracy (%)"] < row["high"]
+    assert row["minutes per 1,000 steps"] == pytest.approx(1000 / 60) and row["minutes in total"] == pytest.approx(
+        40 / 60
+    )
+    alone = TABLES["skeinformer_table1"](tidy([cell("flash", 0, 0.8, busy=0.5)])).set_index("attention").loc["flash"]
+    assert np.isnan(alone["low"]) and np.isnan(alone["minutes in total"]) and alone["seeds"] == 1
+
+
+def test_table_1_is_the_papers():
+    rows = published("accuracy")
+    assert len(rows) == 16 * 5 and set(rows["at"].str.lower()) == set(TASKS)
+    assert set(rows["attention"]) == set(published("minutes_per_1000_steps")["attention"])
+    averages = rows.assign(printed=rows["printed"].astype(float)).groupby("attention")["printed"].mean()
+    printed = {"softmax_dropout": 57.50, "softmax": 57.38, "v_mean": 53.98, "bigbird": 57.45, "nystromformer": 56.60}
+    printed |= {"reformer": 57.02, "linformer_frozen": 53.39, "linformer_unreduced": 56.08, "skeinformer": 58.08}
+    printed |= {"informer_paper_mapping": 55.35, "informer_padding_mask": 55.57, "skeinformer_uniform_sampling": 55.28}
+    printed |= {"skeinformer_no_row_normalization": 56.09, "skeinformer_simple_row_normalization": 56.54}
+    printed |= {"skeinformer_no_pilot_reuse": 57.83}
+    for name, average in printed.items():
+        assert averages[name] == pytest.approx(average, abs=0.0061), name
+
+
+# --- protocols
+
+
+def test_an_option_is_compared_with_the_usual_protocol_by_seed_and_group():
+    both = {"flash": 0.8, "skeinformer num_features=32": 0.78}
+    last = cells({name: accuracy - 0.05 for name, accuracy in both.items()}, training={"checkpoint": "last"})
+    masked = cells({"flash": 0.8}, mask="nonzero")
+    records = [*cells(mask="all"), *[one for one in last], *masked]
+    for one in last:
+        one.config["task"]["mask"] = "all"
+    table = TABLES["lra_protocols"](tidy(records)).set_index(["option", "attention"])
+    assert set(table.index) == {
+        ("checkpoint=last", "flash"), ("checkpoint=last", "skeinformer num_features=32"), ("mask=nonzero", "flash"),
+    }  # fmt: skip
+    row = table.loc[("checkpoint=last", "flash")]
+    assert row["verdict"] == "worse" and row["low"] < row["difference (points)"] < row["high"] < 0
+    assert row["with it (%)"] - row["usual (%)"] == pytest.approx(row["difference (points)"])
+    assert row["difference (points)"] == pytest.approx(-5, abs=0.3) and np.isnan(row["ahead of softmax (points)"])
+    skein = table.loc[("checkpoint=last", "skeinformer num_features=32")]
+    assert skein["ahead of softmax (points)"] == pytest.approx(-2, abs=0.5)
+    assert table.loc[("mask=nonzero", "flash"), "verdict"] == "as good as"
+
+
+def test_differences_are_those_of_a_paired_t_test_where_only_seeds_differ():
+    """Of two groups of examples that are alike, so that all chance is of the seeds."""
+    usual, other = cells({"flash": 0.8}, 6), cells({"flash": 0.8}, 6, training={"schedule": "linear"})
+    rng = np.random.default_rng(3)
+    for one in (*usual, *other):
+        one.measurements["test"]["accuracy_by_unit"] = [float(rng.uniform(0.6, 0.9))] * 32
+    (row,) = TABLES["lra_protocols"](tidy([*usual, *other])).to_dict("records")
+    values = [[one.measurements["test"]["accuracy_by_unit"][0] for one in of] for of in (other, usual)]
+    low, high = stats.ttest_rel(*values).confidence_interval()
+    signs = -1 if row["option"] == "schedule=one_cycle" else 1  # both protocols have as many runs
+    assert sorted([signs * row["low"], signs * row["high"]]) == pytest.approx([100 * low, 100 * high])
+
+
+@pytest.mark.parametrize("name", ["skeinformer_table1", "lra_protocols", "skeinformer_figure2", "skeinformer_figure3"])
+def test_without_records_it_says_what_is_missing(name):
+    with pytest.raises(MissingRecords, match=r"^needs an ok record of bench=train"):
+        (FIGURES | TABLES)[name](tidy(runs(seeds=1)))
+
+
+# --- figures
+
+
+def test_figure_2_has_losses_over_quiet_seconds():
+    figure = lra.figure2(tidy([*cells(seeds=3), cell("flash", 3, 0.8, busy=0.9)]))
+    (panel,) = panels(figure).values()
+    assert panel.get_xlabel() == "training time (s)"
+    lines = {line.get_label(): line for line in panel.lines if line.get_gid() == "median"}
+    assert set(lines) == set(ACCURACIES)
+    np.testing.assert_allclose(lines["flash"].get_xdata(), np.arange(1, 5) * 10 * 1.0)
+    np.testing.assert_allclose(lines["flash"].get_ydata(), 0.7 - 0.08 * np.arange(1, 5))
+    assert caption(figure).startswith("Not diagnostic here")
+    with pytest.raises(MissingRecords, match="on cores that nothing else used"):
+        lra.figure2(tidy([cell("flash", 0, 0.8, busy=0.9)]))
+
+
+def test_figure_3_has_rates_by_batch_and_sizes():
+    figure = lra.figure3(tidy(arena(3)))
+    right, time, size = figure.axes
+    assert [axes.get_xlabel() for axes in (right, time, size)] == ["learning rate"] * 2 + ["number of features d"]
+    rates = sorted(tuple(x) for x, _, _ in curves(right).values())
+    assert rates == [(0.001, 0.003), (0.001, 0.003)], "batches of 8 and 32, not the usual one"
+    ((x, y, _),) = curves(size).values()
+    assert list(x) == [8, 32, 128] and y == pytest.approx([70.8, 78, 82.8], abs=1)

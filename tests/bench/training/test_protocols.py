@@ -1,0 +1,204 @@
+"""How a training is done: schedules, order, which weights are tested, when it ends, and hidden tokens first."""
+
+import copy
+import math
+
+import pytest
+import torch
+from loops import LENGTH, VOCABULARY, Letters, classifier, trained, trainer, weights
+
+from bench.common.errors import ConfigError
+from bench.tasks import IGNORED, Batch
+from bench.training import checkpoint
+from bench.training.evaluation import linearised
+from bench.training.loop import training_indices
+from bench.training.pretraining import SHARE, hidden
+from bench.training.settings import Training, check
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(100, 20), (10, 1), (7, 0), (50, 49)])
+def test_one_cycle_is_torchs_with_its_cycle_of_beta1(steps, warmup):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight], lr=0.01, betas=(0.9, 0.999))
+    cycle = {"max_lr": 0.01, "pct_start": warmup / steps, "anneal_strategy": "linear", "total_steps": steps}
+    ours = Training(steps=steps, warmup=warmup, learning_rate=0.01, schedule="one_cycle")
+    # Of a warm-up of one step torch divides by zero: there the first step is the highest, as it is for torch's limit.
+    theirs = None if warmup == 1 else torch.optim.lr_scheduler.OneCycleLR(optimizer, **cycle)
+    if theirs is None:
+        assert ours.rate(0) == 0.01 and ours.momentum(0) == pytest.approx(0.85)
+        return
+    for step in range(steps):
+        [group] = optimizer.param_groups
+        assert ours.rate(step) == pytest.approx(group["lr"], rel=1e-9, abs=1e-15)
+        assert ours.momentum(step) == pytest.approx(group["betas"][0], rel=1e-9)
+        optimizer.step()
+        if step < steps - 1:
+            theirs.step()
+
+
+def test_what_a_schedule_says_reaches_the_optimizer():
+    one = trained(trainer(schedule="one_cycle", beta2=0.9, epsilon=1e-3), 3)
+    for group in one.optimizer.param_groups:
+        assert group["lr"] == 0.02 and group["betas"] == (pytest.approx(0.85), 0.9) and group["eps"] == 1e-3
+
+
+def test_each_phase_has_a_schedule_of_its_own():
+    whole = Training(steps=30, warmup=4, learning_rate=0.1, pretrain_steps=10)
+    first, second = (Training(steps=steps, warmup=4, learning_rate=0.1) for steps in (10, 20))
+    expected = [*map(first.rate, range(10)), *map(second.rate, range(20))]
+    assert [whole.rate(step) for step in range(30)] == expected
+
+
+def test_in_sequence_every_epoch_is_the_splits_own():
+    seen = [index for step in range(6) for index in training_indices(3, step, 4, 8, "sequential")]
+    assert seen == 3 * list(range(8))
+    one, batches = trainer(order="sequential"), []
+    one.task.batch = lambda split, indices, batch=one.task.batch: batches.append(indices) or batch(split, indices)
+    trained(one, 4)
+    assert batches == [list(range(8)), list(range(8, 16)), list(range(16, 24)), list(range(8))]
+
+
+PROTOCOLS = [
+    {"checkpoint": "best"},
+    {"schedule": "one_cycle", "order": "sequential"},
+    {"pretrain_steps": 8},
+    {"pretrain_steps": 8, "checkpoint": "best", "optimizer": "muon"},
+]
+
+
+@pytest.mark.parametrize("stop", [3, 8, 13])
+@pytest.mark.parametrize("given", PROTOCOLS, ids=str)
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, given, stop):
+    whole, part, last = classifier(**given), classifier(**given), classifier(**given)
+    trained(whole, 20, looks=True)
+    trained(part, stop, looks=True)
+    checkpoint.save(tmp_path, part.step, part.state())
+    torch.rand(stop)
+    checkpoint.resume(tmp_path, last, pytest.fail)
+    assert last.step == stop and (last.best or {}).keys() == (part.best or {}).keys()
+    for name, value in part.best["model"].items() if part.best else ():
+        assert torch.equal(last.best["model"][name], value)
+    trained(last, 20, looks=True)
+    assert torch.equal(weights(last), weights(whole)) and last.curve == whole.curve
+    assert last.evaluations == whole.evaluations
+    assert last.choose() == whole.choose() and torch.equal(weights(last), weights(whole))
+
+
+def test_the_best_weights_are_those_of_the_least_validation_loss_and_the_test_decides_nothing():
+    """At a rate that is far too high, so that the last are not the best."""
+    one = classifier(checkpoint="best", learning_rate=0.3, steps=40)
+    one.task.batch = lambda split, indices, batch=one.task.batch: (
+        (split == "test" and pytest.fail()) or batch(split, indices)
+    )
+    seen = {}
+    while not one.is_finished:
+        one.train_step()
+        one.validate()
+        seen[one.step] = weights(one)
+    losses = {found["step"]: found["loss"] for found in one.evaluations}
+    best = min(losses, key=losses.get)
+    assert sorted(losses) == list(range(2, 41, 2)) and best != 40
+    assert one.choose() == best and torch.equal(weights(one), seen[best])
+    last = trained(classifier(learning_rate=0.3, steps=40), 40, looks=True)
+    assert last.choose() == 40 and torch.equal(weights(last), seen[40])
+
+
+def test_without_a_lower_loss_for_as_long_as_patience_says_it_ends():
+    one = trainer(patience=3, steps=1000)
+    for loss, is_finished in zip((3.0, 2.0, 2.5, 2.1, 1.9, 2, 2, 2), 7 * [False] + [True], strict=True):
+        one.evaluations.append({"loss": loss})
+        assert one.is_finished == is_finished
+    one.settings.patience = None
+    assert not one.is_finished
+
+
+def test_classes_are_counted_by_example_and_by_unit():
+    one = trained(classifier(), 1)
+    found = one.evaluate("test", 40)
+    batch = one.task.batch("test", range(40))
+    one.model.eval()
+    logits = one.model(batch.tokens, None, batch.mask)
+    right = (logits.argmax(-1) == batch.targets[:, 0]).double()
+    assert found["example_accuracy"] == found["token_accuracy"] == pytest.approx(right.mean().item())
+    losses = torch.nn.functional.cross_entropy(logits, batch.targets[:, 0], reduction="none")
+    assert found["loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
+    units = torch.arange(40) % 32
+    by_unit = [right[units == unit].sum().item() for unit in range(32)]
+    assert found["accuracy_by_unit"] == pytest.approx(linearised(by_unit, units.bincount().tolist()))
+    assert 0 < right.mean() < 1
+    assert "accuracy_by_unit" not in trainer().evaluate("test", 16)
+
+
+def test_units_of_other_sizes_make_the_share_of_right_answers_and_its_interval():
+    """Against the delete-one-group jackknife of the ratio, whose variance the linear part has up to 1 / groups."""
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.randint(5, 60, (200,), generator=generator).double()
+    right = torch.binomial(counts, torch.rand(200, generator=generator).double() / 2 + 0.4, generator=generator)
+    values = torch.tensor(linearised(right.tolist(), counts.int().tolist()), dtype=torch.float64)
+    share = right.sum() / counts.sum()
+    assert values.mean().item() == pytest.approx(share.item(), abs=1e-12)
+    without = (right.sum() - right) / (counts.sum() - counts)
+    jackknife = 199 / 200 * (without - without.mean()).square().sum()
+    assert (values.var() / 200).item() == pytest.approx(jackknife.item(), rel=0.03)
+    assert linearised([3.0, 0.0, 1.0], [4, 0, 4]) == pytest.approx([0.75, 0.5, 0.25])
+
+
+def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
+    whole, accumulated = (trained(classifier(dropout=0.0, accumulate=parts), 6) for parts in (1, 4))
+    torch.testing.assert_close(weights(accumulated), weights(whole), rtol=0, atol=1e-9)
+
+
+# --- hidden tokens
+
+
+def test_what_is_hidden_is_drawn_from_the_seed_and_never_padding():
+    batch = Letters().batch("train", range(24))
+    many = Batch(*(x.repeat(200, 1) for x in batch), batch.mask.repeat(200, 1))
+    asked = hidden(many, 7)
+    is_asked = asked.targets != IGNORED
+    assert torch.equal(asked.tokens, many.tokens) and torch.equal(asked.mask, many.mask)
+    assert torch.equal(asked.targets[is_asked], many.tokens[is_asked]) and not (is_asked & ~many.mask).any()
+    deviation = math.sqrt(SHARE * (1 - SHARE) / many.mask.sum())
+    assert abs(is_asked.sum() / many.mask.sum() - SHARE) < 4 * deviation
+    assert torch.equal(hidden(many, 7).targets, asked.targets) and not torch.equal(
+        hidden(many, 8).targets, asked.targets
+    )
+    pairs = Batch(many.tokens.view(-1, 2, LENGTH), many.targets.view(-1, 2)[:, :1])
+    assert hidden(pairs, 7).targets.shape == pairs.tokens.shape
+
+
+def test_first_it_names_hidden_tokens_and_then_classes():
+    one = classifier(pretrain_steps=6, learning_rate=0.05)
+    head = copy.deepcopy(one.model.head.state_dict())
+    trained(one, 6, looks=True)
+    assert all(torch.equal(value, head[name]) for name, value in one.model.head.state_dict().items())
+    assert one.evaluations == [] and one.curve["train_loss"][0] == pytest.approx(math.log(VOCABULARY), rel=0.3)
+    before = one.optimizer
+    trained(one, 20, looks=True)
+    assert one.optimizer is not before and one.evaluations[0]["step"] == 8
+    assert not torch.equal(one.model.head[0].weight, head["0.weight"])
+    scratch = trained(classifier(learning_rate=0.05), 20)
+    assert len(one.curve["train_loss"]) == len(scratch.curve["train_loss"]) == 20, "equal steps in all"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule": "cosine"}, "training.schedule='cosine': must be one of linear, constant, one_cycle"),
+        ({"order": "random"}, "training.order='random': must be one of shuffled, sequential"),
+        ({"checkpoint": "first"}, "training.checkpoint='first': must be one of last, best"),
+        ({"patience": 0}, "training.patience=0: must be a number of at least 1"),
+        (
+            {"pretrain_steps": 950},
+            "training.pretrain_steps=950: must be 0 or 100 to 900, a warm-up before and after",
+        ),
+        (
+            {"pretrain_steps": 10, "steps": 10, "warmup": 0},
+            "training.pretrain_steps=10: must be 0 or 0 to 9, a warm-up",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(given, message):
+    with pytest.raises(ConfigError) as raised:
+        check(given)
+    assert str(raised.value).startswith(message)
