@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,29 +24,21 @@ Example = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Tokens and targets, `(seq_len,)` each; for classes tokens `(seq_len,)` or `(2, seq_len)`, and the class, `(1,)`."""
 
 
-class _Pair(NamedTuple):
-    tokens: Tensor
-    targets: Tensor
+class Batch(NamedTuple):
+    """Examples as a model reads them, tensors on the CPU.
 
-
-class Batch(_Pair):
-    """Examples as a model reads them, two int64 tensors on the CPU: `tokens, targets = batch`.
-
-    Where answers are tokens both are `(batch, seq_len)`, and `targets[b, j]` is the token that the logits at position j
-    are to name, `IGNORED` where nothing is asked. Where they are classes, targets are `(batch, 1)`, and tokens
-    `(batch, seq_len)` or, of pairs of documents, `(batch, 2, seq_len)`.
+    Where answers are tokens `targets[b, j]` is the token that the logits at position j are to name, `IGNORED` where
+    nothing is asked. Where they are classes an example has one.
 
     Attributes:
+        tokens: `(batch, seq_len)` int64; of pairs of documents `(batch, 2, seq_len)`.
+        targets: int64, `(batch, seq_len)`, or the classes, `(batch, 1)`.
         mask: bool of the tokens' shape, True where there is a token; None: everywhere.
     """
 
-    mask: Tensor | None
-
-    def __new__(cls, tokens: Tensor, targets: Tensor, mask: Tensor | None = None) -> Self:
-        """Without a mask there is no padding."""
-        batch = super().__new__(cls, tokens, targets)
-        batch.mask = mask
-        return batch
+    tokens: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
 
 
 @dataclass

@@ -33,9 +33,8 @@ def pieces(
     batch: Batch, device: torch.device, parts: int = 1, rows: slice = slice(None)
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
     """Some rows of a batch on a device, in equal parts: tokens, targets and mask of each."""
-    tokens, targets = (x[rows].to(device).chunk(parts) for x in batch)
-    masks = [None] * parts if batch.mask is None else batch.mask[rows].to(device).chunk(parts)
-    return list(zip(tokens, targets, masks, strict=True))
+    tensors = ([None] * parts if x is None else x[rows].to(device).chunk(parts) for x in batch)
+    return list(zip(*tensors, strict=True))
 
 
 def linearised(right: Sequence[float], counts: Sequence[int]) -> list[float]:

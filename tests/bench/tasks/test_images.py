@@ -41,7 +41,7 @@ def check(task):
     assert task.sizes == {"train": 18, "validation": 2, "test": 3}
     assert (task.classes, task.vocabulary, task.padding) == (10, 256, None)
     for split, first in (("train", 0), ("validation", 18), ("test", 100)):
-        tokens, targets = batch = task.batch(split, range(task.size(split)))
+        tokens, targets, _ = batch = task.batch(split, range(task.size(split)))
         numbers = range(first, first + task.size(split))
         assert tokens.tolist() == [grey(number) for number in numbers]
         assert targets[:, 0].tolist() == [number % 10 for number in numbers] and batch.mask is None
@@ -84,7 +84,7 @@ def test_digits_are_enlarged_to_a_random_place_and_an_original_is_in_one_split(o
     assert [len(images._digits()[split][1]) for split in SPLITS] == [1439, 179, 179]
     seen, places = {}, set()
     for split in SPLITS:
-        tokens, targets = task.batch(split, range(300))
+        tokens, targets, _ = task.batch(split, range(300))
         units = task.units(split, range(300))
         numbers = []
         for image, label in zip(tokens.reshape(-1, 32, 32).numpy(), targets[:, 0].tolist(), strict=True):

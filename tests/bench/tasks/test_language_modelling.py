@@ -81,7 +81,7 @@ def test_windows_of_validation_and_test_tile_their_split(opened):
     task = opened(seq_len=7)
     for split in ("validation", "test"):
         whole, size = task.tokens[split].astype(np.int64), task.size(split)
-        tokens, targets = task.batch(split, range(size))
+        tokens, targets, _ = task.batch(split, range(size))
         assert tokens.shape == targets.shape == (size, 7) and tokens.dtype == targets.dtype == torch.int64
         assert tokens.flatten().tolist() == whole[: size * 7].tolist()
         assert targets.flatten().tolist() == whole[1 : size * 7 + 1].tolist()
@@ -95,7 +95,7 @@ def test_windows_to_train_on_are_of_the_training_split_and_anywhere_in_it(opened
     assert task.size("train") is None
     whole = bytes(task.tokens["train"].tolist())
     starts = []
-    for read, asked in zip(*(part.tolist() for part in task.batch("train", range(2000))), strict=True):
+    for read, asked in zip(*(part.tolist() for part in task.batch("train", range(2000))[:2]), strict=True):
         window = bytes([*read, asked[-1]])
         assert asked[:-1] == read[1:] and window in whole
         starts.append(whole.index(window))
@@ -110,7 +110,7 @@ def test_a_window_drawn_alone_is_the_one_of_any_batch_and_seeds_differ(opened):
         together = task.batch(split, [5, 1, 5])
         for row, index in enumerate([5, 1, 5]):
             alone = opened().batch(split, [index])
-            assert all(torch.equal(part[row], one[0]) for part, one in zip(together, alone, strict=True))
+            assert all(torch.equal(part[row], one[0]) for part, one in zip(together[:2], alone[:2], strict=True))
         assert torch.equal(together.tokens, other.batch(split, [5, 1, 5]).tokens) == (split != "train")
 
 

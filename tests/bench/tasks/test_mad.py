@@ -21,7 +21,7 @@ def generated(name, seq_len, seed=0, **changes):
 
 
 def examples(task, count, split="test"):
-    tokens, targets = task.batch(split, range(count))
+    tokens, targets, _ = task.batch(split, range(count))
     return zip(tokens.tolist(), targets.tolist(), strict=True)
 
 

@@ -104,7 +104,7 @@ def test_larger_marks_cover_more_and_the_same_index_is_the_same_image():
 def test_drawn_images_are_kept_and_no_image_is_in_two_splits(tmp_path):
     task = opened(tmp_path, examples=80, contour_length=5)
     assert task.sizes == {"train": 80, "validation": 10, "test": 10} and (task.classes, task.vocabulary) == (2, 512)
-    tokens, targets = task.batch("test", [3, 1])
+    tokens, targets, _ = task.batch("test", [3, 1])
     drawing = snakes.draw(Draws(0, "test", 3), 5, 1.5)
     assert tokens[0].tolist() == drawing.image.reshape(-1).tolist() and targets[0].tolist() == [drawing.label]
     assert task.padding is None and set(leaks.twins(task).values()) == {0.0}
@@ -140,7 +140,7 @@ def test_the_archive_is_read_and_each_image_is_in_one_split(tmp_path):
     assert task.size("train") > 80 and min(task.sizes.values()) > 3
     seen = []
     for split in SPLITS:
-        tokens, targets = task.batch(split, range(task.size(split)))
+        tokens, targets, _ = task.batch(split, range(task.size(split)))
         assert (tokens == tokens[:, :1]).all()
         seen += tokens[:, 0].tolist()
         assert targets[:, 0].tolist() == [value % 2 for value in tokens[:, 0].tolist()]

@@ -44,7 +44,7 @@ def test_steps_are_those_of_adamw_written_out():
 def test_an_accumulated_batch_is_the_whole_one_and_parts_with_fewer_questions_weigh_less():
     class Uneven(Ramps):
         def batch(self, split, indices):
-            tokens, targets = super().batch(split, indices)
+            tokens, targets, _ = super().batch(split, indices)
             targets[: len(targets) // 2, 2:] = IGNORED
             return Batch(tokens, targets)
 

@@ -153,7 +153,7 @@ def test_accumulated_parts_of_a_padded_batch_are_the_whole_one():
 
 def test_what_is_hidden_is_drawn_from_the_seed_and_never_padding():
     batch = Letters().batch("train", range(24))
-    many = Batch(*(x.repeat(200, 1) for x in batch), batch.mask.repeat(200, 1))
+    many = Batch(*(x.repeat(200, 1) for x in batch))
     asked = hidden(many, 7)
     is_asked = asked.targets != IGNORED
     assert torch.equal(asked.tokens, many.tokens) and torch.equal(asked.mask, many.mask)
