@@ -1,0 +1,13 @@
+"""Fixtures that the tests of figures and tables share."""
+
+import pytest
+from synthetic_quality import quality
+from synthetic_records import everything
+
+from analysis.frame import tidy
+
+
+@pytest.fixture(scope="session")
+def synthetic_frame():
+    """What the synthetic records say, of which every figure and table can be made; nobody changes it."""
+    return tidy([*everything(), *quality()])
