@@ -245,8 +245,7 @@ def test_nothing_of_the_future_is_seen():
         assert torch.equal(changed[:, :, :first], out[:, :, :first])
 
 
-@every_degree
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("given", "wrong"), [(SQUARES, torch.nan), (FEATURES, torch.inf)], ids=["squares", "features"])
 def test_numbers_that_are_none_stay_in_their_chunk(wrong, given):
     """Tiles reach into the next chunk, and zero times infinity is no number."""
     tensors = of(given, 120)
