@@ -13,8 +13,8 @@ if not os.path.exists("/dev/nvidiactl"):
 import numpy as np
 import pytest
 import torch
+from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import everything
 
 from bench.records.store import Store
 

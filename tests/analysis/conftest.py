@@ -1,8 +1,8 @@
 """Fixtures that the tests of figures and tables share."""
 
 import pytest
+from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import everything
 
 from analysis.frame import tidy
 

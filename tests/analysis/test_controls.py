@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from drawn import bars_of_rows, caption, changed, legend, marked, panels, words
 from scipy import stats
+from synthetic_everything import trained
 from synthetic_quality import LOSSES, SHARES, run, runs
-from synthetic_records import train, trained
+from synthetic_records import train
 
 from analysis.controls import BLIND, DIAGNOSTIC, notes
 from analysis.frame import tidy

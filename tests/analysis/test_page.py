@@ -9,8 +9,9 @@ import pytest
 from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
+from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import everything, latency, spectral, under
+from synthetic_records import latency, spectral, under
 
 from analysis import __main__ as cli
 from analysis import registry

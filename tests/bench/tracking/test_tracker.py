@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.common.errors import ConfigError
 from bench.plan.config import Config
