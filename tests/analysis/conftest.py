@@ -8,6 +8,6 @@ from analysis.frame import tidy
 
 
 @pytest.fixture(scope="session")
-def synthetic_frame():
+def frame():
     """What the synthetic records say, of which every figure and table can be made; nobody changes it."""
     return tidy([*everything(), *quality()])

@@ -30,11 +30,6 @@ from analysis.selection import MissingRecords
 from bench.records.store import Store
 
 
-@pytest.fixture
-def frame(synthetic_frame):
-    return synthetic_frame
-
-
 def test_skeinformer_figure_1(frame):
     figure = skeinformer.figure1(frame)
     axes = panels(figure)

@@ -24,11 +24,6 @@ from analysis.selection import MissingRecords, choose
 from bench.published.papers import NAMES
 
 
-@pytest.fixture
-def frame(synthetic_frame):
-    return synthetic_frame
-
-
 @pytest.fixture(scope="module")
 def disturbed_and_of_many_codes():
     loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality()))

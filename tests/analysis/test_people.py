@@ -36,8 +36,8 @@ def test_a_long_table_is_cut_and_says_so():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_table_is_longer_than_a_page_or_has_names_of_code_in_its_header(name, synthetic_frame):
-    table = TABLES[name](synthetic_frame)
+def test_no_table_is_longer_than_a_page_or_has_names_of_code_in_its_header(name, frame):
+    table = TABLES[name](frame)
     assert "disturbed" not in table
     text = readable(name, table)
     header, *body = rows(text)
