@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from synthetic_arena import arena
+from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import everything
 
 from bench.records.store import Store
 

@@ -123,7 +123,8 @@ def selections(family: str) -> list[list[str]]:
     if names := settings.get("contract", [family]):
         # In a test's id `-` or `]` follows a name: polynomial must not select polynomial_square.
         contract = " or ".join(f"[{name}{end}" for name in names for end in "-]")
-        selected.append(["tests/attention_zoo/test_contract.py", "-k", contract])
+        files = ("test_contract", "test_contract_gradients", "test_contract_refusals")
+        selected.append([*(f"tests/attention_zoo/{file}.py" for file in files), "-k", contract])
     return selected
 
 

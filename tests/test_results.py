@@ -1,16 +1,24 @@
 """The committed figures and tables are those that the committed records make, and name the machine they come from."""
 
+import functools
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis.__main__ import main
+from analysis import __main__ as cli
 from bench.records.store import Store
 
 RESULTS = Path(__file__).parents[1] / "results"
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/records"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(cli, "load", functools.cache(cli.load))
+        yield
 
 
 def rounded(table):
@@ -20,7 +28,7 @@ def rounded(table):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_figures_show_the_numbers_of_the_records(folder, tmp_path):
-    main(["figures", "--results", str(folder), "--out", str(tmp_path), "--formats", "csv"])
+    cli.main(["figures", "--results", str(folder), "--out", str(tmp_path), "--formats", "csv"])
     again = f"draw them again with `python -m analysis figures --results {folder} --formats png,csv`"
     made, committed = (
         {path.stem: pd.read_csv(path) for path in figures.glob("*.csv")} for figures in (tmp_path, folder / "figures")
@@ -33,7 +41,7 @@ def test_figures_show_the_numbers_of_the_records(folder, tmp_path):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_tables_are_made_from_the_records(folder, tmp_path):
-    main(["tables", "--results", str(folder), "--out", str(tmp_path)])
+    cli.main(["tables", "--results", str(folder), "--out", str(tmp_path)])
     made = {path.name: rounded(path.read_text()) for path in tmp_path.glob("*.md")}
     committed = {path.name: rounded(path.read_text()) for path in (folder / "tables").glob("*.md")}
     assert made and made == committed, f"write them again with `make tables RESULTS={folder}`"

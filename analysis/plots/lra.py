@@ -94,12 +94,13 @@ def _over_seeds(rows: pd.DataFrame, x: str) -> pd.DataFrame:
 
 
 def _over_rates(panel: Axes, rows: pd.DataFrame, label: str, factor: float) -> None:
-    for (batch, of_batch), marker in zip(rows.groupby("batch_size"), MARKERS, strict=False):
-        look = {"label": f"batch of {batch}", "marker": marker, "color": SHADES[MARKERS.index(marker)]}
+    looks = {}
+    for (batch, of_batch), marker, shade in zip(rows.groupby("batch_size"), MARKERS, SHADES, strict=False):
+        look = looks[str(batch)] = {"label": f"batch of {batch}", "marker": marker, "color": shade}
         marks.errorbar(panel, _over_seeds(of_batch, "rate"), "rate", look, factor)
     panel.set_ylabel(label)
     panel.set_xlabel("learning rate")
     if len(rows):
-        panel.legend(frameon=False, fontsize=layout.SMALLEST)
+        panel.legend(handles=layout.handles(looks), frameon=False, fontsize=layout.SMALLEST)
         panel.margins(x=0.15)
         marks.log_axis(panel.xaxis, "learning rate")

@@ -4,20 +4,25 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
-from synthetic_records import latency
+from odd_records import one_of_each
+from synthetic_records import compare, flops, latency, memory, train_step
 
 from analysis.__main__ import main
 from analysis.registry import FIGURES, TABLES
 from bench.records.store import Store
 
 
+def written(folder, records):
+    for record in records:
+        Store(folder).write(record)
+    return folder
+
+
 @pytest.fixture
-def one_cell(tmp_path):
-    Store(tmp_path / "runs").write(latency("flash", 512, np.random.default_rng(0)))
-    return tmp_path / "runs"
+def one_cell(tmp_path, rng):
+    return written(tmp_path / "runs", [latency("flash", 512, rng)])
 
 
 def test_figures_writes_what_it_can_and_says_why_not(one_cell, tmp_path, capsys):
@@ -32,15 +37,18 @@ def test_figures_writes_what_it_can_and_says_why_not(one_cell, tmp_path, capsys)
     assert len(list((tmp_path / "out").glob("[!.]*"))) == 2
 
 
-def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp_path, capsys):
-    assert main(["tables", "--results", str(synthetic_results), "--out", str(tmp_path / "out")]) == 0
-    written = {path.name for path in (tmp_path / "out").glob("[!.]*")}
-    assert written == {f"{name}.{suffix}" for name in TABLES for suffix in ("md", "csv")}
+def test_tables_are_written_as_markdown_and_csv(one_cell, tmp_path, capsys):
+    counted = [
+        flops(label, n, n * 10**6, of) for label, of in (("softmax", None), ("skeinformer", 256)) for n in (1024, 2048)
+    ]
+    assert main(["tables", "--results", str(written(tmp_path / "two", counted)), "--out", str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").glob("[!.]*")}
+    assert names == {f"{name}.{suffix}" for name in ("skeinformer_table3", "gate_cost") for suffix in ("md", "csv")}
+    assert capsys.readouterr().out.count(": skipped, ") == len(TABLES) - 2
     text = (tmp_path / "out" / "skeinformer_table3.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
     numbers = pd.read_csv(tmp_path / "out" / "skeinformer_table3.csv")
     assert len(rows) == 2 + len(numbers) and rows[0].split(" | ")[1:3] == ["mechanism", "n (tokens)"]
-    capsys.readouterr()
     assert main(["tables", "--results", str(one_cell), "--table", "skeinformer_table3"]) == 1
     assert (
         capsys.readouterr().out
@@ -48,8 +56,12 @@ def test_tables_are_written_as_markdown_and_csv(synthetic_results, one_cell, tmp
     )
 
 
-def test_a_figure_for_a_paper(synthetic_results, tmp_path):
-    arguments = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "memory"]
+MECHANISMS = ("polysketch_random_r32", "flash", "polysketch_learned_local_r64", "softmax")
+
+
+def test_a_figure_for_a_paper(tmp_path):
+    results = written(tmp_path / "runs", [memory(label, n) for label in MECHANISMS for n in (512, 1024)])
+    arguments = ["figures", "--results", str(results), "--out", str(tmp_path), "--figure", "memory"]
     arguments += ["--formats", "pdf,csv", "--width", "single", "--captions", "txt", "--names", "papers"]
     assert main([*arguments, "--mechanisms", "softmax", "polysketch*"]) == 0
     assert {path.name for path in tmp_path.glob("memory*")} == {"memory.pdf", "memory.csv", "memory.txt"}
@@ -59,8 +71,9 @@ def test_a_figure_for_a_paper(synthetic_results, tmp_path):
     assert (tmp_path / "memory.txt").read_text().startswith("Peak memory above that of inputs and parameters.")
 
 
-def test_a_table_for_a_paper(synthetic_results, tmp_path):
-    arguments = ["tables", "--results", str(synthetic_results), "--out", str(tmp_path), "--names", "papers"]
+def test_a_table_for_a_paper(tmp_path, rng):
+    results = written(tmp_path / "runs", [train_step(label, n, rng) for label in MECHANISMS for n in (512, 1024)])
+    arguments = ["tables", "--results", str(results), "--out", str(tmp_path), "--names", "papers"]
     arguments += ["--table", "polysketchformer_table4", "--formats", "tex,csv", "--mechanisms", "polysketch*", "flash"]
     assert main(arguments) == 0
     numbers = pd.read_csv(tmp_path / "polysketchformer_table4.csv")
@@ -72,25 +85,31 @@ def test_a_table_for_a_paper(synthetic_results, tmp_path):
     assert len(rows) == 1 + len(numbers) and len({row.count(" & ") for row in rows}) == 1
 
 
-def test_list_names_every_figure_and_table(synthetic_results, one_cell, capsys):
-    assert main(["list", "--results", str(synthetic_results)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == [*FIGURES, *TABLES] and all(line.endswith("ready") for line in said)
+def test_list_names_every_figure_and_table(one_cell, capsys):
     assert main(["list", "--results", str(one_cell)]) == 0
-    assert "needs an ok record of bench=spectral_norm" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said] == [*FIGURES, *TABLES]
+    assert [line.split(":")[0] for line in said if line.endswith("ready")] == ["polysketchformer_figure1", "gate_cost"]
+    assert any("needs an ok record of bench=spectral_norm" in line for line in said)
 
 
-def test_table_has_one_row_per_cell_and_csv_has_every_number(synthetic_results, tmp_path, capsys):
-    assert main(["table", "--results", str(synthetic_results), "--csv", str(tmp_path / "all.csv")]) == 0
+def test_table_has_one_row_per_cell_and_csv_has_every_number(tmp_path, rng, capsys):
+    records = [
+        *one_of_each(0).values(),
+        compare(("flash", "performer"), 8192, rng),
+        latency("softmax", 512, rng, "oom"),
+    ]
+    results = written(tmp_path / "runs", records)
+    assert main(["table", "--results", str(results), "--csv", str(tmp_path / "all.csv")]) == 0
     said = capsys.readouterr().out
-    cells = len(list((synthetic_results / "records").iterdir()))
+    cells = len(records)
     tables, crossovers = said.split("Crossovers:")
     rows = [line for line in tables.splitlines() if line.startswith("| ")]
     benches = tables.count("| bench |")
     assert len(rows) == cells + 2 * benches
     assert any("softmax" in row and "oom" in row for row in rows) and "performer" in crossovers
-    written = pd.read_csv(tmp_path / "all.csv")
-    assert written["cell_id"].nunique() == cells and "raw" not in written
+    numbers = pd.read_csv(tmp_path / "all.csv")
+    assert numbers["cell_id"].nunique() == cells and "raw" not in numbers
 
 
 @pytest.mark.commands

@@ -51,8 +51,9 @@ def test_verdicts_are_corrected_for_the_branches_of_the_hybrid():
     """Asked in another way is not asked again: p is at most twice what it is alone, and sometimes that decides."""
     decided = []
     for noise in (0.03, 0.04, 0.05, 0.06, 0.08):
-        for part in only(hybrid(0.05, 0.05, noise=noise)).parts:
-            family = [one.difference.p for one in only(hybrid(0.05, 0.05, noise=noise)).parts if one.how == part.how]
+        parts = only(hybrid(0.05, 0.05, noise=noise)).parts
+        for part in parts:
+            family = [one.difference.p for one in parts if one.how == part.how]
             p = corrected(family)[family.index(part.difference.p)]
             assert p <= 2 * part.difference.p and part.word == EARNS[verdict(part.difference, p)]
             decided.append(part.word != EARNS[verdict(part.difference, part.difference.p)])

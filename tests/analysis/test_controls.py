@@ -1,12 +1,12 @@
 """Figures of quality say whether a task is diagnostic, draw its controls, and split losses that sum to the whole."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from drawn import bars_of_rows, caption, changed, legend, marked, panels, words
 from scipy import stats
-from synthetic_quality import LOSSES, SHARES, quality, run, runs
-from synthetic_records import train, trained
+from synthetic_everything import trained
+from synthetic_quality import LOSSES, SHARES, run, runs
+from synthetic_records import train
 
 from analysis.controls import BLIND, DIAGNOSTIC, notes
 from analysis.frame import tidy
@@ -20,16 +20,21 @@ QUALITY = ("learning", "copying_induction", "recall", "perplexity", "perplexity_
 RANKED = ("trained", "polysketchformer_tables2_3", "polysketchformer_table5", "thesis_losses")
 
 
+@pytest.fixture(scope="module")
+def without_controls():
+    return tidy(trained(np.random.default_rng(0)))
+
+
 @pytest.mark.parametrize("name", QUALITY)
-def test_what_no_control_was_trained_for_is_not_diagnostic_in_one_short_sentence(name, rng):
-    text = caption(FIGURES[name](tidy(trained(rng))))
+def test_what_no_control_was_trained_for_is_not_diagnostic_in_one_short_sentence(name, without_controls):
+    text = caption(FIGURES[name](without_controls))
     assert text.startswith("Not diagnostic here: all that is shown (a control (local, identity) with losses by unit")
     assert text.count("with losses by unit") == 1
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_tables_say_it_before_anything_that_reads_as_a_ranking(name, rng):
-    table = TABLES[name](tidy(trained(rng)))
+def test_tables_say_it_before_anything_that_reads_as_a_ranking(name, without_controls):
+    table = TABLES[name](without_controls)
     own = table[table["seeds"].notna()]
     assert set(own["task is"]) == {BLIND}
     names = list(table)
@@ -157,7 +162,5 @@ def test_losses_at_longer_contexts_stand_beside_that_of_the_trained_one(rng):
         extrapolation.figure(tidy(runs()))
 
 
-def test_a_table_of_pairs_says_what_was_disturbed():
-    assert "disturbed" not in TABLES["paired"](tidy(quality()))
-    assert isinstance(TABLES["paired"](tidy(quality())), pd.DataFrame)
+def test_a_figure_says_that_a_task_is_diagnostic():
     assert "Diagnostic" in caption(perplexity.figure(tidy(runs())))

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import changed
+from synthetic_everything import everything
 from synthetic_quality import quality
-from synthetic_records import compare, decode, everything, latency, memory, spectral, train_step, under
+from synthetic_records import compare, decode, latency, memory, spectral, train_step, under
 
 from analysis.frame import COLUMNS, load, tidy, widened
 from analysis.selection import MissingRecords, series

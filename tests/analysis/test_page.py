@@ -9,11 +9,15 @@ import pytest
 from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
-from synthetic_records import latency, spectral
+from synthetic_arena import arena
+from synthetic_everything import everything
+from synthetic_quality import quality
+from synthetic_records import latency, spectral, under
 
+from analysis import __main__ as cli
 from analysis import registry
 from analysis.__main__ import main
-from analysis.frame import load, tidy
+from analysis.frame import tidy
 from analysis.plots import compare, crossover, files, layout, scaling, skeinformer, style
 from analysis.plots.layout import page, shown
 from analysis.registry import FIGURES, PARTS, parts
@@ -22,8 +26,9 @@ from bench.published.papers import NAMES
 
 
 @pytest.fixture(scope="module")
-def frame(synthetic_results):
-    return load(synthetic_results)
+def disturbed_and_of_many_codes():
+    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality(), *arena()))
+    return tidy([changed(one, code={"sources_sha256": one.cell_id, "git_sha": one.cell_id}) for one in loud])
 
 
 OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
@@ -33,9 +38,11 @@ OVER_BOTH = ("skeinformer_figure1", "copying_induction", "crossover", "compare")
     ("column", "inches", "name"),
     [*(("single", 3.25, name) for name in FIGURES), *(("double", 6.75, name) for name in OVER_BOTH)],
 )
-def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(column, inches, name, frame):
+def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(
+    column, inches, name, disturbed_and_of_many_codes
+):
     with page(column, captions=False):
-        figure = FIGURES[name](frame)
+        figure = FIGURES[name](disturbed_and_of_many_codes)
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert figure.get_figwidth() == inches and box.x0 > 0 < box.y0
@@ -44,7 +51,9 @@ def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(c
     texts = [text for text in figure.findobj(Text) if text.get_text()]
     # The narrowest of the usual columns has 3.03 inches.
     assert min(text.get_fontsize() for text in texts) * 3.03 / 3.25 >= 6
-    assert figure.caption and figure.caption not in [text.get_text() for text in texts]
+    assert "Measured under disturbance ($other$ processes): " in figure.caption
+    assert "Points that different code may have measured: " in figure.caption
+    assert figure.caption not in [text.get_text() for text in texts]
     numbers = files.numbers(figure)
     assert numbers["y"].notna().sum() > 0 and list(numbers) == list(files.COLUMNS)
     points = numbers.dropna(subset=["y", "y_low"])
@@ -53,11 +62,12 @@ def test_every_figure_fits_into_a_column_can_be_read_there_and_has_its_numbers(c
         assert_told_apart(shown_legend.legend_handles)
 
 
-def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, monkeypatch, synthetic_results):
+def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, monkeypatch):
     """Every point of the whole is in one of them."""
-    few = ["flash", "performer"]
-    frame = choose(frame, few)
-    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "quality_cost"]
+    few = ["softmax", "performer"]
+    frame = choose(frame[frame["inputs"].isin(["reversal", "induction_heads"])], few)
+    monkeypatch.setattr(cli, "load", lambda *_: frame)
+    command = ["figures", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--figure", "quality_cost"]
     command += ["--formats", "csv", "--width", "single", "--captions", "txt", "--mechanisms", *few]
     with page("single", captions=False):
         height = FIGURES["quality_cost"](frame).get_figheight()
@@ -66,7 +76,7 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
         monkeypatch.setattr(layout, "HIGHEST", highest)
         assert main(command) == 0
         assert "higher than a page" not in capsys.readouterr().out
-        new = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv") if path.stem not in written}
+        new = {path.stem: pd.read_csv(path) for path in tmp_path.glob("out/*.csv") if path.stem not in written}
         written |= new
     whole, parts = written.pop("quality_cost"), pd.concat(written.values())
     assert written.keys() == {f"quality_cost_{task}" for task in frame.loc[frame["bench"] == "train", "inputs"]}
@@ -76,11 +86,13 @@ def test_what_is_higher_than_a_page_is_drawn_in_parts(frame, capsys, tmp_path, m
     assert capsys.readouterr().out.count("higher than a page; choose by --mechanisms or --sweep") == len(written)
 
 
-def test_learning_is_a_figure_for_each_task(frame, synthetic_results, tmp_path):
+def test_learning_is_a_figure_for_each_task(frame, tmp_path, monkeypatch):
     """All of them in one have panels by the dozen, and a legend that nobody reads."""
-    command = ["figures", "--results", str(synthetic_results), "--out", str(tmp_path), "--figure", "learning"]
+    frame = frame[frame["inputs"].isin(["reversal", "induction_heads", "selective_copying"])]
+    monkeypatch.setattr(cli, "load", lambda *_: frame)
+    command = ["figures", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--figure", "learning"]
     assert main([*command, "--formats", "csv"]) == 0
-    written = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv")}
+    written = {path.stem: pd.read_csv(path) for path in tmp_path.glob("out/*.csv")}
     tasks = set(frame.loc[frame["bench"] == "train", "inputs"])
     assert written.keys() == {f"learning_{task}" for task in tasks} and len(tasks) > 2
     whole = files.numbers(FIGURES["learning"](frame))
@@ -185,7 +197,9 @@ def test_chosen_mechanisms_stand_in_the_order_asked_for(frame):
     expected = ["softmax", "polysketch_learned_local_r64", "polysketch_random_r32", "flash"]
     assert list(legend(scaling.latency(chosen))) == expected
     assert list(legend(skeinformer.figure1(choose(frame, ["v_mean", "informer"])))) == ["v_mean", "informer"]
-    with pytest.raises(MissingRecords, match=r"mechanisms=sotfmax: .* there are flash, identity, informer"):
+    with pytest.raises(
+        MissingRecords, match=r"mechanisms=sotfmax: .* there are bag_of_tokens, convolution, flash, identity, informer"
+    ):
         choose(frame, ["flash", "sotfmax"])
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from synthetic_records import compare, memory, roofline, train, train_step
 
-from analysis.frame import load, tidy
+from analysis.frame import tidy
 from analysis.plots import crossover, scaling
 from analysis.plots import roofline as ceilings
 from analysis.registry import TABLES
@@ -36,8 +36,10 @@ def test_a_long_table_is_cut_and_says_so():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_table_is_longer_than_a_page_or_has_names_of_code_in_its_header(name, synthetic_results):
-    text = readable(name, TABLES[name](load(synthetic_results)))
+def test_no_table_is_longer_than_a_page_or_has_names_of_code_in_its_header(name, frame):
+    table = TABLES[name](frame)
+    assert "disturbed" not in table
+    text = readable(name, table)
     header, *body = rows(text)
     assert 1 <= len(body) <= MOST and len(set(map(len, [header, *body]))) == 1
     assert not {"low", "high", "from", "to"} & set(header) and not (WORDS.keys() - WORDS.values()) & set(header)

@@ -2,25 +2,35 @@
 
 import copy
 import dataclasses
-import importlib.util
-import math
 import random
 
 import numpy as np
 import pytest
 import torch
-from small import LargestTensor, gradients, sized
-from small import padding_mask as padding_of_length
-from zoo_cases import CASES, NAMES, takes_causal
+from contract import (
+    BLOCK,
+    DTYPES,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    assert_close,
+    best_dtype,
+    changes,
+    every_case,
+    every_name,
+    inputs,
+    make,
+    matrix,
+    needs_padding,
+    padding_mask,
+    tolerance,
+)
+from small import LargestTensor, gradients
+from zoo_cases import NAMES, takes_causal
 
 import attention_zoo
 from attention_zoo import UnsupportedError, base
 from bench.measures.flops import count
-
-HEADS, HEAD_DIM, SIZE, BLOCK = 2, 8, 4, 4
-LENGTH = 37  # no block size divides it, and it is several blocks long
-draw = sized(LENGTH, heads=HEADS, h=HEAD_DIM)
-DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 # What a fast path computes beyond the formula, because it is faster: the diagonal blocks of a causal mask whole (up to
 # a fifth at this length), the scores of all keys instead of those of sampled ones.
@@ -28,59 +38,6 @@ MORE_WORK = {"informer": 5}
 
 # What less precision costs: reformer-pytorch gives a position's own key the score -5e4, which float32 rounds by 2e-3.
 ROUNDING = {("lucidrains_reformer", torch.float32): 5e-3}
-
-# The decorator next to the function, so that the ids of its cases begin with the name: tests/mutation.py selects by it.
-every_case = pytest.mark.parametrize(
-    "name, causal", [pytest.param(*case, id=case[0] + "-causal" * case[1]) for case in CASES]
-)
-every_name = pytest.mark.parametrize("name", NAMES)
-
-
-def make(name, **given):
-    """A small instance: d of its family is SIZE and blocks, where it has them, are BLOCK long."""
-    info, known = attention_zoo.info(name), attention_zoo.hyperparameters(name)
-    small = {} if info.size is None else {info.size: SIZE}
-    small |= {key: BLOCK for key in ("block_size", "bucket_size") if key in known}
-    common = {"head_dim": HEAD_DIM, "num_heads": HEADS, "max_seq_len": LENGTH, "dtype": best_dtype(name)}
-    return attention_zoo.create(name, causal=given.pop("causal", not info.bidirectional), **(common | small | given))
-
-
-def best_dtype(name):
-    return next(dtype for dtype in DTYPES if dtype in attention_zoo.info(name).dtypes)
-
-
-def tolerance(name):
-    return {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 5e-2}[best_dtype(name)]
-
-
-def inputs(name, length=LENGTH, batch=3, head_dim=HEAD_DIM, **given):
-    return draw(length, batch=batch, h=head_dim, dtype=best_dtype(name), **given)
-
-
-def padding_mask(length=LENGTH):
-    return padding_of_length(length)
-
-
-def assert_close(name, actual, expected):
-    scale = expected.abs().max().clamp_min(1)
-    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=tolerance(name))
-
-
-def changes(first, second):
-    return not torch.allclose(first, second, rtol=1e-3, atol=1e-6)
-
-
-def needs_padding(name):
-    if not attention_zoo.info(name).padding:
-        pytest.skip("refuses padding")
-
-
-def matrix(attention, query, key, padding, value):
-    try:
-        return attention.attention_matrix(query, key, padding, value=value)
-    except UnsupportedError as error:
-        pytest.skip(str(error))
-
 
 # --- What it is -----------------------------------------------------------------------------------
 
@@ -385,265 +342,3 @@ def test_a_state_dict_defines_the_function(name, causal, tmp_path):
     assert torch.equal(copied(*given), expected)
     copied.resample(9)
     assert torch.equal(saved(*given), expected), "a copy is independent"
-
-
-# --- Gradients ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@every_case
-def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal, padded):
-    if padded:
-        needs_padding(name)
-    attention, mask = make(name, causal=causal), padding_mask() if padded else None
-    given = [tensor.requires_grad_() for tensor in inputs(name)]
-    with torch.inference_mode():
-        attention(*given, mask)  # what it caches must not spoil a training step
-    output = attention(*given, mask)
-    leaves = [*given, *attention.parameters()]
-    found = gradients(output.square(), leaves)
-    assert all(gradient.isfinite().all() for gradient in found)
-    for index, gradient in enumerate(found[:3]):
-        moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
-        assert changes(attention(*moved, mask), output) == (gradient.abs().max().item() > 1e-6)
-    assert all((gradient != 0).any() for gradient in found[3:])
-
-
-@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, LENGTH])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@every_case
-def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded, length):
-    """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix.
-
-    Padding has none, nor has the query of a batch item that is padding only.
-    """
-    if padded:
-        needs_padding(name)
-    attention, mask = make(name, causal=causal), padding_mask(length) if padded else None
-    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
-    leaves = [*given, *attention.parameters()]
-    query, key, value = given
-    weights = matrix(attention, query, key, mask, value)
-    assert weights.shape == (*query.shape[:3], key.shape[2]) and weights.dtype == query.dtype
-    dense = weights @ value
-    outputs = attention(query, key, value, mask), dense
-    assert_close(name, *outputs)
-    found, expected = (gradients(output, leaves) for output in outputs)
-    for pair in zip(found, expected, strict=True):
-        assert_close(name, *pair)
-    if padded:
-        assert all((gradient.masked_select(mask[:, None, :, None]) == 0).all() for gradient in found[1:3])
-        assert all((gradient[2] == 0).all() for gradient in found[:3])
-        assert found[2].abs().sum() > 0 or length == 1
-
-
-@every_case
-def test_gradients_equal_finite_differences(name, causal):
-    """Of a fixed draw: the steps are far too small to change which rows or columns are selected."""
-    if torch.float64 not in attention_zoo.info(name).dtypes:
-        pytest.skip("refuses float64")
-    if name == "lucidrains_performer":
-        pytest.skip("performer-pytorch differentiates as if its largest exponents were constants")
-    attention = make(name, causal=causal, head_dim=3, num_heads=1, max_seq_len=6)
-    given = [t.requires_grad_() for t in inputs(name, 6, batch=1, heads=1, head_dim=3)]
-    mask = torch.tensor([[False, False, True, False, False, True]]) if attention.info.padding else None
-    scale = attention(*given, mask).detach().abs().max()
-    assert torch.autograd.gradcheck(lambda *qkv: attention(*qkv, mask) / scale, given, atol=1e-5)
-
-
-# --- Extreme inputs -------------------------------------------------------------------------------
-
-
-def extreme_queries_and_keys(length=LENGTH):
-    """Float64 pairs; the largest |q| |k| of those whose rows are not constant is 1000."""
-    directions = torch.randn(2, 3, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(4)).double()
-    query, key = directions / directions.norm(dim=-1, keepdim=True)
-    row = query[:, :, :1].expand_as(query)
-    one_hot = torch.eye(HEAD_DIM, dtype=torch.float64)[torch.arange(length) % HEAD_DIM].expand_as(query)
-    norms = 10 ** torch.linspace(-3, 3, length, dtype=torch.float64)[:, None]
-    root = 1000**0.5
-    return {
-        "large": (root * query, root * key),
-        "the same everywhere": (root * row, root * row),
-        "opposite": (root * row, -root * row),
-        "one-hot": (root * one_hot, root * one_hot),
-        "ever larger keys": (query, norms * key),
-        "ever smaller keys": (query, norms.flip(0) * key),
-        "zero": (torch.zeros_like(query), torch.zeros_like(key)),
-    }
-
-
-EXTREMES = [(torch.float32, kind) for kind in extreme_queries_and_keys()]
-EXTREMES += [(torch.bfloat16, kind) for kind in ("large", "ever larger keys", "zero")]
-
-
-@pytest.mark.parametrize("dtype, kind", EXTREMES, ids=str)
-@every_case
-def test_extreme_inputs_give_finite_outputs_and_gradients(name, causal, dtype, kind):
-    if dtype not in attention_zoo.info(name).dtypes:
-        pytest.skip(f"refuses {dtype}")
-    attention = make(name, causal=causal, dtype=dtype)
-    for length in (1, LENGTH):
-        for mask in (None, padding_mask(length)) if attention.info.padding else (None,):
-            extreme = *extreme_queries_and_keys(length)[kind], inputs(name, length)[2]
-            given = [tensor.to(dtype).requires_grad_() for tensor in extreme]
-            output = attention(*given, mask)
-            assert output.isfinite().all()
-            leaves = [*given, *attention.parameters()]
-            assert all(gradient.isfinite().all() for gradient in gradients(output.float().square(), leaves))
-
-
-# --- What it refuses ------------------------------------------------------------------------------
-
-
-@every_name
-def test_bad_inputs_are_refused(name):
-    attention, (query, key, value) = make(name), inputs(name)
-    for bad in (query[0], query[:, :1], query[..., :-1], query[:, :, :0]):
-        with pytest.raises(ValueError, match=r"^(query|seq_len)\b.*: must be"):
-            attention(bad, bad, bad)
-    with pytest.raises(ValueError, match=r"^value\.shape="):
-        attention(query, key, value[:, :, 1:])
-    with pytest.raises(ValueError, match=r"^key\.shape="):
-        attention(query, key[:1], value[:1])
-    with pytest.raises(ValueError, match=r"^key\.dtype="):
-        attention(query, key.half(), value)
-    with pytest.raises(UnsupportedError, match="int64"):
-        attention(query.long(), key.long(), value.long())
-    with pytest.raises(ValueError, match=rf"^seq_len={LENGTH + 1}: must be between 1 and max_seq_len={LENGTH}"):
-        attention(*inputs(name, LENGTH + 1))
-
-
-def test_rows_and_items_that_are_not_there_are_refused():
-    attention, (query, key, value) = make("softmax"), inputs("softmax")
-    for given, said in (
-        ({"items": torch.tensor([0, 3, 5])}, r"items=\[5\]: must be between 0 and 4"),
-        ({"items": torch.tensor([0, 1])}, r"items=\[0, 1\]: must be 3 of them"),
-        ({"positions": torch.tensor([LENGTH])}, rf"positions=\[{LENGTH}\]: must be between 0 and {LENGTH - 1}"),
-    ):
-        with pytest.raises(ValueError, match=f"^{said}"):
-            attention.output_rows(query, key, value, **({"positions": torch.tensor([0]), "batch_size": 5} | given))
-    for rows, said in (
-        ([-1], rf"rows=\[-1\]: must be between 0 and {LENGTH - 1}"),
-        ([0, LENGTH], rf"rows=\[{LENGTH}\]: must be between 0"),
-        ([True] * LENGTH, r"rows\.dtype="),
-        (1, r"rows\.shape="),
-    ):
-        with pytest.raises(ValueError, match=f"^{said}"):
-            attention.attention_matrix(query, key, rows=torch.tensor(rows))
-    with pytest.raises(ValueError, match=r"^key\.shape="):
-        attention.attention_matrix(query, key[:1])
-
-
-@every_name
-def test_bad_masks_are_refused(name):
-    attention, given = make(name), inputs(name)
-    if not attention_zoo.info(name).padding:
-        with pytest.raises(UnsupportedError, match="key_padding_mask"):
-            attention(*given, padding_mask())
-        return
-    with pytest.raises(ValueError, match=r"^key_padding_mask\.shape="):
-        attention(*given, padding_mask()[:, 1:])
-    with pytest.raises(ValueError, match=r"^key_padding_mask\.dtype="):
-        attention(*given, padding_mask().float())
-
-
-@every_name
-def test_bad_arguments_are_refused_by_name(name):
-    for key, bad in [("head_dim", 0), ("num_heads", 1.5), ("seed", -1), ("causal", 1), ("impl", "fast")]:
-        with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
-            make(name, **{key: bad})
-    for impl in {"reference", "fused"} - set(attention_zoo.info(name).implementations):
-        with pytest.raises(UnsupportedError, match=f"impl={impl}"):
-            make(name, impl=impl)
-    with pytest.raises(ValueError, match=r"^colour='red': unknown"):
-        make(name, colour="red")
-    of_kind = {bool: (1, None), int: (-1, 2.5, True, "4"), float: (math.nan, "0"), str: ("other",)}
-    for key, default in attention_zoo.hyperparameters(name).items():
-        with pytest.raises(ValueError, match=f"^{key}_=1: unknown; did you mean {key}"):
-            make(name, **{f"{key}_": 1})
-        for bad in of_kind.get(type(default), ()):
-            with pytest.raises(ValueError, match=f"^{key}={bad!r}: must be"):
-                make(name, **{key: bad})
-
-
-@pytest.mark.parametrize("name", [name for name in attention_zoo.list_attentions() if attention_zoo.info(name).package])
-def test_without_its_package_it_is_listed_and_refused(name, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    package = attention_zoo.info(name).package
-    reason = rf"^{name}: needs the package {package}: pip install {package} \(no module \w+\)$"
-    with pytest.raises(UnsupportedError, match=reason):
-        attention_zoo.create(name, head_dim=HEAD_DIM, num_heads=HEADS, causal=takes_causal(name), max_seq_len=LENGTH)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in attention_zoo.list_attentions() if not attention_zoo.info(name).package]
-)
-def test_a_printed_mechanism_says_its_settings(name):
-    own, size = attention_zoo.hyperparameters(name), attention_zoo.info(name).size
-    printed = repr(make(name, seed=3, block_size=2) if "block_size" in own else make(name, seed=3)).splitlines()
-    said = printed[0] if len(printed) == 1 else printed[1]
-    assert f"head_dim={HEAD_DIM}, num_heads={HEADS}" in said and "seed=3" in said
-    expected = own | ({} if size is None else {size: SIZE}) | {key: 2 for key in ("block_size",) if key in own}
-    assert all(f"{key}={value!r}" in said for key, value in expected.items() if key != "bucket_size")
-
-
-@every_case
-def test_what_ran_is_noted_and_what_was_asked_for_stays(name, causal):
-    info, given = attention_zoo.info(name), inputs(name)
-    for impl in ("auto", *info.implementations):
-        attention = make(name, causal=causal, impl=impl)
-        assert attention.impl == impl and attention.executed is None
-        try:
-            attention(*given)
-        except UnsupportedError as error:
-            assert impl == "fused" and str(error).startswith("impl=fused: ")
-            assert attention.executed is None
-            continue
-        assert attention.impl == impl
-        assert attention.executed.impl == impl or impl == "auto"
-        assert (attention.executed.backend is None) == (attention.executed.impl == "reference")
-
-
-NUMBERS = "a list of 2 to 7 numbers"
-OUT_OF_RANGE = [
-    ("bigbird", "num_random_blocks", (-1, True), "an integer"),
-    ("flash", "backend", ("math",), "one of auto, flash"),
-    ("informer", "num_samples", (0,), "an integer"),
-    ("linear", "eps", (-1e-9, "0"), "a finite number at least 0"),
-    ("linear", "block_size", (0,), "an integer"),
-    ("linformer", "init_std", (0, -1.0), "a finite number above 0"),
-    ("linformer", "max_seq_len", (None,), "an integer"),
-    ("lucidrains_linformer", "max_seq_len", (None,), "an integer"),
-    ("nystromformer", "conv_kernel_size", (0, True), "an integer"),
-    ("nystromformer", "conv_kernel_size", (34,), "odd, or None"),
-    ("performer", "eps", (-1e-6,), "a finite number at least 0"),
-    ("performer", "redraw_interval", (0,), "an integer"),
-    ("polynomial", "degree", (3,), "even"),
-    ("polynomial", "scale", (0, -1.0), "a finite number above 0"),
-    ("polynomial", "bias", (-1,), "a finite number at least 0"),
-    ("polynomial_square", "degree", (7,), "at most 6"),
-    ("polynomial_square", "coefficients", ((), [1.0], [1.0] * 8, 3, "123", {0: 1.0, 1: 1.0}), NUMBERS),
-    ("polynomial_square", "coefficients", ([1.0, "2"], [1.0, None], [1.0, True], [1.0, math.nan]), "a finite number"),
-    ("polynomial_square", "coefficients", ([0, 0.0, 0],), "not all zero"),
-    ("polysketch", "degree", (6, 1), "a power of two"),
-    ("polysketch", "scale", (0,), "a finite number above 0"),
-    ("softmax", "scale", (0, math.nan), "a finite number above 0"),
-]
-
-
-@pytest.mark.parametrize("name, key, values, allowed", OUT_OF_RANGE)
-def test_hyperparameters_out_of_range_are_refused(name, key, values, allowed):
-    for bad in values:
-        with pytest.raises(ValueError, match=rf"^{key}=.*: must be {allowed}"):
-            make(name, **{key: bad})
-
-
-def test_hyperparameters_that_do_not_go_together_are_refused():
-    for key in ("sketch_size", "head_dim"):
-        with pytest.raises(ValueError, match=f"^{key}=6: must be a power of two"):
-            make("polysketch", sketch="srht", **{key: 6})
-    with pytest.raises(ValueError, match=r"^coefficients=.*: must be a list of 3 numbers"):
-        make("polynomial_square", coefficients=[1.0, 2.0], degree=2)
-    with pytest.raises(UnsupportedError, match=r"^local=true: .*causal=true"):
-        make("polysketch", local=True)

@@ -213,7 +213,7 @@ def no_synchronisation(device):
 def test_what_it_computes_is_that_of_the_cpu(label, causal, device, dtype, padded):
     here, exact, there = pair(label, causal, dtype, device)
     masks = padding_mask(label, padded), padding_mask(label, padded, device)
-    for seed in (here.seed, 5):
+    for seed in (here.seed, 5) if here.info.random else (here.seed,):
         if seed != here.seed:
             here.resample(seed), there.resample(seed)
         expected = results(here, inputs(dtype, exact=exact), masks[0])

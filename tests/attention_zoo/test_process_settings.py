@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from test_contract import assert_close, every_case, inputs, make, padding_mask
+from contract import assert_close, every_case, inputs, make, padding_mask
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from command import ROOT, environment
-from synthetic_records import everything
+from synthetic_everything import everything
 
 import analysis
 from bench import api

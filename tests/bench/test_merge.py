@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.merge import main, merge
 from bench.records import own

@@ -15,21 +15,25 @@ BASELINES = ("flash", "softmax")
 
 
 @functools.cache
-def _found(mask: str) -> tuple[Answer, ...]:
-    records = load(readings.RESULTS / "laptop")
-    return tuple(one for one in answer.answers(records) if one.causal == MASKS[mask])
+def found() -> tuple[Answer, ...]:
+    """What the records of the laptop answer."""
+    return tuple(answer.answers(load(readings.RESULTS / "laptop")))
+
+
+def _with(mask: str) -> list[Answer]:
+    return [one for one in found() if one.causal == MASKS[mask]]
 
 
 def speeds(mask: str) -> str:
     """Every mechanism with this mask (`causal`, `not_causal`): from which length on, speeds, memory and error."""
-    table = unless_quiet(answer.lines([*_found(mask)])).drop(columns="mask").rename(columns={"n": "at n ="})
+    table = unless_quiet(answer.lines(_with(mask))).drop(columns="mask").rename(columns={"n": "at n ="})
     names = [f"[{name}]({mechanism.page(zoo.mechanisms_of_variants()[name])})" for name in table["attention"]]
     return markdown(table.map(lambda cell: readings.together(str(cell))).assign(attention=names))
 
 
 def sentence(mask: str) -> str:
     """What follows with this mask."""
-    return " ".join(answer.sentences([*_found(mask)]))
+    return " ".join(answer.sentences(_with(mask)))
 
 
 def memory() -> str:

@@ -1,7 +1,11 @@
 """What the tests of several kernels share."""
 
+import functools
+
 import pytest
 import torch
+
+from attention_zoo.ops import launching
 
 
 @pytest.fixture
@@ -14,3 +18,22 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", fill(torch.Tensor.new_empty))
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, fill(getattr(torch, name)))
+
+
+@pytest.fixture(scope="session", autouse=launching.HAS_TRITON and launching.IS_INTERPRETED)
+def patched_once():
+    """What a function of a kernel finds in `triton.language` is replaced once, not at each call of it.
+
+    Triton 3.7 does that again each time, a third of what these tests take; they pass without this as well.
+    """
+    from triton.runtime import interpreter
+
+    patch = functools.cache(interpreter._patch_lang)
+
+    def call(function, *args, **kwargs):
+        patch(function.fn)
+        return function.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield

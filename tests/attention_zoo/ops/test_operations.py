@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from closeness import assert_near
-from operations import DEVICE, HAS_GPU, assert_equals_formula, drawn, use_tiles, with_gradients
+from operations import DEVICE, HAS_GPU, assert_equals_formula, direction, drawn, use_tiles, with_gradients
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +28,10 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 class Operation(NamedTuple):
-    """Kernels and formula take so many inputs `(2, 2, n, width)` and the parameters; all of these have gradients."""
+    """Kernels and formula take so many inputs `(batch, heads, n, width)` and the parameters; all have gradients.
+
+    `heads` are the least there can be.
+    """
 
     kernels: operations.Function
     formula: operations.Function
@@ -36,9 +39,10 @@ class Operation(NamedTuple):
     parameters: tuple[torch.Tensor, ...] = ()
     width: int = 16
     compared: Mapping[str, Any] = MappingProxyType({})
+    heads: int = 1
 
-    def rows(self, n, batch=2, heads=2):
-        return [drawn(batch, heads, n, self.width, seed=seed) for seed in range(self.inputs)]
+    def rows(self, n, batch=1, heads=None):
+        return [drawn(batch, heads or self.heads, n, self.width, seed=seed) for seed in range(self.inputs)]
 
     def assert_equals_formula(self, rows, **options):
         tensors = [*rows, *self.parameters]
@@ -84,7 +88,8 @@ def of_random_sketch(inputs, groups):
         return operations.random_sketch(x, *given, matrices, 0.3)
 
     parameters = norm if inputs == 1 else ()
-    return Operation(kernels, formula, inputs, parameters, compared={"tolerance": 2e-6, "rounding": None})
+    compared = {"tolerance": 2e-6, "rounding": None}
+    return Operation(kernels, formula, inputs, parameters, compared=compared, heads=groups)
 
 
 def of_sketch_networks(inputs, groups):
@@ -97,7 +102,7 @@ def of_sketch_networks(inputs, groups):
         return operations.sketch_networks(tensors[:inputs], tensors[inputs:])
 
     parameters = tuple(operations.network_parameters(16, 16, groups))
-    return Operation(kernels, formula, inputs, parameters, compared={"tolerance": 1e-5})
+    return Operation(kernels, formula, inputs, parameters, compared={"tolerance": 1e-5}, heads=groups)
 
 
 def of_cpu_networks(inputs, groups):
@@ -167,7 +172,9 @@ def large_tiles(monkeypatch):
 @every_operation
 @pytest.mark.parametrize("n", [1, 33, 130])
 def test_every_length(n, operation):
-    operation.assert_equals_formula(operation.rows(n, batch=1))
+    """At one of them with the gradient of a sum, which is one number, expanded."""
+    upstream = direction if n != 33 else lambda out: out.new_ones(()).expand(out.shape)
+    operation.assert_equals_formula(operation.rows(n), upstream=upstream)
 
 
 def layouts(x):
@@ -186,24 +193,19 @@ def layouts(x):
 @pytest.mark.parametrize("first", range(5))
 def test_any_strides(first, operation):
     """Another layout of each input."""
-    operation.assert_equals_formula([layouts(x)[(first + i) % 5] for i, x in enumerate(operation.rows(33))])
+    rows = operation.rows(33, batch=2, heads=2)
+    operation.assert_equals_formula([layouts(x)[(first + i) % 5] for i, x in enumerate(rows)])
 
 
 @every_operation
 def test_a_row_of_a_wider_one(operation):
     """Contiguous, whatever its strides."""
-    operation.assert_equals_formula([F.pad(x, (0, 1))[..., :-1] for x in operation.rows(1, batch=1)])
-
-
-@every_operation
-def test_the_gradient_of_a_sum(operation):
-    """It is one number, expanded."""
-    operation.assert_equals_formula(operation.rows(33), upstream=lambda out: out.new_ones(()).expand(out.shape))
+    operation.assert_equals_formula([F.pad(x, (0, 1))[..., :-1] for x in operation.rows(1)])
 
 
 @registered
 def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
-    tensors = [*operation.rows(20, batch=1), *operation.parameters]
+    tensors = [*operation.rows(20), *operation.parameters]
 
     def again(*tensors):
         return checkpoint(operation.kernels, *tensors, use_reentrant=False)
@@ -218,7 +220,7 @@ def test_compiled_or_behind_a_checkpoint_it_is_the_same(operation):
 def test_autocast_is_what_casting_is(operation):
     if operation.compared.get("ones") is operations.product_ones and not HAS_GPU:
         pytest.skip("in bfloat16, whose products are not interpreted")
-    rows = operation.rows(20, batch=1)
+    rows = operation.rows(20)
     with torch.autocast(DEVICE, dtype=torch.float16):
         actual = operation.kernels(*rows, *operation.parameters)
     expected = operation.kernels(*(x.half() for x in rows), *operation.parameters)
@@ -236,7 +238,7 @@ class Called(TorchDispatchMode):
 
 @registered
 def test_operators_are_what_they_are_registered_as(operation):
-    tensors = [*operation.rows(20, batch=1), *operation.parameters]
+    tensors = [*operation.rows(20), *operation.parameters]
     with Called() as called:
         called.calls = []
         with_gradients(operation.kernels, tensors)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from command import TINY, bench, fake_config_dir, family, start, wait_for
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.common.errors import ConfigError, UnfinishedError
 from bench.execution.executors import ray

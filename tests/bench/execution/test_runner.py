@@ -4,7 +4,7 @@ import contextlib
 import shutil
 
 import pytest
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.execution import runner
 from bench.execution.runner import Runner

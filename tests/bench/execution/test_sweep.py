@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from command import TINY, bench, fake_config_dir, family, start, wait_for
 from filelock import FileLock
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.execution import runner, sweep
 from bench.execution.runner import Runner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench import measures
 from bench.records.record import RecordError

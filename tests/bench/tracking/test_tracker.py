@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from synthetic_records import everything
+from synthetic_everything import everything
 
 from bench.common.errors import ConfigError
 from bench.plan.config import Config
@@ -58,7 +58,7 @@ def server(answer):
     "answer", [None, b"", ERROR_500, b"nonsense\r\n\r\n"], ids=["gone", "silent", "500", "nonsense"]
 )
 def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setitem(PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     records = list(everything())[:6]
     with server(answer) as (address, came):
         mirror = tracker(tmp_path, "http://127.0.0.1:1" if answer is None else address)
@@ -66,8 +66,8 @@ def test_a_server_that_is_no_good_is_given_up_once(answer, tmp_path, monkeypatch
         began = time.monotonic()
         for some in ([], *([record] for record in records[:4])):
             mirror.sync(some)
-        # The silent one is given up after two requests of 3 s.
-        assert time.monotonic() - began < 3, "the cells wait for nobody"
+        # The silent one is given up after two requests of 2 s.
+        assert time.monotonic() - began < 2, "the cells wait for nobody"
         mirror.finish("sweep", records[:4], [])
         assert time.monotonic() - began < 30
         contacts = len(came)

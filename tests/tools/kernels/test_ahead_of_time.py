@@ -74,16 +74,9 @@ def test_typical_kernels_have_no_problem_on_hopper_and_spill_nowhere():
 
 
 @of_this_triton
-@pytest.mark.parametrize("operation", CATALOGUE)
-def test_a_typical_kernel_compiles_for_hopper_to_what_the_table_says(operation, tmp_path):
-    compile_and_compare(tmp_path, [90], quick(operation)[:1])
-
-
-@pytest.mark.slow
-@of_this_triton
-@pytest.mark.parametrize("operation", CATALOGUE)
-def test_a_typical_kernel_compiles_for_the_generations_around(operation, tmp_path):
-    compile_and_compare(tmp_path, [80, 100], quick(operation)[:1])
+@pytest.mark.parametrize("targets", [[90], pytest.param([80, 100], marks=pytest.mark.slow)], ids=str)
+def test_a_typical_kernel_of_each_operation_compiles_to_what_the_table_says(targets, tmp_path):
+    compile_and_compare(tmp_path, targets, [quick(operation)[0] for operation in CATALOGUE])
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 
 import attention_zoo
 from analysis import answer
-from analysis.frame import load
 from tools.pages import answers, mechanism, readings
 
 LAPTOP = readings.RESULTS / "laptop"
@@ -32,7 +31,7 @@ def test_the_speeds_are_those_of_the_answer_with_a_link_to_each_page():
 # Sentences of docs/choosing.md, docs/faq.md and of the pages of mechanisms.
 @pytest.fixture(scope="module")
 def found():
-    return {(one.attention, one.causal): one for one in answer.answers(load(LAPTOP))}
+    return {(one.attention, one.causal): one for one in answers.found()}
 
 
 def test_which_are_the_fastest(found):

@@ -1,0 +1,126 @@
+"""What every mechanism promises of its gradients, and of inputs that are extreme."""
+
+import pytest
+import torch
+from contract import (
+    BLOCK,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    assert_close,
+    changes,
+    every_case,
+    inputs,
+    make,
+    matrix,
+    needs_padding,
+    padding_mask,
+)
+from small import gradients
+
+import attention_zoo
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
+def test_gradients_are_finite_and_reach_what_the_output_depends_on(name, causal, padded):
+    if padded:
+        needs_padding(name)
+    attention, mask = make(name, causal=causal), padding_mask() if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name)]
+    with torch.inference_mode():
+        attention(*given, mask)  # what it caches must not spoil a training step
+    output = attention(*given, mask)
+    leaves = [*given, *attention.parameters()]
+    found = gradients(output.square(), leaves)
+    assert all(gradient.isfinite().all() for gradient in found)
+    for index, gradient in enumerate(found[:3]):
+        moved = [tensor.flip(-1) if i == index else tensor for i, tensor in enumerate(given)]
+        assert changes(attention(*moved, mask), output) == (gradient.abs().max().item() > 1e-6)
+    assert all((gradient != 0).any() for gradient in found[3:])
+
+
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, LENGTH])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@every_case
+def test_outputs_and_gradients_are_those_of_attention_matrix_times_value(name, causal, padded, length):
+    """Over several blocks: what a backward pass of its own recomputes, autograd derives from the dense matrix.
+
+    Padding has none, nor has the query of a batch item that is padding only.
+    """
+    if padded:
+        needs_padding(name)
+    attention, mask = make(name, causal=causal), padding_mask(length) if padded else None
+    given = [tensor.requires_grad_() for tensor in inputs(name, length)]
+    leaves = [*given, *attention.parameters()]
+    query, key, value = given
+    weights = matrix(attention, query, key, mask, value)
+    assert weights.shape == (*query.shape[:3], key.shape[2]) and weights.dtype == query.dtype
+    dense = weights @ value
+    outputs = attention(query, key, value, mask), dense
+    assert_close(name, *outputs)
+    found, expected = (gradients(output, leaves) for output in outputs)
+    for pair in zip(found, expected, strict=True):
+        assert_close(name, *pair)
+    if padded:
+        assert all((gradient.masked_select(mask[:, None, :, None]) == 0).all() for gradient in found[1:3])
+        assert all((gradient[2] == 0).all() for gradient in found[:3])
+        assert found[2].abs().sum() > 0 or length == 1
+
+
+@every_case
+def test_gradients_equal_finite_differences(name, causal):
+    """Of a fixed draw: the steps are far too small to change which rows or columns are selected."""
+    if torch.float64 not in attention_zoo.info(name).dtypes:
+        pytest.skip("refuses float64")
+    if name == "lucidrains_performer":
+        pytest.skip("performer-pytorch differentiates as if its largest exponents were constants")
+    attention = make(name, causal=causal, head_dim=3, num_heads=1, max_seq_len=6)
+    given = [t.requires_grad_() for t in inputs(name, 6, batch=1, heads=1, head_dim=3)]
+    mask = torch.tensor([[False, False, True, False, False, True]]) if attention.info.padding else None
+    scale = attention(*given, mask).detach().abs().max()
+    assert torch.autograd.gradcheck(lambda *qkv: attention(*qkv, mask) / scale, given, atol=1e-5)
+
+
+# --- Extreme inputs -------------------------------------------------------------------------------
+
+
+def extreme_queries_and_keys(length=LENGTH):
+    """Float64 pairs; the largest |q| |k| of those whose rows are not constant is 1000."""
+    directions = torch.randn(2, 3, HEADS, length, HEAD_DIM, generator=torch.Generator().manual_seed(4)).double()
+    query, key = directions / directions.norm(dim=-1, keepdim=True)
+    row = query[:, :, :1].expand_as(query)
+    one_hot = torch.eye(HEAD_DIM, dtype=torch.float64)[torch.arange(length) % HEAD_DIM].expand_as(query)
+    norms = 10 ** torch.linspace(-3, 3, length, dtype=torch.float64)[:, None]
+    root = 1000**0.5
+    return {
+        "large": (root * query, root * key),
+        "the same everywhere": (root * row, root * row),
+        "opposite": (root * row, -root * row),
+        "one-hot": (root * one_hot, root * one_hot),
+        "ever larger keys": (query, norms * key),
+        "ever smaller keys": (query, norms.flip(0) * key),
+        "zero": (torch.zeros_like(query), torch.zeros_like(key)),
+    }
+
+
+EXTREMES = [(torch.float32, kind) for kind in extreme_queries_and_keys()]
+EXTREMES += [(torch.bfloat16, kind) for kind in ("large", "ever larger keys", "zero")]
+
+
+@pytest.mark.parametrize("dtype, kind", EXTREMES, ids=str)
+@every_case
+def test_extreme_inputs_give_finite_outputs_and_gradients(name, causal, dtype, kind):
+    if dtype not in attention_zoo.info(name).dtypes:
+        pytest.skip(f"refuses {dtype}")
+    attention = make(name, causal=causal, dtype=dtype)
+    for length in (1, LENGTH):
+        for mask in (None, padding_mask(length)) if attention.info.padding else (None,):
+            extreme = *extreme_queries_and_keys(length)[kind], inputs(name, length)[2]
+            given = [tensor.to(dtype).requires_grad_() for tensor in extreme]
+            output = attention(*given, mask)
+            assert output.isfinite().all()
+            leaves = [*given, *attention.parameters()]
+            assert all(gradient.isfinite().all() for gradient in gradients(output.float().square(), leaves))
