@@ -53,7 +53,7 @@ class Train(Benchmark):
             "baselines": {"unigram", "bigram"} of a text,
             "parameters", "state_bytes": of decoding after `seq_len` tokens, all layers, batch 1, None where nothing
             decodes, "vocabulary", "source", "resumed_from": [steps], "processes"}`; losses are in nats. Branches and
-            other lengths have no losses by position; curves and these have six digits.
+            other lengths have no losses by position; curves and these have four digits.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite.
@@ -173,8 +173,8 @@ def _state_bytes(trainer: Trainer, seq_len: int) -> int | None:
 
 
 def _drawn(values: Sequence[float | None]) -> list[float | None]:
-    """Six digits are enough to draw, and half of a record's size."""
-    return [None if value is None else float(f"{value:.6g}") for value in values]
+    """Four digits are enough to draw, and a third of a record's size."""
+    return [None if value is None else float(f"{value:.4g}") for value in values]
 
 
 def _without_branches(trainer: Trainer) -> dict[str, Any]:
