@@ -66,29 +66,31 @@ def quality(frame: pd.DataFrame) -> str:
         f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (_, n), one in verdicts.items()
     ]
-    table = pd.concat([_table(found[key], one, key) for key, one in verdicts.items()])
-    earned = "\n".join(f"- {_earned(one)}" for one in attributions(data))
-    return "\n\n".join(["\n".join(said), formats.markdown(table.fillna("–")), *_by_kind(data), earned])
+    # Of the shortest context, at which most were trained.
+    key = min(verdicts, key=lambda task_and_n: task_and_n[1])
+    table = formats.markdown(_table(found[key], verdicts[key], key))
+    earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
+    return "\n\n".join(["\n".join(said), table, "\n".join([_by_kind(found[key]), earned])])
 
 
-def _by_kind(data: pd.DataFrame) -> list[str]:
-    """For each length a table of which tokens the differences of mechanisms to the best control are, controls apart."""
+def _by_kind(data: pd.DataFrame) -> str:
+    """Of which tokens the differences of mechanisms to the best control are, controls apart."""
     kinds = by_kind(data)
-    controls = set(data.loc[data["control"].astype(bool), "series"])
-    tables = []
-    for (n, against), rows in kinds[~kinds["series"].isin(controls)].groupby(["seq_len", "against"]):
-        place = rows["token"].map(
-            lambda token: "near" if "below" in token else "far" if "recalled" in token else "other"
-        )
-        parts = rows.assign(part=rows["value"] * rows["share"]).groupby(["series", place])[["part", "share"]].sum()
-        means = (parts["part"] / parts["share"]).unstack()
-        share = parts["share"].groupby(level=1).first()
-        words = {"far": "repeats from 64 or more tokens back", "near": "repeats from nearer", "other": "others"}
-        named = {where: f"{word} ({100 * share[where]:.1f} % of tokens)" for where, word in words.items()}
-        shown = means.sort_values("far")[[*words]].map("{:+.2f}".format).rename(columns=named)
-        shown.insert(0, f"nats minus `{against}`, n = {n:,}", [f"`{name}`" for name in shown.index])
-        tables.append(formats.markdown(shown))
-    return tables
+    kinds = kinds[~kinds["series"].isin(set(data.loc[data["control"].astype(bool), "series"]))]
+    place = kinds["token"].map(lambda token: "near" if "below" in token else "far" if "recalled" in token else "other")
+    parts = kinds.assign(part=kinds["value"] * kinds["share"]).groupby(["series", place])[["part", "share"]].sum()
+    means = (parts["part"] / parts["share"]).unstack().sort_values("far")
+    share = 100 * parts["share"].groupby(level=1).first()
+    words = {
+        "far": "repeat a rare pair from 64 or more tokens back",
+        "near": "repeat one from nearer",
+        "other": "others",
+    }
+    said = [
+        f"{word} ({share[where]:.1f} %): " + ", ".join(f"`{name}` {one:+.2f}" for name, one in means[where].items())
+        for where, word in words.items()
+    ]
+    return f"- Nats minus `{kinds['against'].iloc[0]}` by what a token is. Tokens that {'; '.join(said)}."
 
 
 def _earned(one: Attribution) -> str:
@@ -115,7 +117,7 @@ def _table(rows: pd.DataFrame, found: Diagnosis, key: tuple[str, int]) -> pd.Dat
     means = {name: float(np.mean([each.mean() for each in own.values()])) for name, own in losses(rows).items()}
     is_control = rows.groupby("series")["control"].any()
     return pd.DataFrame(
-        {"n": key[1], "mechanism": f"`{name}`" + (" (control)" if is_control[name] else ""), "mean loss": f"{mean:.3f}"}
+        {f"n = {key[1]:,}": f"`{name}`" + (" (control)" if is_control[name] else ""), "mean loss": f"{mean:.3f}"}
         | {column: said.get((name, anchor), "–") for column, anchor in anchors.items()}
         for name, mean in sorted(means.items(), key=lambda one: one[1])
     )
