@@ -85,7 +85,7 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
     if positive is None or negative is None:
         missing = "a control (local, identity)" if negative is None else "an exact softmax"
         return Diagnosis(False, f"{missing} with losses by unit is missing", positive, negative)
-    found = []
+    found: list[tuple[bool, float, str]] = []
     for name in negatives:
         one = compared(by_series[positive], by_series[name])
         if one is None or one.seeds < FEWEST_SEEDS:
@@ -93,10 +93,9 @@ def diagnose(rows: pd.DataFrame) -> Diagnosis:
             return Diagnosis(False, f"{positive} and {name} share {has} seeds, not {FEWEST_SEEDS}", positive, negative)
         sentence = f"{positive} against {name}: {said(one, of_classes)}"
         is_better = one.interval()[1] < -POINTS if of_classes else verdict(one, one.p) == BETTER
-        if not is_better:
-            return Diagnosis(False, sentence, positive, negative)
-        found.append((one.value, sentence))
-    return Diagnosis(True, max(found)[1], positive, negative)
+        found.append((is_better, -one.value, sentence))
+    is_diagnostic, _, sentence = min(found)
+    return Diagnosis(is_diagnostic, sentence, positive, negative)
 
 
 def _lowest(names: list[str], by_series: dict[str, dict[int, Array]]) -> str | None:

@@ -30,6 +30,7 @@ def figure2(frame: pd.DataFrame) -> Picture:
     quiet = data[(data["status"] == "ok") & ~(data["busy"] > BUSY) & (data["metric"] == "validation_seconds")]
     if quiet.empty:
         raise MissingRecords(f"{NEEDS} on cores that nothing else used")
+    said = controls.notes(data)
     data = data[data["series"].isin(quiet["series"])]
     properties, groups = style.of_series(data), panels(data[data["status"] == "ok"])
     drawn, axes = layout.grid(len(groups))
@@ -42,7 +43,7 @@ def figure2(frame: pd.DataFrame) -> Picture:
                 marks.curves(panel, curve.set_axis(seconds.median(axis=1).reindex(curve.index)), properties[name])
         panel.set_xlabel("training time (s)")
         marks.value_axis(panel.yaxis, "validation loss (nats)")
-    return layout.finish(drawn, properties, *controls.notes(data), _TIME, *notes, captions.conditions(data))
+    return layout.finish(drawn, properties, *said, _TIME, *notes, captions.conditions(data))
 
 
 @layout.styled()

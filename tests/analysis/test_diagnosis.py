@@ -28,6 +28,8 @@ def test_a_task_on_which_context_helps_is_diagnostic():
         ({"local": 1.9}, "softmax against local: "),
         ({"local": 1.8}, "softmax against local: +0.1"),
         ({"identity": 1.9}, "softmax against identity: "),
+        ({"local": 1.88, "identity": 1.5}, "softmax against identity: +0.39"),
+        ({"local": 1.5, "identity": 1.88}, "softmax against local: +0.40"),
     ],
 )
 def test_a_task_that_a_control_explains_is_not(changes, why):

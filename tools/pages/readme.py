@@ -14,12 +14,14 @@ from analysis.frame import load
 from analysis.paired import LEVEL
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
+from analysis.tables.lra import TASKS
 from analysis.training import panels, trained_cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
 COSTS, QUALITY = ROOT / "results" / "laptop", ROOT / "results" / "quality"
 TASK = "language modelling"
+ARENA = tuple(TASKS)
 
 
 def page(text: str) -> str:
@@ -62,6 +64,8 @@ def quality(frame: pd.DataFrame) -> str:
     data, _ = trained_cells(frame)
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
+    arena = {key: diagnose(rows) for key, rows in panels(data) if key[0].startswith(ARENA)}
+    blind = [f"{task} at n = {n:,} is **{one.word}** ({one.sentence})" for (task, n), one in arena.items()]
     said = [
         f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (_, n), one in verdicts.items()
@@ -70,7 +74,8 @@ def quality(frame: pd.DataFrame) -> str:
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     table = formats.markdown(_table(found[key], verdicts[key], key))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    return "\n\n".join(["\n".join(said), table, "\n".join([_by_kind(found[key]), earned])])
+    more = [f"- Long Range Arena with stand-in data: {'; '.join(blind)}."] if blind else []
+    return "\n\n".join(["\n".join(said), table, "\n".join([_by_kind(found[key]), earned, *more])])
 
 
 def _by_kind(data: pd.DataFrame) -> str:
