@@ -239,6 +239,8 @@ def speed(ratio: tuple[float, float, float] | None) -> str:
 def _times(ratio: float) -> str:
     if not math.isfinite(ratio):
         return UNKNOWN
+    if f"{max(ratio, 1 / ratio):.1f}" == "1.0":
+        return "as much"
     return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x more"
 
 

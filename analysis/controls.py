@@ -111,7 +111,7 @@ def said(one: Difference, of_classes: bool = False) -> str:
     ends, over = one.interval(LEVEL), f"over {one.seeds} seeds and {one.units} units"
     if of_classes:
         low, high = sorted(-100 * end for end in ends)
-        return f"{-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
+        return f"accuracy {-100 * one.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} {over}"
     return f"{one.value:+.3f} nats, 95 % interval {ends[0]:+.3f} to {ends[1]:+.3f} {over}"
 
 

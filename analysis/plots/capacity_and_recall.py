@@ -45,7 +45,7 @@ def figure(frame: pd.DataFrame) -> Picture:
         panel.set_ylabel("right answers (%)")
         marks.beside(panel, points, "pairs", points["series"].map(numbers))
     said = _EXPLANATION.format(mechanisms(found))
-    return layout.finish(drawn, legend, *notes(shown), said, *more, captions.conditions(shown))
+    return layout.finish(drawn, legend, *notes(data), said, *more, captions.conditions(shown))
 
 
 def _points(found: pd.DataFrame) -> pd.DataFrame:

@@ -29,6 +29,9 @@ def figure(frame: pd.DataFrame) -> Picture:
     """The shortest length that is faster than softmax and as good, with the speeds and losses: a row for each task."""
     data, more = trained_cells(frame)
     found = lengths(frame, data)
+    if found["speed"].notna().any():  # a task of which no step was timed has no answer
+        found = found[found.groupby("kind")["speed"].transform("count") > 0]
+        data = data[data["kind"].isin(found["kind"])]
     properties = {name: line for name, line in style.of_series(data).items() if name in set(found["series"])}
     tasks = list(found.groupby("kind"))
     heights = [max(layout.PANEL[1], 0.7 + ROW * rows["series"].nunique()) for _, rows in tasks]

@@ -117,7 +117,8 @@ class Settings:
             ConfigError: naming the key, its value and what is allowed.
         """
         if config["causal"] != self.causal:
-            reader = "a decoder" if self.causal else "an encoder"
+            encoder = "an encoder (model=encoder)" if self.classes is None else "a classifier (model=classifier)"
+            reader = "a decoder (model=transformer_tiny)" if self.causal else encoder
             value, allowed = (str(flag).lower() for flag in (config["causal"], self.causal))
             raise ConfigError(f"causal={value}: must be {allowed}: {reader} reads task.name={self.name}")
 

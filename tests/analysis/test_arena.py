@@ -29,7 +29,7 @@ def test_a_task_is_blind_where_a_control_may_be_within_two_points_of_softmax():
     assert word(ACCURACIES).word == DIAGNOSTIC
     for control in ("local", "bag_of_tokens", "convolution"):
         found = word(ACCURACIES | {control: 0.79})
-        assert found.word == BLIND and re.match(rf"flash against {control}: \+[01]\.\d points", found.sentence)
+        assert found.word == BLIND and re.match(rf"flash against {control}: accuracy \+[01]\.\d points", found.sentence)
         assert word(ACCURACIES | {control: 0.76}).word == DIAGNOSTIC
     assert "points, 95 % interval" in word(ACCURACIES).sentence
 

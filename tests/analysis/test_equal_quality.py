@@ -188,3 +188,14 @@ def test_the_figure_fills_the_marks_of_the_planted_lengths_and_names_the_shortes
     assert filled == [256, 512]
     names = [text.get_text() for text in figure.axes[2].get_yticklabels()]
     assert "performer\n256" in names and "identity\nnone up to n = 512" in names
+
+
+def test_a_task_of_which_no_step_was_timed_is_drawn_only_where_none_was():
+    untimed = runs(LOSSES, text="kjv")
+    for found, kinds in (
+        ([*records(), *untimed], {"language modelling, sympy"}),
+        (untimed, {"language modelling, kjv"}),
+    ):
+        figure = equal_quality.figure(tidy(found))
+        assert {axes.get_title() for axes in figure.axes} == kinds
+        assert ("kjv" in figure.caption) == (found is untimed)

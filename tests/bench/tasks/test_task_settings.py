@@ -72,8 +72,14 @@ def text(**changes):
         (refused(alphabet=3), "task.alphabet=3: must be a number of at least 4"),
         (refused(examples=0), "task.examples=0: must be a number of at least 1"),
         (refused(seq_len=31), "seq_len=31: must be at least 32, twice task.num_tokens=16"),
-        (refused(causal=False), "causal=false: must be true: a decoder reads task.name=selective_copying"),
-        (refused("reversal", causal=True), "causal=true: must be false: an encoder reads task.name=reversal"),
+        (
+            refused(causal=False),
+            "causal=false: must be true: a decoder (model=transformer_tiny) reads task.name=selective_copying",
+        ),
+        (
+            refused("reversal", causal=True),
+            "causal=true: must be false: an encoder (model=encoder) reads task.name=reversal",
+        ),
         (refused("induction_heads", seq_len=2), "seq_len=2: must be at least 3 for task.name=induction_heads"),
         (refused("induction_heads", alphabet=1), "task.alphabet=1: must be a number of at least 2"),
         (refused("associative_recall", seq_len=63), "seq_len=63: must be even and at least 16, four times"),
@@ -96,8 +102,14 @@ def text(**changes):
         (refused("compression", seq_len=31), "seq_len=31: must be even and at least 2 for task.name=compression"),
         (refused("compression", vocabulary=3), "task.vocabulary=3: must be a number of at least 4"),
         (refused("memorisation", seq_len=31), "seq_len=31: must be even and at least 2 for task.name=memorisation"),
-        (refused("memorisation", causal=False), "causal=false: must be true: a decoder reads task.name=memorisation"),
-        (arena("listops", 2048, True), "causal=true: must be false: an encoder reads task.name=listops"),
+        (
+            refused("memorisation", causal=False),
+            "causal=false: must be true: a decoder (model=transformer_tiny) reads task.name=memorisation",
+        ),
+        (
+            arena("listops", 2048, True),
+            "causal=true: must be false: a classifier (model=classifier) reads task.name=listops",
+        ),
         (arena("listops", 1998), "seq_len=1998: must be at least 1999, one less than task.max_length"),
         (arena("listops", max_length=999), "task.max_length=999: must be at least 1000, twice task.min_length"),
         (arena("listops", min_length=19), "task.min_length=19: must be a number of at least 20"),
