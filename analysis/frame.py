@@ -83,7 +83,7 @@ COLUMNS = (
 )
 
 LATER = {"epsilon": 1e-8, "order": "shuffled", "pretrain_steps": 0, "checkpoint": "last", "patience": None}
-"""Settings of training that records of version 0.2 do not have, with what these were trained with."""
+"""Settings of training that older records do not have, with what these were trained with."""
 
 # What a row of `widened` is of.
 _CONDITIONS = (

@@ -13,9 +13,7 @@ if not os.path.exists("/dev/nvidiactl"):
 import numpy as np
 import pytest
 import torch
-from synthetic_arena import arena
-from synthetic_everything import everything
-from synthetic_quality import quality
+from synthetic_everything import of_every_figure
 
 from bench.records.store import Store
 
@@ -60,7 +58,7 @@ def synthetic_results(tmp_path_factory):
     """A results folder of synthetic records, as `bench` would have written it."""
     results_dir = tmp_path_factory.mktemp("synthetic") / "runs"
     store = Store(results_dir)
-    for record in (*everything(), *quality(), *arena()):
+    for record in of_every_figure():
         store.write(record)
     return results_dir
 

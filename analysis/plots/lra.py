@@ -1,5 +1,7 @@
 """Figures 2 and 3 of Skeinformer (Chen et al. 2022, appendices A.3 and A.5), of models trained on Long Range Arena."""
 
+from itertools import cycle
+
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -96,7 +98,9 @@ def _over_seeds(rows: pd.DataFrame, x: str) -> pd.DataFrame:
 
 def _over_rates(panel: Axes, rows: pd.DataFrame, label: str, factor: float) -> None:
     looks = {}
-    for (batch, of_batch), marker, shade in zip(rows.groupby("batch_size"), MARKERS, SHADES, strict=False):
+    for (batch, of_batch), marker, shade in zip(
+        rows.groupby("batch_size"), cycle(MARKERS), cycle(SHADES), strict=False
+    ):
         look = looks[str(batch)] = {"label": f"batch of {batch}", "marker": marker, "color": shade}
         marks.errorbar(panel, _over_seeds(of_batch, "rate"), "rate", look, factor)
     panel.set_ylabel(label)

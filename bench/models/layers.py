@@ -40,7 +40,7 @@ class Settings:
         """
         if self.classifies != (classes is not None):
             what = "classes" if self.classifies else "tokens"
-            raise ConfigError(f"model.name={self.name}: needs a task whose answers are {what}")
+            raise ConfigError(f"model.name={self.name}: must have a task whose answers are {what}")
 
     def require_fits(self, config: Mapping[str, Any]) -> None:
         """Refuse a resolved configuration whose sizes, mask or mechanism's settings are none of the model.

@@ -194,13 +194,12 @@ def _resolve(config: Config, variant: Variant, resources: Resources) -> dict[str
     trained = {}
     if config.model is not None and config.task is not None and config.training is not None:
         trained = {"model": config.model, "task": config.task, "training": config.training}
-        model = models.settings(config.model)
+        model, task = models.settings(config.model), tasks.settings(config.task)
+        model.require_answers(task.classes)
         model.require_fits({**sizes, "attention": attention, "training": config.training})
+        task.require_fits(sizes)
         if not model.has_attention:
             label = model.name
-        task = tasks.settings(config.task)
-        task.require_fits(sizes)
-        model.require_answers(task.classes)
         require_parts(config.training, sizes["batch_size"])
     sizes["device"] = choose_device(config.device, resources)
     return {"label": label, "attention": attention, "bench": bench, "inputs": config.inputs, **sizes, **trained}

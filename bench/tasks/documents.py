@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line
 from bench.common.schema import setting
-from bench.tasks import kept, passages, published
+from bench.tasks import data_sets, kept, passages
 from bench.tasks.base import SPLITS, Task
 
 LONGEST = 4000
@@ -28,7 +28,7 @@ Documents = tuple[list[bytes], int]
 
 
 @dataclass
-class DocumentSettings(published.DataSettings):
+class DocumentSettings(data_sets.DataSettings):
     """What both tasks share: a byte is its value + 1, 0 pads on the right, and no more than 4,000 bytes are read."""
 
     classes: ClassVar[int] = 2
@@ -110,8 +110,8 @@ class Text(DocumentSettings):
         return self._data.source
 
     @property
-    def _data(self) -> published.Data:
-        return published.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "task.data=testaments")
+    def _data(self) -> data_sets.Data:
+        return data_sets.Data(self.data, "imdb", "stanfordnlp/imdb", ("text", "label"), "task.data=testaments")
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
@@ -160,7 +160,7 @@ class Retrieval(DocumentSettings):
 
     def identity(self, split: str) -> dict[str, Any]:
         """What pins a split down."""
-        return {"file": published.stamp(self._file(split))}
+        return {"file": data_sets.stamp(self._file(split))}
 
     def read(self, split: str) -> Iterator[Documents]:
         """The pairs, line by line."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench.common.errors import ConfigError, one_line, package
 from bench.common.schema import setting
-from bench.tasks import kept, published
+from bench.tasks import data_sets, kept
 from bench.tasks.base import SPLITS, Draws, Example, Task
 
 SIDE = 32
@@ -29,7 +29,7 @@ Labelled = tuple[NDArray[np.uint8], int]
 
 
 @dataclass
-class ImageSettings(published.DataSettings):
+class ImageSettings(data_sets.DataSettings):
     """What tasks of images share: 1,024 pixels, and what their value 0 is.
 
     Attributes:
@@ -106,7 +106,7 @@ class Image(ImageSettings):
             return Digits(
                 source, LEVELS, self.causal, dict.fromkeys(SPLITS), _digits(), config["seed"], self.side, **answers
             )
-        data = published.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), f"task.data={DIGITS}")
+        data = data_sets.Data(self.data, "cifar10", "uoft-cs/cifar10", ("img", "label"), f"task.data={DIGITS}")
         try:
             train, test = (rows(data.identity(s), _grey(data.rows(s)), cache_dir) for s in ("train", "test"))
         except ValueError as error:

@@ -48,7 +48,7 @@ def array(key: Mapping[str, Any], pieces: Iterable[NDArray[Any]], dtype: np.dtyp
     with replacing(path) as file:
         _write_header(file, dtype, 0)
         for piece in pieces:
-            file.write(piece.astype(dtype).tobytes())
+            file.write(np.asarray(piece, dtype).tobytes())
             count += len(piece)
         file.seek(0)
         _write_header(file, dtype, count)

@@ -9,9 +9,7 @@ import pytest
 from drawn import changed, legend
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
-from synthetic_arena import arena
-from synthetic_everything import everything
-from synthetic_quality import quality
+from synthetic_everything import of_every_figure
 from synthetic_records import latency, spectral, under
 
 from analysis import __main__ as cli
@@ -27,7 +25,7 @@ from bench.published.papers import NAMES
 
 @pytest.fixture(scope="module")
 def disturbed_and_of_many_codes():
-    loud = (under(record, "$other$ processes: 1.3 cores") for record in (*everything(), *quality(), *arena()))
+    loud = (under(record, "$other$ processes: 1.3 cores") for record in of_every_figure())
     return tidy([changed(one, code={"sources_sha256": one.cell_id, "git_sha": one.cell_id}) for one in loud])
 
 

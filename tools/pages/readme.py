@@ -10,18 +10,20 @@ import pandas as pd
 from analysis import answer, formats
 from analysis.attribution import ALONE, REMOVED, Attribution, Worth, attributions
 from analysis.controls import BLIND, Diagnosis, comparisons, diagnose, losses
+from analysis.equal_quality import lengths
 from analysis.frame import load
 from analysis.paired import LEVEL
 from analysis.plots.by_distance import by_kind
 from analysis.selection import unless_quiet
+from analysis.tables.capacity import answers, matched
 from analysis.tables.lra import TASKS
-from analysis.training import panels, trained_cells
+from analysis.training import over_seeds, panels, trained_cells
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "README.md"
 COSTS, QUALITY = ROOT / "results" / "laptop", ROOT / "results" / "quality"
 TASK = "language modelling"
-ARENA = tuple(TASKS)
+RECALL = "associative recall"
 
 
 def page(text: str) -> str:
@@ -64,8 +66,6 @@ def quality(frame: pd.DataFrame) -> str:
     data, _ = trained_cells(frame)
     found = {key: rows for key, rows in panels(data) if key[0].startswith(TASK)}
     verdicts = {key: one for key, rows in found.items() if (one := diagnose(rows)).negative}
-    arena = {key: diagnose(rows) for key, rows in panels(data) if key[0].startswith(ARENA)}
-    blind = [f"{task} at n = {n:,} is **{one.word}** ({one.sentence})" for (task, n), one in arena.items()]
     said = [
         f"- n = {n:,}: **{one.word}** ({one.sentence})." + ("" if one.is_diagnostic else " So nobody is ranked by it.")
         for (_, n), one in verdicts.items()
@@ -74,8 +74,8 @@ def quality(frame: pd.DataFrame) -> str:
     key = min(verdicts, key=lambda task_and_n: task_and_n[1])
     table = formats.markdown(_table(found[key], verdicts[key], key))
     earned = "\n".join(f"- {_earned(one)}" for one in attributions(found[key]))
-    more = [f"- Long Range Arena with stand-in data: {'; '.join(blind)}."] if blind else []
-    return "\n\n".join(["\n".join(said), table, "\n".join([_by_kind(found[key]), earned, *more])])
+    more = [_by_kind(found[key]), earned, _steps(lengths(frame, data), key), *_recall(data, frame), *_arena(data)]
+    return "\n\n".join(["\n".join(said), table, "\n".join(more)])
 
 
 def _by_kind(data: pd.DataFrame) -> str:
@@ -96,6 +96,46 @@ def _by_kind(data: pd.DataFrame) -> str:
         for where, word in words.items()
     ]
     return f"- Nats minus `{kinds['against'].iloc[0]}` by what a token is. Tokens that {'; '.join(said)}."
+
+
+def _steps(found: pd.DataFrame, key: tuple[str, int]) -> str:
+    """Whose training step is faster than softmax's at a task and length, and whether one of these is as good."""
+    own = found[(found["kind"] == key[0]) & (found["n"] == key[1]) & (found["step"] == "faster")]
+    named = own.sort_values("speed", ascending=False)
+    speeds = ", ".join(f"`{row.series}` {row.speed:.1f}x" for row in named.itertuples())
+    equal = ", ".join(f"`{name}`" for name in named.loc[named["is equal"].eq(True), "series"])
+    at = f"- Whole training steps faster than softmax's at n = {key[1]:,}: {speeds or 'none'}"
+    return f"{at}; of these with [a loss as small](results/quality/tables/equal_quality.md): {equal or 'none'}."
+
+
+def _recall(data: pd.DataFrame, frame: pd.DataFrame) -> list[str]:
+    """What each mechanism recalls, and whether the size of a state foretells it: a line for each length."""
+    right = over_seeds(data[data["kind"].str.startswith(RECALL)], "token_accuracy")
+    foretold = answers(matched(frame))
+    said = []
+    for n, rows in right.sort_values("value", ascending=False).groupby("seq_len"):
+        percent = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
+        each = [f"`{row.series}` {row.value:.0f} % ({row.low:.0f} to {row.high:.0f})" for row in percent.itertuples()]
+        words = [
+            f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}; {keys} keys): {word}"
+            for (_, of_n, keys), (one, word) in foretold.items()
+            if of_n == n
+        ]
+        said.append(
+            f"- [Recall](results/quality/figures/recall.png) at n = {n:,}, medians of values right (of all seeds): "
+            f"{', '.join(each)}. [Rank correlation](results/quality/figures/capacity_and_recall.png) with what their "
+            f"states hold untrained: {'; '.join(words)}."
+        )
+    return said
+
+
+def _arena(data: pd.DataFrame) -> list[str]:
+    """Which tasks of Long Range Arena tell mechanisms apart, with the data that they were trained on."""
+    return [
+        f"- Long Range Arena, {task}, n = {n:,}, {rows['source'].dropna().iloc[0]}: **{one.word}** ({one.sentence})."
+        for (task, n), rows in panels(data)
+        if task.startswith(TASKS) and (one := diagnose(rows))
+    ]
 
 
 def _earned(one: Attribution) -> str:

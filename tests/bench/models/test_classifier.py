@@ -191,8 +191,8 @@ def test_only_examples_that_are_asked_for_are_answered_and_lengths_are_held_to()
 @pytest.mark.parametrize(
     ("model", "changes", "classes", "message"),
     [
-        ("classifier", {}, None, "model.name=classifier: needs a task whose answers are classes"),
-        ("encoder", {}, 2, "model.name=encoder: needs a task whose answers are tokens"),
+        ("classifier", {}, None, "model.name=classifier: must have a task whose answers are classes"),
+        ("encoder", {}, 2, "model.name=encoder: must have a task whose answers are tokens"),
         (
             "bag_of_tokens",
             {"settings": {"layers": 0}},

@@ -223,8 +223,14 @@ def test_a_model_without_attention_is_named_by_itself_and_answers_are_of_one_kin
             ("attention=flash", "model=convolution", "task=listops"),
             "attention=flash: must be identity with model.name=con",
         ),
-        (("model=classifier", "task=reversal"), "model.name=classifier: needs a task whose answers are classes"),
-        (("model=encoder", "task=listops"), "model.name=encoder: needs a task whose answers are tokens"),
+        (("model=classifier", "task=reversal"), "model.name=classifier: must have a task whose answers are classes"),
+        # Whatever their masks are.
+        (
+            ("model=classifier", "task=language_modelling"),
+            "model.name=classifier: must have a task whose answers are cl",
+        ),
+        (("model=transformer_tiny", "task=text"), "model.name=transformer: must have a task whose answers are tokens"),
+        (("model=encoder", "task=listops"), "model.name=encoder: must have a task whose answers are tokens"),
     ):
         with pytest.raises(ConfigError, match=f"^{said}"):
             made("bench=train", *wrong)

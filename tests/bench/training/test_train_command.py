@@ -124,7 +124,8 @@ def test_two_processes_learn_what_one_does(tmp_path):
     (record,) = latest(Store(tmp_path / "two").load()).values()
     together = record.measurements
     assert together["processes"] == 2 and alone["processes"] == 1
-    assert together["curve"]["train_loss"] == pytest.approx(alone["curve"]["train_loss"], rel=2e-3)
+    # Of the four digits that are kept the last one may differ.
+    assert together["curve"]["train_loss"] == pytest.approx(alone["curve"]["train_loss"], rel=1.01e-3)
     assert together["test"]["loss"] == pytest.approx(alone["test"]["loss"], rel=1e-5)
     one, two = weights(tmp_path / "alone"), weights(tmp_path / "two")
     for name in one:
