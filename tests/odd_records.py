@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import lzma
 import os
 
 import numpy as np
@@ -10,7 +11,7 @@ import synthetic_arena
 import synthetic_quality
 import synthetic_records as made
 
-from bench.records.disk import LARGEST, compress
+from bench.records.disk import LARGEST
 
 SKETCH, LABELS = "polysketch_random_r32", ("flash", "polysketch_random_r32", "performer")
 DEEP = "[" * 10**5 + "]" * 10**5
@@ -112,7 +113,7 @@ def number(text):
 
 
 def samples(change):
-    return lambda path: change(path.parents[1] / "samples" / f"{path.name}.gz")
+    return lambda path: change(path.parents[1] / "samples" / f"{path.name}.xz")
 
 
 def other_samples(data):
@@ -120,7 +121,7 @@ def other_samples(data):
 
     def make(path):
         with_value("samples_sha256", hashlib.sha256(data).hexdigest())(path)
-        samples(instead(compress(data)))(path)
+        samples(instead(lzma.compress(data)))(path)
 
     return make
 
@@ -159,8 +160,11 @@ FILES = {
     "samples are gone": (samples(os.unlink), "its samples: cannot be read"),
     "samples are not compressed": (samples(instead(b"{}")), "its samples: not compressed"),
     "samples are torn": (samples(cut(0.5)), "its samples: torn"),
-    "samples are without end": (samples(instead(compress(b" " * (LARGEST + 1)))), "its samples: torn, or larger than"),
-    "samples are others": (samples(instead(compress(b"{}"))), "its samples are not those"),
+    "samples are without end": (
+        samples(instead(lzma.compress(b" " * (LARGEST + 1)))),
+        "its samples: torn, or larger than",
+    ),
+    "samples are others": (samples(instead(lzma.compress(b"{}"))), "its samples are not those"),
     "samples are no object": (other_samples(b"[1]"), "not a JSON object"),
     "samples are of other measurements": (other_samples(b'{"tokens": {"a": [1]}}'), "its samples are of other"),
     "samples are nested": (other_samples(DEEP.encode()), "nested too deeply"),

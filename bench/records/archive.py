@@ -25,7 +25,7 @@ from bench.records.summary import Results
 PLANS = "sweeps/*/plan.json.gz"
 # What becomes of records, in the words of the last line.
 ADDED, THERE, CONFLICT, SKIPPED = "records added", "were there", "in conflict", "skipped"
-MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.gz)?")
+MEMBER = re.compile(rf"(records|samples)/({RECORD.pattern})(\.xz|\.gz)?")
 
 
 class Archive(Store):

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-import gzip
+import lzma
 import os
 import re
 import secrets
@@ -19,6 +19,8 @@ with contextlib.suppress(ImportError):  # Windows has none, and records are read
 
 # The largest file that is read, in bytes, unpacked.
 LARGEST = 2**26
+# How a gzip file begins.
+_GZIP = b"\x1f\x8b"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -111,17 +113,13 @@ def read_file(path: Path) -> bytes:
         raise RecordError(f"cannot be read: {error.strerror}") from None
 
 
-def compress(data: bytes) -> bytes:
-    """The same bytes give the same compressed bytes: there is no time in them."""
-    return gzip.compress(data, compresslevel=6, mtime=0)
-
-
 def decompress(data: bytes) -> bytes:
-    """Undo `compress`; raises `RecordError` where that cannot be, or gives more than `LARGEST`."""
+    """Undo xz or gzip; raises `RecordError` where that cannot be, or gives more than `LARGEST`."""
+    is_gzip = data.startswith(_GZIP)
+    unpacked = zlib.decompressobj(wbits=31) if is_gzip else lzma.LZMADecompressor(memlimit=4 * LARGEST)
     try:
-        unpacked = zlib.decompressobj(wbits=31)
         content = unpacked.decompress(data, LARGEST)
-    except zlib.error as error:
+    except (zlib.error, lzma.LZMAError) as error:
         raise RecordError(f"not compressed: {error}") from None
     if not unpacked.eof:
         raise RecordError(f"torn, or larger than {LARGEST >> 20} MiB")

@@ -6,6 +6,7 @@ takes is estimated from them.
 
 import contextlib
 import dataclasses
+import gzip
 import json
 import re
 from collections import defaultdict
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.errors import ConfigError
-from bench.records.disk import compress, decompress, read_file, write_atomically
+from bench.records.disk import decompress, read_file, write_atomically
 from bench.records.record import RecordError
 
 FOLDER, FILE = "sweeps", "plan.json.gz"
@@ -57,7 +58,7 @@ def save(results_dir: Path, plan: SavedPlan) -> Path:
     """Write a plan, unless it is there."""
     path = results_dir / FOLDER / plan.sweep_id / FILE
     data = json.dumps({"schema": SCHEMA, **dataclasses.asdict(plan)}, separators=(",", ":")).encode()
-    compressed = compress(data)
+    compressed = gzip.compress(data, compresslevel=6, mtime=0)  # without a time: the same plan is the same file
     with contextlib.suppress(RecordError):
         if read_file(path) == compressed:
             return path

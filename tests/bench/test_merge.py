@@ -62,7 +62,7 @@ def test_what_is_no_record_is_named_and_costs_no_other(records, tmp_path, capsys
     store = Store(source)
     with_samples = next(iter(sorted(store.samples_dir.iterdir())))
     with_samples.write_bytes(with_samples.read_bytes()[:-9])
-    torn = next(path for path in sorted(store.records_dir.iterdir()) if f"{path.name}.gz" != with_samples.name)
+    torn = next(path for path in sorted(store.records_dir.iterdir()) if f"{path.name}.xz" != with_samples.name)
     torn.write_bytes(torn.read_bytes()[:100])
     (store.records_dir / "notes.json").write_text("{}")
     os.mkfifo(store.records_dir / "pipe.json")

@@ -5,6 +5,7 @@ import errno
 import gzip
 import itertools
 import json
+import lzma
 import math
 import os
 
@@ -14,7 +15,7 @@ from synthetic_records import config, record
 
 from bench.records import disk, store
 from bench.records.disk import write_atomically
-from bench.records.store import READABLE, Store, encode, latest
+from bench.records.store import READABLE, SUFFIXES, Store, encode, latest
 
 FINE = dataclasses.replace(
     record(config("flash", {"name": "latency"}, 64), {"samples": [1.5, 2.5]}), record_id="0" * 32, cell_id="c" * 64
@@ -39,7 +40,7 @@ def test_a_record_reads_on_a_screen_and_long_lists_have_a_file_of_their_own(tmp_
     text = path.read_text()
     assert len(text.splitlines()) < 70 and max(map(len, text.splitlines())) <= 120
     assert json.loads(text)["measurements"]["curve"] == {"loss": f"{READABLE + 1} numbers, in samples/", "step": 10}
-    samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
+    samples = json.loads(lzma.decompress((tmp_path / "samples" / f"{path.name}.xz").read_bytes()))
     assert samples == {"curve": {"loss": LONG["curve"]["loss"]}, "norms": LONG["norms"]}
     at_the_limit = changed(record_id="1" * 32, measurements={"samples": [0.0] * READABLE})
     assert not Store(tmp_path).samples_file(Store(tmp_path).write(at_the_limit).name).exists()
@@ -50,15 +51,16 @@ def test_a_list_that_the_summary_repeats_is_written_once(tmp_path):
     source = changed(measurements=LONG, summary={**SUMMARY, "raw": {"3": LONG["curve"]["loss"], "4": other}})
     store = Store(tmp_path)
     path = store.write(source)
-    samples = json.loads(gzip.decompress((tmp_path / "samples" / f"{path.name}.gz").read_bytes()))
+    samples = json.loads(lzma.decompress((tmp_path / "samples" / f"{path.name}.xz").read_bytes()))
     assert [*samples.values()][-1] == {"raw": {"3": "curve/loss", "4": other}}
     assert store.load() == [source]
 
 
-def test_samples_that_an_older_version_did_not_compress_are_read_and_copied(tmp_path):
+@pytest.mark.parametrize(("suffix", "write"), [("", bytes), (".gz", gzip.compress)])
+def test_samples_that_an_older_version_wrote_otherwise_are_read_and_copied(tmp_path, suffix, write):
     source, old, new = changed(measurements=LONG), Store(tmp_path / "old"), Store(tmp_path / "new")
     compressed = old.samples_file(old.write(source).name)
-    compressed.with_suffix("").write_bytes(gzip.decompress(compressed.read_bytes()))
+    compressed.with_suffix(suffix).write_bytes(write(lzma.decompress(compressed.read_bytes())))
     compressed.unlink()
     assert old.load() == [source]
     new.copy(old, source.file_name)
@@ -127,9 +129,10 @@ def a_store_with_leftovers(folder):
     results = Store(folder)
     whole = results.write(FINE).name
     results.samples_dir.mkdir(exist_ok=True)
-    for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.gz.2f.tmp"):
+    for path in (results.records_dir / f".{whole}.1.tmp", results.samples_dir / f".{whole}.xz.2f.tmp"):
         path.write_text("{")
-    (results.samples_dir / f"{'c' * 16}-{'d' * 16}.json.gz").write_text("{}")
+    for suffix in SUFFIXES:
+        (results.samples_dir / f"{'c' * 16}-{'d' * 16}.json{suffix}").write_text("{}")
     (results.samples_dir / whole).write_text("{}")
     return results, whole
 
@@ -146,7 +149,7 @@ def test_nothing_is_cleared_while_somebody_writes(tmp_path):
     for writer in writers:  # none waits for another
         disk.lock(writer, exclusively=False)
     Store(tmp_path).clear_leftovers()
-    assert len(names(results.records_dir)) == 2 and len(names(results.samples_dir)) == 3
+    assert len(names(results.records_dir)) == 2 and len(names(results.samples_dir)) == 5
     for writer in writers:
         os.close(writer)
     results.clear_leftovers()
