@@ -4,6 +4,7 @@ The same records give the same bytes: what has the tag `measured` is of one run,
 code changes. `python -m tools.pages.notebooks one_cell` measures it anew.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from nbformat import NotebookNode
 
 from analysis.notebook import COMMITTED, RESULTS_DIR
 from bench.records.disk import write_atomically
+from bench.records.store import Store
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
@@ -22,6 +24,12 @@ RESULTS = [ROOT / "results" / name for name in COMMITTED]
 MEASURED = "measured"
 LONGEST = 600
 """Seconds that a cell may take."""
+
+
+def of_records(results: Sequence[Path] = RESULTS) -> str:
+    """What tells the records of these folders, their samples included, from any others."""
+    records = [Store(folder).records_dir / name for folder in results for name in Store(folder).names()]
+    return hashlib.sha256(b"".join(record.read_bytes() for record in records)).hexdigest()
 
 
 def run(path: Path, results: Sequence[Path] = (), folder: Path = FOLDER) -> NotebookNode:
@@ -68,6 +76,7 @@ def main(names: Sequence[str]) -> None:
     for path in [FOLDER / f"{name}.ipynb" for name in names] or sorted(FOLDER.glob("*.ipynb")):
         new = run(path, RESULTS)
         notebook = new if names else kept(new, nbformat.read(path, as_version=4))
+        notebook.metadata["records"] = of_records()
         write_atomically(path, f"{nbformat.writes(notebook)}\n".encode())
         print(path.relative_to(ROOT), flush=True)
 
