@@ -54,7 +54,7 @@ def test_the_packed_project_runs_by_itself_and_names_its_commit(pack):
     assert ran.returncode == 0 and "h100_kernels" in ran.stdout, ran.stderr
     ran = isolated(pack, "from bench.plan.load import CONF; print(CONF)")
     assert ran.stdout.split() == [str(pack / "project" / "conf")], ran.stderr
-    ran = isolated(pack, "import tools.kernels.model, bench.records.archive, analysis, attention_zoo")
+    ran = isolated(pack, "import tools.kernels.tune, bench.records.archive, analysis, attention_zoo")
     assert ran.returncode == 0, ran.stderr
 
 
